@@ -1,0 +1,101 @@
+//! What goes into the engine and what comes out of it.
+
+use server_scheduler::{FinishReason, StopRule, TokenId};
+
+/// A request, resolved: nothing in it is optional in the sense of "to be looked up elsewhere".
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt.
+    pub prompt: Vec<TokenId>,
+    /// How many sequences continue the prompt, at least 1. Events carry which of them they are of.
+    pub sequences: u32,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// When sequences end.
+    pub stop: StopRule,
+}
+
+/// How tokens are chosen from logits. In order: `bias`, then the penalties, then bans (`stop.tokens` before
+/// `stop.tokens_min`), then `temperature`, `top_k`, `top_p`, `min_p`, then the draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy: the most probable token, the lowest id among equals. Above it logits are divided by it.
+    pub temperature: f32,
+    /// Keep the most probable tokens whose probabilities add up to this; 1 keeps all.
+    pub top_p: f32,
+    /// Keep this many of the most probable tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep tokens at least this times as probable as the most probable one; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output; 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time it was generated; 0 does nothing.
+    pub frequency_penalty: f32,
+    /// Subtracted from the logit of every token that was generated; 0 does nothing.
+    pub presence_penalty: f32,
+    /// Added to logits, by token. Negative infinity bans.
+    pub bias: Vec<(TokenId, f32)>,
+    /// The draw of the i-th token of the k-th sequence depends on `(seed, k, i)` and the logits alone.
+    pub seed: u64,
+    /// `Some(k)`: report the log probability of each generated token and of the `k` most probable ones,
+    /// of the model's own distribution (before bias, penalties and temperature).
+    pub logprobs: Option<u32>,
+}
+
+/// What happens to a request, in order: `Started` once, then `Token`s and one `Finished` for each of its
+/// sequences; or `Failed`, after which nothing comes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The request is in its first batch.
+    Started {
+        /// Tokens of the prompt that were taken from the prefix cache.
+        cached_tokens: u32,
+    },
+    /// A sequence has a new token. A stop token is reported too, before `Finished`.
+    Token {
+        /// Which sequence of the request, from 0.
+        index: u32,
+        /// The token.
+        token: TokenId,
+        /// Its log probabilities, if asked for.
+        logprobs: Option<Box<TokenLogprobs>>,
+    },
+    /// A sequence ended.
+    Finished {
+        /// Which sequence of the request, from 0.
+        index: u32,
+        /// Why.
+        reason: FinishReason,
+    },
+    /// The request ended without a result.
+    Failed(Failure),
+}
+
+/// Why a request that was taken could not be finished.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The step it was in failed. The engine goes on.
+    #[error("failed to compute a step: {0}")]
+    Step(String),
+    /// The engine ended.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// Log probabilities at one position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the generated token.
+    pub chosen: TokenLogprob,
+    /// Of the most probable tokens, most probable first, as many as were asked for.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// A token and the natural logarithm of its probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: TokenId,
+    /// `ln p`.
+    pub logprob: f32,
+}

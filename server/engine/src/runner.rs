@@ -1,0 +1,65 @@
+//! The only seam to the hardware: a batch in, logits out.
+
+use server_scheduler::Batch;
+
+/// Runs a model with a paged KV cache. It blocks: it is called from the engine's own thread only.
+pub trait ModelRunner: Send {
+    /// The cache the runner has allocated, and the width of its logits.
+    fn layout(&self) -> CacheLayout;
+
+    /// Carries out the copies of `batch`, computes its rows, and returns the logits of the last token of
+    /// every row that samples, in the order of [`Batch::sampling_rows`].
+    ///
+    /// # Errors
+    /// The step failed. The cache content of the blocks that its rows write is undefined, that of all other
+    /// blocks is untouched, and the runner is ready for the next batch — or, if
+    /// [`RunError::fatal`], it is of no further use.
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
+}
+
+/// What a runner's cache looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// Tokens a block holds.
+    pub block_tokens: u32,
+    /// Blocks allocated.
+    pub blocks_total: u32,
+    /// Bytes of one block, all layers together.
+    pub block_bytes: u64,
+    /// Tokens in the vocabulary: the width of a logits row.
+    pub vocabulary: u32,
+}
+
+/// Logits of a step, row-major `[rows, vocabulary]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits<'a> {
+    values: &'a [f32],
+    vocabulary: usize,
+}
+
+impl<'a> Logits<'a> {
+    /// Takes `values` as rows of `vocabulary` each.
+    ///
+    /// # Panics
+    /// If `values` are not whole rows.
+    pub fn new(values: &'a [f32], vocabulary: u32) -> Self {
+        let vocabulary = vocabulary as usize;
+        assert!(vocabulary > 0 && values.len().is_multiple_of(vocabulary), "invariant: logits are whole rows");
+        Self { values, vocabulary }
+    }
+
+    /// The rows, in order.
+    pub fn rows(&self) -> std::slice::ChunksExact<'a, f32> {
+        self.values.chunks_exact(self.vocabulary)
+    }
+}
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to run the model: {message}")]
+pub struct RunError {
+    /// What the runtime said.
+    pub message: String,
+    /// Whether the runner is of no further use.
+    pub fatal: bool,
+}

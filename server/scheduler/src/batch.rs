@@ -1,0 +1,85 @@
+//! What one step computes.
+
+use std::ops::Range;
+
+use crate::{BlockId, SequenceId, TokenId};
+
+/// One step's work, flattened so that its vectors are reused from step to step and map one to one onto the
+/// inputs of a paged model.
+///
+/// # Guarantees
+/// - Rows are in the order of `tokens`, `blocks` and `samples`, and their ranges follow on each other.
+/// - `copies` are to be carried out, in order, before the rows are computed.
+/// - A batch without rows has nothing to compute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The sequences that take part.
+    pub rows: Vec<Row>,
+    /// The tokens to compute, all rows after each other.
+    pub tokens: Vec<TokenId>,
+    /// The block tables of the rows, after each other: every block that holds tokens `0..past + tokens` of
+    /// the row's sequence.
+    pub blocks: Vec<BlockId>,
+    /// The sequences that take a token from each row that samples: the row's own, or at the end of a prompt
+    /// all the sequences that share it.
+    pub samples: Vec<SequenceId>,
+    /// Blocks to copy first (copy on write).
+    pub copies: Vec<BlockCopy>,
+}
+
+/// A run of consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Whose tokens these are.
+    pub sequence: SequenceId,
+    /// Tokens of the sequence already in the cache: the position of the row's first token.
+    pub past: u32,
+    /// Where the row's tokens are in [`Batch::tokens`].
+    pub tokens: Range<u32>,
+    /// Where the row's block table is in [`Batch::blocks`].
+    pub blocks: Range<u32>,
+    /// Where the sequences that sample from the row's last token are in [`Batch::samples`]; empty for a
+    /// chunk that does not reach the end of its sequence, whose logits are not wanted.
+    pub samples: Range<u32>,
+}
+
+/// Copies the whole of block `from` over block `to`, in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block that is read.
+    pub from: BlockId,
+    /// The block that is overwritten.
+    pub to: BlockId,
+}
+
+impl Batch {
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        let Self { rows, tokens, blocks, samples, copies } = self;
+        rows.clear();
+        tokens.clear();
+        blocks.clear();
+        samples.clear();
+        copies.clear();
+    }
+
+    /// The tokens that `row` computes.
+    pub fn row_tokens(&self, row: &Row) -> &[TokenId] {
+        &self.tokens[row.tokens.start as usize..row.tokens.end as usize]
+    }
+
+    /// The block table of `row`.
+    pub fn row_blocks(&self, row: &Row) -> &[BlockId] {
+        &self.blocks[row.blocks.start as usize..row.blocks.end as usize]
+    }
+
+    /// The sequences that sample from the last token of `row`.
+    pub fn row_samples(&self, row: &Row) -> &[SequenceId] {
+        &self.samples[row.samples.start as usize..row.samples.end as usize]
+    }
+
+    /// The rows whose last token's logits are wanted, in order: the rows of the logits a runner returns.
+    pub fn sampling_rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| !row.samples.is_empty())
+    }
+}

@@ -1,0 +1,67 @@
+//! Continuous batching over a paged KV cache: which sequences take part in the next step, with how many
+//! tokens, in which blocks.
+//!
+//! This crate decides and nothing else. It performs no I/O, starts no thread and reads no clock, no random
+//! number and no environment: the same calls in the same order give the same [`Batch`]es.
+//!
+//! ```text
+//! submit ─► waiting ─► schedule ─► Batch ─► (the model runs) ─► commit ─► Event
+//!              ▲            │
+//!              └─ preempted ┘   the youngest gives its blocks back and is computed anew
+//! ```
+//!
+//! A sequence is a list of tokens and a count of those whose keys and values are in the cache. Prefill, a
+//! chunk of a prefill, decode and recomputing after a preemption are one thing: computing the tokens that
+//! are not in the cache yet.
+
+mod batch;
+mod load;
+mod sequence;
+
+pub use batch::{Batch, BlockCopy, Row};
+pub use load::Load;
+pub use sequence::{FinishReason, NewRequest, SequenceId, StopRule};
+
+/// A token of the model's vocabulary.
+pub type TokenId = u32;
+
+/// A block of the KV cache: the keys and values of [`SchedulerConfig::block_tokens`] consecutive tokens of a
+/// sequence, in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+/// The sizes and limits the scheduler keeps to.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Tokens a block holds; read off the compiled model.
+    pub block_tokens: u32,
+    /// Blocks in the cache.
+    pub blocks_total: u32,
+    /// Most tokens computed in one step, over all sequences. A prompt that is longer is computed in chunks
+    /// beside the decoding sequences, which come first.
+    pub batch_tokens_max: u32,
+    /// Most sequences that run at once.
+    pub sequences_max: u32,
+    /// Most sequences that wait; beyond it [`Rejected::QueueFull`].
+    pub waiting_max: u32,
+    /// Longest sequence, prompt and generated tokens together. Never more than the cache holds.
+    pub sequence_tokens_max: u32,
+    /// Whether blocks of equal content are computed once and kept after their sequence ends.
+    pub prefix_caching: bool,
+}
+
+/// Why a request was not taken. It was not queued and holds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    /// The prompt has no token.
+    EmptyPrompt,
+    /// Prompt and the tokens asked for can never fit, however long the request waited.
+    TooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// The longest sequence this scheduler takes, prompt and generated tokens together.
+        sequence_tokens_max: u32,
+    },
+    /// As many sequences wait as may.
+    QueueFull,
+}
