@@ -1,0 +1,179 @@
+//! The packing of one block of each quantised type. Layouts are those of ggml's `ggml-common.h`.
+
+use crate::{TensorType, f16_to_f32};
+
+/// Where one block is unpacked to.
+pub(super) struct Parts<'a> {
+    /// As many as the block has values.
+    pub(super) quants: &'a mut [u8],
+    /// As many as the block has groups.
+    pub(super) scale: &'a mut [f32],
+    /// As many as the block has groups, or empty if the type has no minima.
+    pub(super) min: &'a mut [f32],
+}
+
+/// Unpacks one block.
+pub(super) type Unpack = fn(&[u8], Parts<'_>);
+
+/// The function that unpacks a block of `kind`.
+pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
+    Some(match kind {
+        TensorType::Q4_0 => q4_0,
+        TensorType::Q4_1 => q4_1,
+        TensorType::Q5_0 => q5_0,
+        TensorType::Q5_1 => q5_1,
+        TensorType::Q8_0 => q8_0,
+        TensorType::Q2K => q2_k,
+        TensorType::Q3K => q3_k,
+        TensorType::Q4K => q4_k,
+        TensorType::Q5K => q5_k,
+        TensorType::Q6K => q6_k,
+        _ => return None,
+    })
+}
+
+fn half(block: &[u8], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// Low nibbles are the first half of the quants, high nibbles the second.
+fn nibbles(packed: &[u8], quants: &mut [u8]) {
+    let (low, high) = quants.split_at_mut(packed.len());
+    for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
+        *low = byte & 0xf;
+        *high = byte >> 4;
+    }
+}
+
+/// Adds the fifth bits of 32 quants.
+fn fifth_bits(packed: &[u8], quants: &mut [u8]) {
+    let bits = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
+    for (index, quant) in quants.iter_mut().enumerate() {
+        *quant |= ((bits >> index & 1) << 4) as u8;
+    }
+}
+
+fn q4_0(block: &[u8], parts: Parts<'_>) {
+    parts.scale[0] = half(block, 0);
+    nibbles(&block[2..18], parts.quants);
+}
+
+fn q4_1(block: &[u8], parts: Parts<'_>) {
+    parts.scale[0] = half(block, 0);
+    parts.min[0] = -half(block, 2);
+    nibbles(&block[4..20], parts.quants);
+}
+
+fn q5_0(block: &[u8], parts: Parts<'_>) {
+    parts.scale[0] = half(block, 0);
+    nibbles(&block[6..22], parts.quants);
+    fifth_bits(&block[2..6], parts.quants);
+}
+
+fn q5_1(block: &[u8], parts: Parts<'_>) {
+    parts.scale[0] = half(block, 0);
+    parts.min[0] = -half(block, 2);
+    nibbles(&block[8..24], parts.quants);
+    fifth_bits(&block[4..8], parts.quants);
+}
+
+fn q8_0(block: &[u8], parts: Parts<'_>) {
+    parts.scale[0] = half(block, 0);
+    for (quant, &byte) in parts.quants.iter_mut().zip(&block[2..34]) {
+        *quant = byte ^ 0x80;
+    }
+}
+
+/// `scales[16], qs[64], d, dmin`: 4 bits of scale and 4 of minimum for each 16 values.
+fn q2_k(block: &[u8], parts: Parts<'_>) {
+    let (d, d_min) = (half(block, 80), half(block, 82));
+    for (group, &packed) in block[..16].iter().enumerate() {
+        parts.scale[group] = d * f32::from(packed & 0xf);
+        parts.min[group] = d_min * f32::from(packed >> 4);
+    }
+    two_bits(&block[16..80], parts.quants);
+}
+
+/// Each 32 bytes hold 128 quants: 32 in the lowest two bits of each byte, 32 in the next two, and so on.
+fn two_bits(packed: &[u8], quants: &mut [u8]) {
+    for (packed, quants) in packed.chunks_exact(32).zip(quants.chunks_exact_mut(128)) {
+        for (plane, quants) in quants.chunks_exact_mut(32).enumerate() {
+            for (quant, &byte) in quants.iter_mut().zip(packed) {
+                *quant = byte >> (2 * plane) & 3;
+            }
+        }
+    }
+}
+
+/// `hmask[32], qs[64], scales[12], d`: 6-bit signed scales, third bits in planes of `hmask`.
+fn q3_k(block: &[u8], parts: Parts<'_>) {
+    let d = half(block, 108);
+    let packed = &block[96..108];
+    for (group, scale) in parts.scale.iter_mut().enumerate() {
+        let low = if group < 8 { packed[group] & 0xf } else { packed[group - 8] >> 4 };
+        let high = packed[8 + group % 4] >> (2 * (group / 4)) & 3;
+        *scale = d * f32::from((low | high << 4) as i8 - 32);
+    }
+    two_bits(&block[32..96], parts.quants);
+    for (plane, quants) in parts.quants.chunks_exact_mut(32).enumerate() {
+        for (quant, &byte) in quants.iter_mut().zip(&block[..32]) {
+            *quant |= (byte >> plane & 1) << 2;
+        }
+    }
+}
+
+/// The eight 6-bit scales and minima of Q4_K and Q5_K, from 12 bytes.
+fn scales_and_minima(block: &[u8], scale: &mut [f32], min: &mut [f32]) {
+    let (d, d_min) = (half(block, 0), half(block, 2));
+    let packed = &block[4..16];
+    for group in 0..8 {
+        let (s, m) = if group < 4 {
+            (packed[group] & 63, packed[group + 4] & 63)
+        } else {
+            (
+                packed[group + 4] & 0xf | packed[group - 4] >> 6 << 4,
+                packed[group + 4] >> 4 | packed[group] >> 6 << 4,
+            )
+        };
+        scale[group] = d * f32::from(s);
+        min[group] = d_min * f32::from(m);
+    }
+}
+
+/// `d, dmin, scales[12], qs[128]`.
+fn q4_k(block: &[u8], parts: Parts<'_>) {
+    scales_and_minima(block, parts.scale, parts.min);
+    for (packed, quants) in block[16..144].chunks_exact(32).zip(parts.quants.chunks_exact_mut(64)) {
+        nibbles(packed, quants);
+    }
+}
+
+/// `d, dmin, scales[12], qh[32], qs[128]`: fifth bits in planes of `qh`.
+fn q5_k(block: &[u8], parts: Parts<'_>) {
+    scales_and_minima(block, parts.scale, parts.min);
+    for (packed, quants) in block[48..176].chunks_exact(32).zip(parts.quants.chunks_exact_mut(64)) {
+        nibbles(packed, quants);
+    }
+    for (plane, quants) in parts.quants.chunks_exact_mut(32).enumerate() {
+        for (quant, &byte) in quants.iter_mut().zip(&block[16..48]) {
+            *quant |= (byte >> plane & 1) << 4;
+        }
+    }
+}
+
+/// `ql[128], qh[64], scales[16], d`: signed 8-bit scales, 16 values each.
+fn q6_k(block: &[u8], parts: Parts<'_>) {
+    let d = half(block, 208);
+    for (scale, &byte) in parts.scale.iter_mut().zip(&block[192..208]) {
+        *scale = d * f32::from(byte as i8);
+    }
+    let halves = block[..128].chunks_exact(64).zip(block[128..192].chunks_exact(32));
+    for ((low, high), quants) in halves.zip(parts.quants.chunks_exact_mut(128)) {
+        nibbles(low, quants);
+        for (plane, quants) in quants.chunks_exact_mut(32).enumerate() {
+            for (quant, &byte) in quants.iter_mut().zip(high) {
+                *quant |= (byte >> (2 * plane) & 3) << 4;
+            }
+        }
+    }
+}
