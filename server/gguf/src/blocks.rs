@@ -96,7 +96,7 @@ pub fn decode(kind: TensorType, bytes: &[u8]) -> Result<Affine, Error> {
     for (index, (block, quants)) in bytes.chunks_exact(kind.block_bytes()).zip(quants).enumerate() {
         let groups = index * block_groups..(index + 1) * block_groups;
         let min = if form.has_min { &mut affine.min[groups.clone()] } else { &mut [] };
-        unpack(block, packed::Parts { quants, scale: &mut affine.scale[groups], min });
+        unpack(block, &mut packed::Parts { quants, scale: &mut affine.scale[groups], min });
     }
     Ok(affine)
 }
@@ -138,7 +138,7 @@ fn dequantize_blocks(kind: TensorType, bytes: &[u8], values: &mut [f32]) {
     let blocks = bytes.chunks_exact(kind.block_bytes());
     for (block, values) in blocks.zip(values.chunks_exact_mut(kind.block_values())) {
         let (scale, min) = (&mut scale[..groups], &mut min[..if form.has_min { groups } else { 0 }]);
-        unpack(block, packed::Parts { quants, scale, min });
+        unpack(block, &mut packed::Parts { quants, scale, min });
         let by_group = values.chunks_exact_mut(form.group).zip(quants.chunks_exact(form.group));
         for (group, (values, quants)) in by_group.enumerate() {
             let zero = i16::from(form.zero);

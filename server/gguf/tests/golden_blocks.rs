@@ -1,6 +1,8 @@
 //! Blocks with random quants, and the values that the reference implementation (Python package `gguf`) gives
 //! for them: a line of `blocks.txt` is a type, the block's bytes and the values' bytes, in hexadecimal.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use server_gguf::{TensorType, blocks, dequantize};
 
 fn bytes(hex: &str) -> Vec<u8> {

@@ -13,7 +13,7 @@ pub(super) struct Parts<'a> {
 }
 
 /// Unpacks one block.
-pub(super) type Unpack = fn(&[u8], Parts<'_>);
+pub(super) type Unpack = fn(&[u8], &mut Parts<'_>);
 
 /// The function that unpacks a block of `kind`.
 pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
@@ -53,31 +53,31 @@ fn fifth_bits(packed: &[u8], quants: &mut [u8]) {
     }
 }
 
-fn q4_0(block: &[u8], parts: Parts<'_>) {
+fn q4_0(block: &[u8], parts: &mut Parts<'_>) {
     parts.scale[0] = half(block, 0);
     nibbles(&block[2..18], parts.quants);
 }
 
-fn q4_1(block: &[u8], parts: Parts<'_>) {
+fn q4_1(block: &[u8], parts: &mut Parts<'_>) {
     parts.scale[0] = half(block, 0);
     parts.min[0] = -half(block, 2);
     nibbles(&block[4..20], parts.quants);
 }
 
-fn q5_0(block: &[u8], parts: Parts<'_>) {
+fn q5_0(block: &[u8], parts: &mut Parts<'_>) {
     parts.scale[0] = half(block, 0);
     nibbles(&block[6..22], parts.quants);
     fifth_bits(&block[2..6], parts.quants);
 }
 
-fn q5_1(block: &[u8], parts: Parts<'_>) {
+fn q5_1(block: &[u8], parts: &mut Parts<'_>) {
     parts.scale[0] = half(block, 0);
     parts.min[0] = -half(block, 2);
     nibbles(&block[8..24], parts.quants);
     fifth_bits(&block[4..8], parts.quants);
 }
 
-fn q8_0(block: &[u8], parts: Parts<'_>) {
+fn q8_0(block: &[u8], parts: &mut Parts<'_>) {
     parts.scale[0] = half(block, 0);
     for (quant, &byte) in parts.quants.iter_mut().zip(&block[2..34]) {
         *quant = byte ^ 0x80;
@@ -85,7 +85,7 @@ fn q8_0(block: &[u8], parts: Parts<'_>) {
 }
 
 /// `scales[16], qs[64], d, dmin`: 4 bits of scale and 4 of minimum for each 16 values.
-fn q2_k(block: &[u8], parts: Parts<'_>) {
+fn q2_k(block: &[u8], parts: &mut Parts<'_>) {
     let (d, d_min) = (half(block, 80), half(block, 82));
     for (group, &packed) in block[..16].iter().enumerate() {
         parts.scale[group] = d * f32::from(packed & 0xf);
@@ -106,7 +106,7 @@ fn two_bits(packed: &[u8], quants: &mut [u8]) {
 }
 
 /// `hmask[32], qs[64], scales[12], d`: 6-bit signed scales, third bits in planes of `hmask`.
-fn q3_k(block: &[u8], parts: Parts<'_>) {
+fn q3_k(block: &[u8], parts: &mut Parts<'_>) {
     let d = half(block, 108);
     let packed = &block[96..108];
     for (group, scale) in parts.scale.iter_mut().enumerate() {
@@ -141,7 +141,7 @@ fn scales_and_minima(block: &[u8], scale: &mut [f32], min: &mut [f32]) {
 }
 
 /// `d, dmin, scales[12], qs[128]`.
-fn q4_k(block: &[u8], parts: Parts<'_>) {
+fn q4_k(block: &[u8], parts: &mut Parts<'_>) {
     scales_and_minima(block, parts.scale, parts.min);
     for (packed, quants) in block[16..144].chunks_exact(32).zip(parts.quants.chunks_exact_mut(64)) {
         nibbles(packed, quants);
@@ -149,7 +149,7 @@ fn q4_k(block: &[u8], parts: Parts<'_>) {
 }
 
 /// `d, dmin, scales[12], qh[32], qs[128]`: fifth bits in planes of `qh`.
-fn q5_k(block: &[u8], parts: Parts<'_>) {
+fn q5_k(block: &[u8], parts: &mut Parts<'_>) {
     scales_and_minima(block, parts.scale, parts.min);
     for (packed, quants) in block[48..176].chunks_exact(32).zip(parts.quants.chunks_exact_mut(64)) {
         nibbles(packed, quants);
@@ -162,7 +162,7 @@ fn q5_k(block: &[u8], parts: Parts<'_>) {
 }
 
 /// `ql[128], qh[64], scales[16], d`: signed 8-bit scales, 16 values each.
-fn q6_k(block: &[u8], parts: Parts<'_>) {
+fn q6_k(block: &[u8], parts: &mut Parts<'_>) {
     let d = half(block, 208);
     for (scale, &byte) in parts.scale.iter_mut().zip(&block[192..208]) {
         *scale = d * f32::from(byte as i8);

@@ -1,0 +1,288 @@
+//! Sound files read back as they were written; unsound ones give one clear error and never more.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, path::PathBuf};
+
+use server_gguf::{
+    Array, Error, FormatError, GgufFile, TensorType, Value, blocks, dequantize,
+    write::{GgufWriter, quantize},
+};
+use tempfile::TempDir;
+
+struct Fixture {
+    folder: TempDir,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self { folder: TempDir::new().unwrap() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("model.gguf")
+    }
+
+    fn open(&self, bytes: &[u8]) -> Result<GgufFile, Error> {
+        fs::write(self.path(), bytes).unwrap();
+        GgufFile::open(self.path())
+    }
+
+    /// Opens bytes that are wrong, and says what is wrong.
+    fn fault(&self, bytes: &[u8]) -> FormatError {
+        match self.open(bytes) {
+            Err(Error::Format { source, .. }) => source,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Deterministic values in `-1..1`.
+fn noise(count: usize) -> Vec<f32> {
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn small() -> GgufWriter {
+    let mut writer = GgufWriter::new("llama");
+    writer
+        .metadata("u8", 200u8)
+        .metadata("i8", -3i8)
+        .metadata("u16", 60_000u16)
+        .metadata("i16", -300i16)
+        .metadata("u32", 1u32 << 31)
+        .metadata("i32", -5i32)
+        .metadata("u64", u64::MAX)
+        .metadata("i64", i64::MIN)
+        .metadata("f32", 1.5f32)
+        .metadata("f64", 2.5f64)
+        .metadata("bool", true)
+        .metadata("strings", vec!["a".to_owned(), String::new(), "ü".to_owned()])
+        .metadata("floats", vec![0.5f32, -1.0])
+        .metadata("ints", vec![1i32, -1])
+        .metadata("bools", vec![true, false])
+        .metadata("llama.block_count", 2u32)
+        .tensor_of("b", &[32, 3], TensorType::Q4_1, &noise(96))
+        .tensor_of("a", &[5], TensorType::F32, &noise(5))
+        .tensor_of("c", &[4, 2, 2], TensorType::F16, &noise(16));
+    writer
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let fixture = Fixture::new();
+    let file = fixture.open(&small().to_bytes()).unwrap();
+    assert_eq!((file.version(), file.alignment(), file.architecture()), (3, 32, Some("llama")));
+    assert_eq!(file.get("u8").unwrap().u32(), Some(200));
+    assert_eq!(file.get("i8").unwrap().i64(), Some(-3));
+    assert_eq!(file.get("i8").unwrap().u32(), None);
+    assert_eq!(file.get("u16").unwrap().u32(), Some(60_000));
+    assert_eq!(file.get("i16").unwrap().i64(), Some(-300));
+    assert_eq!(file.get("u32").unwrap().u32(), Some(1 << 31));
+    assert_eq!(file.get("i32").unwrap().i64(), Some(-5));
+    assert_eq!(file.get("u64").unwrap().u64(), Some(u64::MAX));
+    assert_eq!(file.get("u64").unwrap().i64(), None);
+    assert_eq!(file.get("i64").unwrap().i64(), Some(i64::MIN));
+    assert_eq!(file.get("f32").unwrap().f32(), Some(1.5));
+    assert_eq!(file.get("f64").unwrap().f32(), Some(2.5));
+    assert_eq!(file.get("bool").unwrap().bool(), Some(true));
+    assert_eq!(file.get("strings").unwrap().strs().unwrap(), ["a", "", "ü"]);
+    assert_eq!(file.get("floats").unwrap().f32s(), Some(&[0.5, -1.0][..]));
+    assert_eq!(file.get("ints").unwrap().i64s(), Some(vec![1, -1]));
+    assert_eq!(file.get("bools"), Some(&Value::Array(Array::Bool(vec![true, false]))));
+    assert_eq!(file.get_of_architecture("block_count").unwrap().u32(), Some(2));
+    assert!(file.get("absent").is_none());
+    assert_eq!(file.metadata().len(), 17);
+    let names: Vec<_> = file.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["b", "a", "c"]);
+}
+
+#[test]
+fn tensors_are_read_whole_and_by_rows() {
+    let fixture = Fixture::new();
+    let file = fixture.open(&small().to_bytes()).unwrap();
+    let mut whole = Vec::new();
+    file.read_tensor("b", &mut whole).unwrap();
+    assert_eq!(whole, quantize(TensorType::Q4_1, &noise(96)));
+    let tensor = file.tensor("b").unwrap();
+    assert_eq!((tensor.rows(), tensor.row_bytes(), tensor.values()), (3, 20, 96));
+    let mut rows = vec![9; 1000];
+    file.read_tensor_rows("b", 1..3, &mut rows).unwrap();
+    assert_eq!(rows, whole[20..]);
+    file.read_tensor_rows("c", 3..4, &mut rows).unwrap();
+    assert_eq!(rows.len(), 8);
+    assert!(matches!(file.read_tensor_rows("b", 1..4, &mut rows), Err(Error::NoRows { rows: 3, .. })));
+    assert!(matches!(file.read_tensor("d", &mut rows), Err(Error::NoTensor { .. })));
+}
+
+#[test]
+fn quantised_values_are_near_the_originals() {
+    let values = noise(2048);
+    for &kind in TensorType::ALL.iter().filter(|kind| kind.is_decodable()) {
+        if matches!(kind, TensorType::Q2K | TensorType::Q3K) {
+            continue; // no quantiser
+        }
+        let mut read = vec![0.0; values.len()];
+        dequantize(kind, &quantize(kind, &values), &mut read).unwrap();
+        let bits = blocks::form(kind).map_or(8, |form| form.bits);
+        let worst = values.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Half a step of the quants, doubled for the rounding of scales.
+        assert!(worst <= 2.2 / (1u32 << bits) as f32, "{kind}: {worst}");
+        let zeros = vec![0.0; 256];
+        let mut read = vec![1.0; 256];
+        dequantize(kind, &quantize(kind, &zeros), &mut read).unwrap();
+        assert!(read.iter().all(|value| *value == 0.0), "{kind}");
+    }
+}
+
+#[test]
+fn lengths_that_do_not_fit_are_refused() {
+    let mut values = [0.0; 32];
+    assert!(matches!(dequantize(TensorType::Q4_0, &[0; 17], &mut values), Err(Error::Lengths { .. })));
+    assert!(matches!(dequantize(TensorType::Q4_0, &[0; 36], &mut values), Err(Error::Lengths { .. })));
+    assert!(matches!(blocks::decode(TensorType::Q4_0, &[0; 17]), Err(Error::Lengths { .. })));
+    assert!(matches!(blocks::decode(TensorType::F16, &[0; 2]), Err(Error::Undecodable(_))));
+    assert!(matches!(dequantize(TensorType::Iq4Nl, &[0; 18], &mut values), Err(Error::Undecodable(_))));
+}
+
+#[test]
+fn a_file_cut_anywhere_is_called_truncated() {
+    let fixture = Fixture::new();
+    let bytes = small().to_bytes();
+    for length in 0..bytes.len() {
+        let fault = fixture.fault(&bytes[..length]);
+        assert!(matches!(fault, FormatError::Truncated { .. }), "{length}: {fault}");
+    }
+}
+
+#[test]
+fn a_file_with_any_byte_changed_opens_or_fails_cleanly() {
+    let fixture = Fixture::new();
+    let bytes = small().to_bytes();
+    let mut refused = 0;
+    for at in 0..bytes.len() {
+        for change in [0x01, 0x80, 0xff] {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= change;
+            match fixture.open(&bytes) {
+                Ok(file) => {
+                    let mut buffer = Vec::new();
+                    for tensor in file.tensors() {
+                        file.read_tensor(&tensor.name, &mut buffer).unwrap();
+                        assert_eq!(buffer.len() as u64, tensor.bytes);
+                    }
+                }
+                Err(Error::Format { source, .. }) => {
+                    assert!(!source.to_string().is_empty());
+                    refused += 1;
+                }
+                Err(other) => panic!("byte {at}: {other}"),
+            }
+        }
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+/// A file of version 3 with these counts and this rest.
+fn raw(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend(tensors.to_le_bytes());
+    bytes.extend(keys.to_le_bytes());
+    rest.iter().for_each(|part| bytes.extend(*part));
+    bytes.resize(bytes.len() + 4096, 0);
+    bytes
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+#[test]
+fn the_first_bytes_are_checked() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.fault(b"PK\x03\x04 and more"), FormatError::Magic);
+    assert_eq!(fixture.fault(b"GGUF\0\0\0\x03........"), FormatError::BigEndian);
+    assert_eq!(fixture.fault(b"GGUF\x01\0\0\0........"), FormatError::Version(1));
+    assert_eq!(fixture.fault(b"GGUF\x04\0\0\0........"), FormatError::Version(4));
+}
+
+#[test]
+fn absurd_counts_are_refused_before_memory_is_asked_for() {
+    let fixture = Fixture::new();
+    assert!(matches!(fixture.fault(&raw(u64::MAX, 0, &[])), FormatError::Limit { .. }));
+    assert!(matches!(fixture.fault(&raw(0, u64::MAX, &[])), FormatError::Limit { .. }));
+    let huge = (1u64 << 40).to_le_bytes();
+    assert!(matches!(fixture.fault(&raw(0, 1, &[&huge])), FormatError::Truncated { .. }));
+    let array = |kind: u32, length: u64| {
+        raw(0, 1, &[&text("k"), &9u32.to_le_bytes(), &kind.to_le_bytes(), &length.to_le_bytes()])
+    };
+    for kind in [0, 6, 7, 8, 10] {
+        assert!(matches!(fixture.fault(&array(kind, u64::MAX)), FormatError::Limit { .. }));
+        assert!(matches!(fixture.fault(&array(kind, 1 << 24)), FormatError::Truncated { .. }));
+    }
+    assert_eq!(fixture.fault(&array(9, 1)), FormatError::NestedArray("k".into()));
+    assert!(matches!(fixture.fault(&array(13, 1)), FormatError::ValueType { kind: 13, .. }));
+}
+
+#[test]
+fn faulty_metadata_is_named() {
+    let fixture = Fixture::new();
+    let kind = |kind: u32| kind.to_le_bytes();
+    let fault = fixture.fault(&raw(0, 1, &[&text("k"), &kind(77)]));
+    assert_eq!(fault, FormatError::ValueType { key: "k".into(), kind: 77 });
+    let fault = fixture.fault(&raw(0, 1, &[&text("k"), &kind(7), &[2]]));
+    assert_eq!(fault, FormatError::Bool { key: "k".into(), value: 2 });
+    let fault = fixture.fault(&raw(0, 1, &[&text("k"), &kind(8), &[2, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe]]));
+    assert!(matches!(fault, FormatError::Utf8(_)));
+    let fault = fixture.fault(&raw(0, 2, &[&text("k"), &kind(0), &[1], &text("k"), &kind(0), &[1]]));
+    assert_eq!(fault, FormatError::DuplicateKey("k".into()));
+    for alignment in [0u32, 3, 1 << 31] {
+        let fault = fixture.fault(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
+        assert!(matches!(fault, FormatError::BadValue { .. }));
+    }
+    let fault = fixture.fault(&GgufWriter::new("a").metadata("split.count", 3u16).to_bytes());
+    assert_eq!(fault, FormatError::Split(3));
+}
+
+#[test]
+fn faulty_tensors_are_named() {
+    let fixture = Fixture::new();
+    let tensor = |name: &str, shape: &[u64], kind: u32, offset: u64| {
+        let mut bytes = text(name);
+        bytes.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().for_each(|length| bytes.extend(length.to_le_bytes()));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        bytes
+    };
+    let fault = |shape: &[u64], kind, offset| fixture.fault(&raw(1, 0, &[&tensor("t", shape, kind, offset)]));
+    assert!(matches!(fault(&[4], 99, 0), FormatError::TensorType { kind: 99, .. }));
+    assert!(matches!(fault(&[], 0, 0), FormatError::Shape { .. }));
+    assert!(matches!(fault(&[4, 0], 0, 0), FormatError::Shape { .. }));
+    assert!(matches!(fault(&[33], 2, 0), FormatError::Shape { .. }));
+    assert!(matches!(fault(&[1 << 62, 9], 0, 0), FormatError::Shape { .. }));
+    assert!(matches!(fault(&[1; 5], 0, 0), FormatError::Limit { .. }));
+    assert!(matches!(fault(&[4], 0, 4), FormatError::Unaligned { .. }));
+    assert!(matches!(fault(&[4], 0, 1 << 40), FormatError::Truncated { .. }));
+    assert!(matches!(fault(&[4], 0, u64::MAX - 31), FormatError::Truncated { .. }));
+    let two =
+        |a: &str, b: &str| fixture.fault(&raw(2, 0, &[&tensor(a, &[16], 0, 32), &tensor(b, &[16], 0, 0)]));
+    assert_eq!(two("a", "b"), FormatError::Overlap("b".into(), "a".into()));
+    assert_eq!(two("a", "a"), FormatError::DuplicateTensor("a".into()));
+}
+
+#[test]
+fn a_missing_file_and_a_folder_are_named() {
+    let fixture = Fixture::new();
+    for path in [fixture.path(), fixture.folder.path().to_owned()] {
+        let error = GgufFile::open(&path).unwrap_err();
+        assert!(matches!(error, Error::Read { .. }));
+        assert!(error.to_string().contains(path.to_str().unwrap()));
+    }
+}
