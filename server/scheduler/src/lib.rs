@@ -13,24 +13,27 @@
 //! A sequence is a list of tokens and a count of those whose keys and values are in the cache. Prefill, a
 //! chunk of a prefill, decode and recomputing after a preemption are one thing: computing the tokens that
 //! are not in the cache yet.
+//!
+//! The README beside this crate tells the policy and why it is so.
 
 mod batch;
+mod block;
+mod block_pool;
+mod claims;
 mod load;
+mod scheduler;
 mod sequence;
 
 pub use batch::{Batch, BlockCopy, Row};
+pub use block::{BlockHash, BlockId, block_hash};
 pub use load::Load;
-pub use sequence::{FinishReason, NewRequest, SequenceId, StopRule};
+pub use scheduler::Scheduler;
+pub use sequence::{Event, FinishReason, NewRequest, Rejected, SequenceId, StopRule};
 
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
 
-/// A block of the KV cache: the keys and values of [`SchedulerConfig::block_tokens`] consecutive tokens of a
-/// sequence, in every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockId(pub u32);
-
-/// The sizes and limits the scheduler keeps to.
+/// The sizes and limits the scheduler keeps to. None is zero.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     /// Tokens a block holds; read off the compiled model.
@@ -40,7 +43,7 @@ pub struct SchedulerConfig {
     /// Most tokens computed in one step, over all sequences. A prompt that is longer is computed in chunks
     /// beside the decoding sequences, which come first.
     pub batch_tokens_max: u32,
-    /// Most sequences that run at once.
+    /// Most sequences that run at once. No more run than `batch_tokens_max`, so that each can have a token.
     pub sequences_max: u32,
     /// Most sequences that wait; beyond it [`Rejected::QueueFull`].
     pub waiting_max: u32,
@@ -48,20 +51,4 @@ pub struct SchedulerConfig {
     pub sequence_tokens_max: u32,
     /// Whether blocks of equal content are computed once and kept after their sequence ends.
     pub prefix_caching: bool,
-}
-
-/// Why a request was not taken. It was not queued and holds nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejected {
-    /// The prompt has no token.
-    EmptyPrompt,
-    /// Prompt and the tokens asked for can never fit, however long the request waited.
-    TooLong {
-        /// Tokens of the prompt.
-        prompt_tokens: u32,
-        /// The longest sequence this scheduler takes, prompt and generated tokens together.
-        sequence_tokens_max: u32,
-    },
-    /// As many sequences wait as may.
-    QueueFull,
 }

@@ -1,6 +1,10 @@
-//! A sequence as its submitter sees it.
+//! A sequence, as its submitter sees it and as the scheduler keeps it.
 
-use crate::TokenId;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::block::{BlockHash, BlockId};
+use crate::{Batch, Row, TokenId};
 
 /// Names a sequence for the life of the scheduler. The submitter chooses it and never uses it twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,10 +27,10 @@ pub struct NewRequest {
 pub struct StopRule {
     /// Tokens that end a sequence: the model's end tokens unless they are to be ignored, and the request's.
     pub tokens: Vec<TokenId>,
-    /// Generated tokens after which a sequence ends.
+    /// Generated tokens after which a sequence ends, a stop token among them. At least one is generated.
     pub tokens_max: u32,
-    /// Generated tokens before which no stop token ends it. (That none is sampled before is the sampler's
-    /// work.)
+    /// Generated tokens before which no stop token ends it: the earliest that does is the next one. (That
+    /// none is sampled before is the sampler's work.)
     pub tokens_min: u32,
 }
 
@@ -37,4 +41,162 @@ pub enum FinishReason {
     Stop,
     /// It has as many tokens as it may.
     Length,
+}
+
+/// What a step changed, besides the tokens sampled in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The request was in its first batch. Once for a request, under the first of its sequences that is left,
+    /// before any of them finishes.
+    Started {
+        /// The sequence that computes the prompt.
+        sequence: SequenceId,
+        /// Tokens of the prompt that were taken from the prefix cache.
+        cached_tokens: u32,
+    },
+    /// A sequence ended with the token it sampled in this step. It holds nothing any more.
+    Finished {
+        /// Which.
+        sequence: SequenceId,
+        /// Why.
+        reason: FinishReason,
+    },
+}
+
+/// Why a request was not taken. It was not queued and holds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    /// The prompt has no token.
+    EmptyPrompt,
+    /// Prompt and the tokens asked for can never fit, however long the request waited.
+    TooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// The longest sequence this scheduler takes, prompt and generated tokens together.
+        sequence_tokens_max: u32,
+    },
+    /// The sequences of the request can never run, or never wait, at once.
+    TooManySequences {
+        /// Sequences of the request.
+        sequences: u32,
+        /// The most this scheduler takes in a request.
+        sequences_max: u32,
+    },
+    /// As many sequences wait as may.
+    QueueFull,
+}
+
+/// The order in which sequences are served: requests as they came, siblings as they were listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    pub(crate) arrival: u64,
+    pub(crate) index: u32,
+}
+
+/// A sequence that waits or runs, or a request whose sequences are one until their prompt is computed.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(crate) rank: Rank,
+    /// The others of the request, as long as they have everything in common with this one.
+    pub(crate) siblings: Vec<SequenceId>,
+    pub(crate) stop: Arc<StopRule>,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) tokens: Vec<TokenId>,
+    /// Leading tokens whose keys and values are in the cache. Less than `tokens`, between steps.
+    pub(crate) computed: u32,
+    /// The blocks it holds: none while it waits.
+    pub(crate) table: Vec<BlockId>,
+    /// Hashes of leading full blocks, as far as they were needed.
+    pub(crate) hashes: Vec<BlockHash>,
+    /// Leading blocks that are in the prefix cache.
+    pub(crate) registered: u32,
+    /// Blocks whose computation it has announced.
+    pub(crate) claims: Range<u32>,
+    /// Tokens of the prompt that were in the prefix cache when it ran first; `None` before.
+    pub(crate) cached_tokens: Option<u32>,
+    pub(crate) started: bool,
+    /// Its row in the batch in flight.
+    pub(crate) row: Option<u32>,
+}
+
+impl Sequence {
+    /// The sequences this stands for.
+    pub(crate) fn group(&self) -> u32 {
+        1 + self.siblings.len() as u32
+    }
+
+    pub(crate) fn tokens_len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub(crate) fn uncomputed(&self) -> u32 {
+        self.tokens_len() - self.computed
+    }
+
+    /// Makes room for all it may ever hold, so that its growth does not allocate.
+    pub(crate) fn reserve(&mut self, block_tokens: u32) {
+        let tokens = (self.prompt_tokens + self.stop.tokens_max.max(1)) as usize;
+        let blocks = tokens.div_ceil(block_tokens as usize);
+        self.tokens.reserve_exact(tokens - self.tokens.len());
+        self.table.reserve_exact(blocks - self.table.len());
+        self.hashes.reserve_exact(blocks - self.hashes.len());
+    }
+
+    /// Takes `token` and tells whether it is the last.
+    pub(crate) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
+        let before = self.tokens_len() - self.prompt_tokens;
+        self.tokens.push(token);
+        if before >= self.stop.tokens_min && self.stop.tokens.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        (before + 1 >= self.stop.tokens_max).then_some(FinishReason::Length)
+    }
+
+    /// A sibling that goes on from the computed prompt by itself. The caller counts its blocks.
+    pub(crate) fn fork(&self, id: SequenceId, index: u32) -> Self {
+        // What the clone will hold is known: it never grows again.
+        let mut tokens = Vec::with_capacity(self.tokens.capacity());
+        tokens.extend_from_slice(&self.tokens);
+        let mut table = Vec::with_capacity(self.table.capacity());
+        table.extend_from_slice(&self.table);
+        let mut hashes = Vec::with_capacity(self.hashes.capacity());
+        hashes.extend_from_slice(&self.hashes);
+        Self {
+            id,
+            rank: Rank { index, ..self.rank },
+            siblings: Vec::new(),
+            stop: Arc::clone(&self.stop),
+            prompt_tokens: self.prompt_tokens,
+            tokens,
+            computed: self.computed,
+            table,
+            hashes,
+            registered: self.registered,
+            claims: 0..0,
+            cached_tokens: self.cached_tokens,
+            started: true,
+            row: None,
+        }
+    }
+
+    /// Adds the next `count` uncomputed tokens to `batch`.
+    pub(crate) fn push_row(&self, count: u32, block_tokens: u32, batch: &mut Batch) {
+        let end = self.computed + count;
+        let (tokens, blocks) = (batch.tokens.len(), batch.blocks.len());
+        let samples = batch.samples.len();
+        batch.tokens.extend_from_slice(&self.tokens[self.computed as usize..end as usize]);
+        batch.blocks.extend_from_slice(&self.table[..end.div_ceil(block_tokens) as usize]);
+        if end == self.tokens_len() {
+            batch.samples.push(self.id);
+            batch.samples.extend_from_slice(&self.siblings);
+        }
+        batch.rows.push(Row {
+            sequence: self.id,
+            past: self.computed,
+            tokens: tokens as u32..batch.tokens.len() as u32,
+            blocks: blocks as u32..batch.blocks.len() as u32,
+            samples: samples as u32..batch.samples.len() as u32,
+        });
+    }
 }

@@ -1,0 +1,100 @@
+//! Eviction order, content check and misuse of the pool.
+
+use super::*;
+
+fn content(hash: u64, parent: Serial, tokens: &[TokenId]) -> Content<'_> {
+    Content { hash: BlockHash(hash), parent, tokens }
+}
+
+/// Allocates a block and caches `tokens` in it, under a hash of the caller's choice.
+fn cached(pool: &mut BlockPool, hash: u64, parent: Serial, tokens: &[TokenId]) -> (BlockId, Serial) {
+    let block = pool.allocate().unwrap();
+    assert_eq!(pool.register(block, content(hash, parent, tokens)), Registered::New);
+    (block, pool.serial(block).unwrap())
+}
+
+#[test]
+fn blocks_are_given_out_once_and_come_back() {
+    let mut pool = BlockPool::new(3, 2);
+    let blocks = [0; 3].map(|_| pool.allocate().unwrap());
+    assert_eq!(blocks, [BlockId(0), BlockId(1), BlockId(2)]);
+    assert_eq!(pool.allocate(), None);
+    pool.share(blocks[1]);
+    assert!(pool.is_shared(blocks[1]));
+    pool.release(blocks[1]);
+    assert_eq!(pool.allocate(), None, "the other holder still has it");
+    pool.release(blocks[1]);
+    assert_eq!(pool.allocate(), Some(blocks[1]));
+    pool.check_invariants(blocks.into_iter());
+}
+
+#[test]
+fn free_blocks_go_before_evictable_ones_and_the_least_recently_used_of_those_first() {
+    let mut pool = BlockPool::new(4, 1);
+    let (a, _) = cached(&mut pool, 1, Serial::ROOT, &[1]);
+    let (b, _) = cached(&mut pool, 2, Serial::ROOT, &[2]);
+    let (c, _) = cached(&mut pool, 3, Serial::ROOT, &[3]);
+    for block in [a, b, c] {
+        pool.release(block);
+    }
+    // `a` is used again, and is now the newest.
+    pool.share(a);
+    pool.release(a);
+    assert_eq!((pool.blocks_free(), pool.blocks_evictable(), pool.blocks_available()), (1, 3, 4));
+    let given: Vec<_> = std::iter::from_fn(|| pool.allocate()).collect();
+    assert_eq!(given, [BlockId(3), b, c, a]);
+    pool.check_invariants(given.into_iter());
+    assert!(!pool.may_have(BlockHash(1)));
+}
+
+#[test]
+fn a_block_is_taken_out_of_the_middle_of_the_evictable_ones() {
+    let mut pool = BlockPool::new(3, 1);
+    let blocks = [1, 2, 3].map(|token| cached(&mut pool, u64::from(token), Serial::ROOT, &[token]).0);
+    for block in blocks {
+        pool.release(block);
+    }
+    pool.share(blocks[1]);
+    pool.check_invariants([blocks[1]].into_iter());
+    assert!(pool.may_hold(BlockHash(2)) && !pool.may_hold(BlockHash(3)));
+    assert_eq!([pool.allocate(), pool.allocate(), pool.allocate()], [Some(blocks[0]), Some(blocks[2]), None]);
+}
+
+#[test]
+fn equal_hashes_with_other_tokens_or_another_parent_are_no_hit() {
+    let mut pool = BlockPool::new(3, 2);
+    let (a, serial) = cached(&mut pool, 9, Serial::ROOT, &[1, 2]);
+    assert_eq!(pool.find(content(9, Serial::ROOT, &[1, 2])), Some(a));
+    assert_eq!(pool.find(content(9, Serial::ROOT, &[1, 3])), None);
+    assert_eq!(pool.find(content(9, serial, &[1, 2])), None);
+
+    let other = pool.allocate().unwrap();
+    assert_eq!(pool.register(other, content(9, Serial::ROOT, &[1, 3])), Registered::Collision);
+    assert_eq!(pool.register(other, content(9, Serial::ROOT, &[1, 2])), Registered::Duplicate(a));
+    pool.check_invariants([a, other].into_iter());
+}
+
+#[test]
+fn content_that_is_computed_again_has_another_serial() {
+    let mut pool = BlockPool::new(1, 1);
+    let (block, first) = cached(&mut pool, 1, Serial::ROOT, &[1]);
+    pool.release(block);
+    assert_eq!(pool.allocate(), Some(block));
+    assert_eq!(pool.register(block, content(1, Serial::ROOT, &[1])), Registered::New);
+    assert_ne!(pool.serial(block), Some(first));
+}
+
+#[test]
+#[should_panic(expected = "released by its holders only")]
+fn a_double_release_is_caught() {
+    let mut pool = BlockPool::new(1, 1);
+    let block = pool.allocate().unwrap();
+    pool.release(block);
+    pool.release(block);
+}
+
+#[test]
+#[should_panic(expected = "nothing to share")]
+fn sharing_a_free_block_is_caught() {
+    BlockPool::new(1, 1).share(BlockId(0));
+}

@@ -1,0 +1,126 @@
+//! What a step changed: tokens computed, blocks worth keeping, tokens sampled, sequences ended.
+
+use super::{Entry, Scheduler};
+use crate::block_pool::{Content, Registered, Serial};
+use crate::{Batch, Event, SequenceId, TokenId};
+
+impl Scheduler {
+    /// Takes in a batch that was computed, with what was sampled, in the order of [`Batch::samples`]. Adds
+    /// what happened to `events`. What was aborted meanwhile is skipped.
+    ///
+    /// # Panics
+    /// If `batch` is not the last one scheduled, or `sampled` is not of its `samples`.
+    pub fn commit(&mut self, batch: &Batch, sampled: &[(SequenceId, TokenId)], events: &mut Vec<Event>) {
+        assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
+        let expected = batch.samples.iter().copied();
+        assert!(sampled.iter().map(|sample| sample.0).eq(expected), "each sample of the batch has a token");
+        for (index, row) in batch.rows.iter().enumerate() {
+            let Some(slot) = self.in_flight[index].take() else { continue };
+            self.advance(slot, row.tokens.len() as u32, events);
+            if row.samples.is_empty() {
+                continue;
+            }
+            self.fork_siblings(slot);
+            for &(id, token) in &sampled[row.samples.start as usize..row.samples.end as usize] {
+                self.append(id, token, events);
+            }
+        }
+        self.in_flight.clear();
+    }
+
+    /// Drops all that was in a batch whose computation failed, and returns it. Nothing of what the batch was
+    /// to write is in the prefix cache.
+    ///
+    /// # Panics
+    /// If `batch` is not the last one scheduled.
+    pub fn fail(&mut self, batch: &Batch) -> Vec<SequenceId> {
+        assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
+        let mut dropped = Vec::new();
+        for index in 0..self.in_flight.len() {
+            if let Some(slot) = self.in_flight[index] {
+                let sequence = self.remove(slot);
+                dropped.push(sequence.id);
+                dropped.extend(sequence.siblings);
+            }
+        }
+        self.in_flight.clear();
+        dropped
+    }
+
+    /// `count` more tokens of a sequence are computed.
+    fn advance(&mut self, slot: u32, count: u32, events: &mut Vec<Event>) {
+        let sequence = self.sequences.get_mut(slot);
+        sequence.row = None;
+        sequence.computed += count;
+        self.uncomputed_tokens -= u64::from(count);
+        if !sequence.started {
+            sequence.started = true;
+            let cached_tokens = sequence.cached_tokens.expect("invariant: what has a row was admitted");
+            events.push(Event::Started { sequence: sequence.id, cached_tokens });
+        }
+        if self.config.prefix_caching {
+            self.cache_full_blocks(slot);
+        }
+    }
+
+    /// Puts the full blocks of a sequence into the prefix cache. A block whose content is there already is
+    /// given back and the other taken in its place: half the room, and a chain that is held as one.
+    fn cache_full_blocks(&mut self, slot: u32) {
+        let block_tokens = self.config.block_tokens as usize;
+        let sequence = self.sequences.get_mut(slot);
+        let full = sequence.computed / self.config.block_tokens;
+        while sequence.claims.start < sequence.claims.end.min(full) {
+            self.claims.release(sequence.hashes[sequence.claims.start as usize], slot);
+            sequence.claims.start += 1;
+        }
+        while sequence.registered < full {
+            let index = sequence.registered as usize;
+            let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
+            let parent = match index.checked_sub(1).map(|parent| sequence.table[parent]) {
+                Some(parent) => self.pool.serial(parent).expect("invariant: a registered block is cached"),
+                None => Serial::ROOT,
+            };
+            if sequence.hashes.len() == index {
+                let parent = sequence.hashes.last().copied().unwrap_or(crate::BlockHash::ROOT);
+                sequence.hashes.push((self.hash)(parent, tokens));
+            }
+            let block = sequence.table[index];
+            match self.pool.register(block, Content { hash: sequence.hashes[index], parent, tokens }) {
+                Registered::New => {}
+                Registered::Duplicate(present) => {
+                    self.pool.share(present);
+                    self.pool.release(block);
+                    sequence.table[index] = present;
+                }
+                // Tried again with the next step: the other may be gone by then.
+                Registered::Collision => return,
+            }
+            sequence.registered += 1;
+        }
+    }
+
+    /// The prompt is computed: its siblings go on by themselves, in the same blocks.
+    fn fork_siblings(&mut self, slot: u32) {
+        let sequence = self.sequences.get_mut(slot);
+        let siblings = std::mem::take(&mut sequence.siblings);
+        for (index, id) in (1..).zip(siblings) {
+            let sibling = self.sequences.get(slot).fork(id, index);
+            for &block in &sibling.table {
+                self.pool.share(block);
+            }
+            let rank = sibling.rank;
+            let slot = self.sequences.insert(sibling);
+            let at = self.running.partition_point(|other| other.rank < rank);
+            self.running.insert(at, Entry { rank, slot });
+        }
+    }
+
+    fn append(&mut self, id: SequenceId, token: TokenId, events: &mut Vec<Event>) {
+        let Some(slot) = self.sequences.slot(id) else { return };
+        self.uncomputed_tokens += 1;
+        if let Some(reason) = self.sequences.get_mut(slot).append(token) {
+            self.remove(slot);
+            events.push(Event::Finished { sequence: id, reason });
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! A KV cache that holds, in place of keys and values, what they would have been computed from: the hash of
+//! the token and of everything before it.
+
+use server_scheduler::{Batch, BlockId, Row, TokenId};
+
+/// What a slot holds after a token was computed into it; `None` is garbage.
+type Entry = Option<u64>;
+
+pub(crate) struct Cache {
+    block_tokens: usize,
+    slots: Vec<Entry>,
+}
+
+/// The entries of a sequence's tokens.
+pub(crate) fn history(tokens: &[TokenId]) -> impl Iterator<Item = u64> {
+    tokens.iter().scan(0u64, |state, &token| {
+        *state = (*state ^ (u64::from(token) + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(23);
+        Some(*state)
+    })
+}
+
+impl Cache {
+    pub(crate) fn new(blocks: u32, block_tokens: u32) -> Self {
+        Self { block_tokens: block_tokens as usize, slots: vec![None; (blocks * block_tokens) as usize] }
+    }
+
+    pub(crate) fn copy_blocks(&mut self, batch: &Batch) {
+        for copy in &batch.copies {
+            assert_ne!(copy.from, copy.to, "a copy has a source");
+            let from = self.slot(copy.from, 0);
+            let to = self.slot(copy.to, 0);
+            self.slots.copy_within(from..from + self.block_tokens, to);
+        }
+    }
+
+    /// Computes the tokens of `row`, the last of a sequence's first `tokens`.
+    pub(crate) fn write(&mut self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
+        let end = row.past as usize + row.tokens.len();
+        for (position, entry) in history(&tokens[..end]).enumerate().skip(row.past as usize) {
+            let at = self.at(batch.row_blocks(row), position);
+            self.slots[at] = Some(entry);
+        }
+    }
+
+    /// Asserts that `row` finds the whole history of its sequence.
+    pub(crate) fn read(&self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
+        let end = row.past as usize + row.tokens.len();
+        for (position, entry) in history(&tokens[..end]).enumerate() {
+            let at = self.at(batch.row_blocks(row), position);
+            assert_eq!(self.slots[at], Some(entry), "{:?} finds its token {position}", row.sequence);
+        }
+    }
+
+    /// What a failed step leaves in the blocks of `row` that it was to write.
+    pub(crate) fn spoil(&mut self, batch: &Batch, row: &Row) {
+        for block in &batch.row_blocks(row)[row.past as usize / self.block_tokens..] {
+            let at = self.slot(*block, 0);
+            self.slots[at..at + self.block_tokens].fill(None);
+        }
+    }
+
+    fn at(&self, table: &[BlockId], position: usize) -> usize {
+        self.slot(table[position / self.block_tokens], position % self.block_tokens)
+    }
+
+    fn slot(&self, block: BlockId, offset: usize) -> usize {
+        block.0 as usize * self.block_tokens + offset
+    }
+}

@@ -1,0 +1,85 @@
+//! Random operations against a scheduler, with a cache that remembers what was written where.
+//!
+//! After each operation the scheduler's own invariants are checked; with each batch the harness checks that
+//! every row finds exactly its own sequence's history through its block table, that limits are kept, and
+//! that nobody waits for ever. A failure prints the seed and the number of the operation.
+
+mod cache;
+mod harness;
+mod random;
+
+use harness::{Harness, Setup, Totals};
+use server_scheduler::{BlockHash, SchedulerConfig, TokenId, block_hash};
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        block_tokens: 4,
+        blocks_total: 20,
+        batch_tokens_max: 24,
+        sequences_max: 6,
+        waiting_max: 12,
+        sequence_tokens_max: 48,
+        prefix_caching: true,
+    }
+}
+
+fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
+    let mut harness = Harness::new(seed, setup);
+    for _ in 0..operations {
+        harness.operate();
+    }
+    harness.drain();
+    let totals = harness.totals();
+    // A run in which nothing rare happened has tested nothing.
+    assert!(totals.finished > operations / 100, "{totals:?}");
+    assert!(totals.aborted > operations / 100, "{totals:?}");
+    assert!(totals.aborted_in_flight > 0 && totals.failed > 0 && totals.copies > 0, "{totals:?}");
+    assert!(totals.forked > 0, "{totals:?}");
+    totals
+}
+
+#[test]
+fn holds_when_blocks_are_scarce() {
+    for seed in 1..=4 {
+        let setup = Setup { config: config(), hash: block_hash, vocabulary: 2 };
+        let totals = check(seed, 25_000, setup);
+        assert!(totals.preempted > 100 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
+    }
+}
+
+#[test]
+fn holds_when_a_sequence_can_fill_the_cache() {
+    let config = SchedulerConfig { blocks_total: 12, sequences_max: 4, ..config() };
+    let totals = check(5, 25_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    assert!(totals.preempted > 100, "{totals:?}");
+}
+
+#[test]
+fn holds_when_there_is_room_and_little_budget() {
+    let config = SchedulerConfig { blocks_total: 400, batch_tokens_max: 7, sequences_max: 9, ..config() };
+    let totals = check(6, 25_000, Setup { config, hash: block_hash, vocabulary: 3 });
+    assert_eq!(totals.preempted, 0, "there is room");
+}
+
+#[test]
+fn holds_when_a_block_is_a_token() {
+    let config = SchedulerConfig { block_tokens: 1, blocks_total: 80, ..config() };
+    check(7, 25_000, Setup { config, hash: block_hash, vocabulary: 2 });
+}
+
+#[test]
+fn holds_without_a_prefix_cache() {
+    let config = SchedulerConfig { prefix_caching: false, ..config() };
+    let totals = check(8, 25_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    assert_eq!(totals.cached_tokens, 0, "nothing is cached");
+}
+
+#[test]
+fn holds_when_hashes_collide() {
+    // Few values are left of the hash, then one.
+    let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
+    let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
+    let few = check(9, 25_000, Setup { config: config(), hash: few, vocabulary: 2 });
+    let one = check(10, 25_000, Setup { config: config(), hash: one, vocabulary: 2 });
+    assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
+}
