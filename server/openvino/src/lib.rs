@@ -1,1 +1,28 @@
-//! placeholder
+//! The OpenVINO runner: models from GGUF files and OpenVINO IR directories, with a paged KV cache.
+//!
+//! This crate decides how a model file becomes a compiled graph, and how a batch becomes its inputs. It knows
+//! no text and no request. It is the only crate with `unsafe`: calls of OpenVINO's C API (`runtime.rs`) and of
+//! the C++ shim that does what that API lacks (`shim.rs`, `shim/`).
+//!
+//! ```text
+//! GGUF ─► front end ─► rotary rewrite ─► weights anew ─┐
+//!                                                      ├► merge projections ─► paged attention ─► compile
+//! IR ───► read ────────────────────────────────────────┘                       wanted rows
+//! ```
+#![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
+
+mod cache;
+mod error;
+mod gguf;
+mod load;
+mod memory;
+mod runner;
+mod runtime;
+mod shim;
+mod weights;
+
+pub use error::Error;
+pub use load::{Config, Loaded, Stage, Weights, load};
+pub use memory::available_bytes;
+pub use runner::OpenVinoRunner;
+pub use weights::Form;

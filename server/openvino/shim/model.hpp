@@ -1,0 +1,35 @@
+// How the C API wraps a model, and how failures cross the C border.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include <openvino/core/model.hpp>
+
+#include "shim.h"
+
+// The C API's own definition, which it does not publish: its only member is the shared pointer.
+struct ov_model {
+    std::shared_ptr<ov::Model> object;
+};
+
+namespace ovfleet {
+
+std::string& last_error();
+
+// Runs `body` and turns what it throws into a return code.
+template <typename Body>
+int guarded(Body body) {
+    try {
+        body();
+        return 0;
+    } catch (const std::exception& error) {
+        last_error() = error.what();
+    } catch (...) {
+        last_error() = "unknown exception";
+    }
+    return 1;
+}
+
+}  // namespace ovfleet

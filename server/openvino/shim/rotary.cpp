@@ -1,0 +1,143 @@
+// Rotary embeddings. Files of the llama family rotate adjacent pairs (x0, x1), (x2, x3) …; the graph that
+// does so is a chain of Reshape, Split and Concat which no plugin fuses, slow, and inaccurate in bf16.
+// Rotating halves instead, (x0, xd/2), (x1, xd/2+1) …, is the same once the rows of the projection in front
+// are permuted: attention scores do not change when q and k are permuted alike.
+#include <map>
+#include <vector>
+
+#include <openvino/core/graph_util.hpp>
+#include <openvino/op/ops.hpp>
+
+#include "model.hpp"
+
+namespace {
+
+namespace op = ov::op;
+using NodePtr = std::shared_ptr<ov::Node>;
+
+template <typename Op>
+std::shared_ptr<Op> as(const ov::Output<ov::Node>& value) {
+    return ov::as_type_ptr<Op>(value.get_node_shared_ptr());
+}
+
+// The [.., heads of one, size / 2] table behind Reshape(Broadcast(Unsqueeze(table))).
+bool pairwise_table(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& table) {
+    auto reshape = as<op::v1::Reshape>(value);
+    if (!reshape) return false;
+    auto broadcast = reshape->input_value(0);
+    if (!as<op::v3::Broadcast>(broadcast) && !as<op::v1::Broadcast>(broadcast)) return false;
+    auto unsqueeze = as<op::v0::Unsqueeze>(broadcast.get_node()->input_value(0));
+    if (!unsqueeze) return false;
+    table = unsqueeze->input_value(0);
+    return true;
+}
+
+// One place that rotates: Add(x * cos, rotated(x) * sin).
+struct Rotation {
+    NodePtr add;
+    ov::Output<ov::Node> x, cos, sin;
+    std::string tensor;
+    size_t head_size;
+};
+
+// x behind Reshape(Concat(-Split(Reshape(x)).1, Split.0)).
+bool rotated_pairs(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& x) {
+    auto reshape = as<op::v1::Reshape>(value);
+    auto concat = reshape ? as<op::v0::Concat>(reshape->input_value(0)) : nullptr;
+    if (!concat || concat->get_input_size() != 2) return false;
+    auto negated = as<op::v1::Multiply>(concat->input_value(0));
+    auto split = as<op::v1::Split>(concat->input_value(1));
+    if (!negated || !split || negated->input_value(0).get_node() != split.get()) return false;
+    if (negated->input_value(0).get_index() != 1 || concat->input_value(1).get_index() != 0) return false;
+    auto pairs = as<op::v1::Reshape>(split->input_value(0));
+    if (!pairs) return false;
+    x = pairs->input_value(0);
+    return true;
+}
+
+// The file's name of the projection that x comes straight from; empty if anything stands between.
+std::string projection(const ov::Output<ov::Node>& x) {
+    auto reshape = as<op::v1::Reshape>(x);
+    auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
+    if (!matmul) return {};
+    const std::string prefix = "weight.weight_", name = matmul->get_input_node_ptr(1)->get_friendly_name();
+    return name.rfind(prefix, 0) == 0 ? name.substr(prefix.size()) : std::string();
+}
+
+bool match(const NodePtr& node, Rotation& found) {
+    auto add = ov::as_type_ptr<op::v1::Add>(node);
+    auto straight = add ? as<op::v1::Multiply>(add->input_value(0)) : nullptr;
+    auto turned = add ? as<op::v1::Multiply>(add->input_value(1)) : nullptr;
+    if (!straight || !turned) return false;
+    ov::Output<ov::Node> x;
+    if (!pairwise_table(straight->input_value(1), found.cos) || !pairwise_table(turned->input_value(1), found.sin) ||
+        !rotated_pairs(turned->input_value(0), x) || x != straight->input_value(0))
+        return false;
+    const auto size = x.get_partial_shape().rbegin();
+    if (size->is_dynamic()) return false;
+    found.add = add;
+    found.x = x;
+    found.head_size = size->get_length();
+    found.tensor = projection(x);
+    return !found.tensor.empty();
+}
+
+NodePtr integers(std::vector<int64_t> values) {
+    return op::v0::Constant::create(ov::element::i64, {values.size()}, values);
+}
+
+void rewrite(const Rotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& doubled) {
+    const auto twice = [&](const ov::Output<ov::Node>& table) {
+        auto& concat = doubled[table];
+        if (!concat) concat = std::make_shared<op::v0::Concat>(ov::OutputVector{table, table}, -1);
+        return concat;
+    };
+    const int64_t half = rotation.head_size / 2;
+    // The axis is written as 3, not -1: the plugins' rotary fusion looks for just this.
+    auto axis = op::v0::Constant::create(ov::element::i64, {}, {3});
+    auto halves = std::make_shared<op::v1::VariadicSplit>(rotation.x, axis, integers({half, half}));
+    auto minus = op::v0::Constant::create(ov::element::f32, {1, 1, 1, 1}, {-1.0f});
+    auto negated = std::make_shared<op::v1::Multiply>(halves->output(1), minus);
+    auto turned = std::make_shared<op::v0::Concat>(ov::OutputVector{negated, halves->output(0)}, -1);
+    auto sum = std::make_shared<op::v1::Add>(
+        std::make_shared<op::v1::Multiply>(rotation.x, twice(rotation.cos)),
+        std::make_shared<op::v1::Multiply>(turned, twice(rotation.sin)));
+    sum->set_friendly_name(rotation.add->get_friendly_name());
+    ov::replace_node(rotation.add, sum);
+}
+
+// Whether every rotated q has its k and each stands alone: they are permuted alike or not at all.
+bool paired(const std::vector<Rotation>& rotations) {
+    std::map<std::string, size_t> sizes;
+    for (const auto& one : rotations)
+        if (!sizes.emplace(one.tensor, one.head_size).second) return false;
+    for (const auto& [tensor, size] : sizes) {
+        auto other = tensor;
+        const auto at = other.find(".attn_");
+        if (at == std::string::npos) return false;
+        char& letter = other[at + 6];
+        if (letter != 'q' && letter != 'k') return false;
+        letter = letter == 'q' ? 'k' : 'q';
+        const auto found = sizes.find(other);
+        if (found == sizes.end() || found->second != size) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+extern "C" int ovfleet_rewrite_rotary(ov_model_t* model,
+                                      void (*permuted)(void*, const char*, size_t),
+                                      void* context) {
+    return ovfleet::guarded([&] {
+        std::vector<Rotation> rotations;
+        for (const auto& node : model->object->get_ordered_ops()) {
+            Rotation found;
+            if (match(node, found)) rotations.push_back(found);
+        }
+        if (!paired(rotations)) return;
+        for (const auto& rotation : rotations) permuted(context, rotation.tensor.c_str(), rotation.head_size);
+        std::map<ov::Output<ov::Node>, NodePtr> doubled;
+        for (const auto& rotation : rotations) rewrite(rotation, doubled);
+    });
+}

@@ -1,0 +1,59 @@
+// What OpenVINO's C API lacks, behind a C interface of our own: reading GGUF through its front end, and the
+// graph rewrites that turn a language model into a paged one. Models cross this border as the C API's own
+// `ov_model_t`, so that everything else goes through the C API.
+//
+// Every function returns 0, or 1 with a message in ovfleet_last_error(); none throws.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ov_model ov_model_t;
+
+// The message of the last failed call of this thread; valid until its next failed call.
+const char* ovfleet_last_error(void);
+
+// Reads a GGUF file as a stateful model with the inputs input_ids, attention_mask, position_ids, beam_idx
+// and the output logits. To be freed with ov_model_free.
+int ovfleet_read_gguf(const char* path, ov_model_t** model);
+
+// A weight matrix as groups along its rows: w[r][c] = (q[r][c] - zero[r][c / group]) * scale[r][c / group].
+typedef struct {
+    const char* tensor;     // its name in the GGUF file
+    uint32_t type;          // element type of quants: see ovfleet_element
+    uint32_t zeros_type;    // element type of zeros: see ovfleet_element; ignored without zeros
+    size_t rows, columns, group;
+    const void* quants;     // rows * columns elements, two u4 to a byte, the first in the low half
+    const float* scales;    // rows * columns / group; null: quants are the weights themselves
+    const void* zeros;      // rows * columns / group elements; null: zero
+} ovfleet_weight;
+
+enum ovfleet_element { OVFLEET_U4 = 0, OVFLEET_U8 = 1, OVFLEET_I8 = 2, OVFLEET_F16 = 3, OVFLEET_BF16 = 4, OVFLEET_F32 = 5 };
+
+// Writes a weight of a model read by ovfleet_read_gguf anew. `found` tells whether the graph has it.
+int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weight, int* found);
+
+// Rewrites rotary embeddings of adjacent pairs into the half-rotation form that plugins fuse, where q and k of
+// every such layer come straight from their projections. The rows of those must then be permuted (evens, then
+// odds, within each head): `permuted` is called for each with its name in the file and its head size.
+int ovfleet_rewrite_rotary(ov_model_t* model,
+                           void (*permuted)(void* context, const char* tensor, size_t head_size),
+                           void* context);
+
+// Merges projections of equal form that read the same input (q/k/v, gate/up). `merged` counts those merged.
+int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
+
+// Replaces the attention by paged attention, and cuts the output to [rows, vocabulary] where the new input
+// `wanted_rows` [rows] (i64) names the tokens whose logits are computed.
+int ovfleet_make_paged(ov_model_t* model);
+
+// The file of the OpenVINO library this process is linked to; null if it cannot be told.
+const char* ovfleet_library_path(void);
+
+#ifdef __cplusplus
+}
+#endif

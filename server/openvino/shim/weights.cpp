@@ -1,0 +1,73 @@
+// Weights: where a GGUF tensor is in the graph, and how it is written anew.
+#include <cstring>
+
+#include <openvino/core/graph_util.hpp>
+#include <openvino/op/ops.hpp>
+
+#include "model.hpp"
+
+namespace {
+
+ov::element::Type element(uint32_t type) {
+    switch (type) {
+        case OVFLEET_U4: return ov::element::u4;
+        case OVFLEET_U8: return ov::element::u8;
+        case OVFLEET_I8: return ov::element::i8;
+        case OVFLEET_F16: return ov::element::f16;
+        case OVFLEET_BF16: return ov::element::bf16;
+        case OVFLEET_F32: return ov::element::f32;
+    }
+    OPENVINO_THROW("unknown element type ", type);
+}
+
+// The node that stands for a tensor of the file, with all of its decompression behind it.
+std::shared_ptr<ov::Node> find_weight(const ov::Model& model, const std::string& tensor) {
+    const std::string name = "weight.weight_" + tensor;
+    for (const auto& node : model.get_ops())
+        if (node->get_friendly_name() == name) return node;
+    return nullptr;
+}
+
+std::shared_ptr<ov::Node> constant(ov::element::Type type, const ov::Shape& shape, const void* data) {
+    ov::Tensor tensor(type, shape);
+    std::memcpy(tensor.data(), data, tensor.get_byte_size());
+    return std::make_shared<ov::op::v0::Constant>(tensor);
+}
+
+// Constant, Convert, Subtract, Multiply, Reshape: the form that plugins keep compressed.
+std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight) {
+    namespace op = ov::op;
+    const ov::Shape flat{weight.rows, weight.columns};
+    if (!weight.scales)
+        return std::make_shared<op::v0::Convert>(constant(element(weight.type), flat, weight.quants), ov::element::f32);
+    OPENVINO_ASSERT(weight.group && weight.columns % weight.group == 0, "groups do not fill the rows");
+    const ov::Shape grouped{weight.rows, weight.columns / weight.group, weight.group};
+    const ov::Shape each{weight.rows, weight.columns / weight.group, 1};
+    std::shared_ptr<ov::Node> value = std::make_shared<op::v0::Convert>(
+        constant(element(weight.type), grouped, weight.quants), ov::element::f32);
+    if (weight.zeros) {
+        auto zeros = std::make_shared<op::v0::Convert>(constant(element(weight.zeros_type), each, weight.zeros),
+                                                       ov::element::f32);
+        value = std::make_shared<op::v1::Subtract>(value, zeros);
+    }
+    value = std::make_shared<op::v1::Multiply>(value, constant(ov::element::f32, each, weight.scales));
+    const int64_t shape[] = {int64_t(weight.rows), int64_t(weight.columns)};
+    return std::make_shared<op::v1::Reshape>(value, constant(ov::element::i64, {2}, shape), false);
+}
+
+}  // namespace
+
+extern "C" int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weight, int* found) {
+    return ovfleet::guarded([&] {
+        auto old = find_weight(*model->object, weight->tensor);
+        *found = old != nullptr;
+        if (!old) return;
+        const auto shape = old->get_output_partial_shape(0);
+        OPENVINO_ASSERT(shape == ov::PartialShape({int64_t(weight->rows), int64_t(weight->columns)}),
+                        "tensor ", weight->tensor, " is ", shape, " in the graph");
+        auto fresh = decompressed(*weight);
+        OPENVINO_ASSERT(old->get_output_element_type(0) == ov::element::f32, "tensor ", weight->tensor, " is not f32 in the graph");
+        fresh->set_friendly_name(old->get_friendly_name());
+        ov::replace_node(old, fresh);
+    });
+}

@@ -1,0 +1,94 @@
+//! The memory of the KV cache: what a block is, how many fit, and copying one.
+
+use server_engine::CacheLayout;
+use server_scheduler::BlockCopy;
+
+use crate::Error;
+use crate::runtime::{InferRequest, Port, Tensor};
+
+/// The key and value tensors of all layers.
+pub(crate) struct Cache {
+    tensors: Vec<(Tensor, usize)>,
+}
+
+/// The cache inputs of a compiled model.
+pub(crate) struct CachePorts {
+    ports: Vec<Port>,
+    /// Tokens a block holds.
+    pub(crate) block_tokens: u32,
+    /// Bytes of one block in all layers.
+    pub(crate) block_bytes: u64,
+}
+
+impl CachePorts {
+    /// Finds the cache among the inputs of a compiled model and reads its layout.
+    ///
+    /// # Errors
+    /// There is none, or its blocks have no fixed size.
+    pub(crate) fn find(inputs: &[Port]) -> Result<Self, Error> {
+        let ports: Vec<Port> = inputs
+            .iter()
+            .filter(|port| port.name.starts_with("key_cache.") || port.name.starts_with("value_cache."))
+            .cloned()
+            .collect();
+        let unusable = |why: &str| Error::Unsupported(format!("its KV cache {why}"));
+        let value = ports
+            .iter()
+            .find(|port| port.name.starts_with("value_cache."))
+            .ok_or_else(|| unusable("is missing: it has no attention that can be paged"))?;
+        // [blocks, heads, tokens, head size] on every device seen; keys may be transposed, values are not.
+        let block_tokens = value
+            .shape
+            .get(2)
+            .copied()
+            .flatten()
+            .and_then(|tokens| u32::try_from(tokens).ok())
+            .filter(|tokens| *tokens > 0)
+            .ok_or_else(|| unusable("has blocks of no fixed size"))?;
+        let mut block_bytes = 0;
+        for port in &ports {
+            // The tensor's own arithmetic knows the widths of all element types.
+            block_bytes += Tensor::new(port.element, &shape(port, 1)?)?.bytes()? as u64;
+        }
+        Ok(Self { ports, block_tokens, block_bytes })
+    }
+
+    /// Allocates `blocks` blocks and gives them to `request`.
+    pub(crate) fn allocate(&self, blocks: u32, request: &mut InferRequest) -> Result<Cache, Error> {
+        let mut tensors = Vec::with_capacity(self.ports.len());
+        for port in &self.ports {
+            let tensor = Tensor::new(port.element, &shape(port, i64::from(blocks))?)?;
+            request.set(&port.name, &tensor)?;
+            let block_bytes = tensor.bytes()? / blocks as usize;
+            tensors.push((tensor, block_bytes));
+        }
+        Ok(Cache { tensors })
+    }
+
+    /// The layout of `blocks` blocks.
+    pub(crate) fn layout(&self, blocks_total: u32, vocabulary: u32) -> CacheLayout {
+        let Self { block_tokens, block_bytes, .. } = *self;
+        CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary }
+    }
+}
+
+fn shape(port: &Port, blocks: i64) -> Result<Vec<i64>, Error> {
+    port.shape
+        .iter()
+        .enumerate()
+        .map(|(axis, size)| if axis == 0 { Some(blocks) } else { *size })
+        .collect::<Option<Vec<_>>>()
+        .filter(|shape| shape.len() > 1)
+        .ok_or_else(|| Error::Unsupported(format!("the size of its {} is not fixed", port.name)))
+}
+
+impl Cache {
+    /// Carries out a copy in every layer.
+    pub(crate) fn copy(&mut self, copy: BlockCopy) -> Result<(), Error> {
+        for (tensor, block_bytes) in &mut self.tensors {
+            let bytes = *block_bytes;
+            tensor.copy_within(copy.from.0 as usize * bytes, copy.to.0 as usize * bytes, bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! From a GGUF file to a graph with the weights that the file contains.
+
+use std::path::Path;
+
+use server_gguf::{GgufFile, TensorEntry, TensorType};
+
+use crate::runtime::Model;
+use crate::shim::{self, Permuted};
+use crate::weights::{Form, Matrix, permute_rows};
+use crate::{Error, weights};
+
+/// Reads the file with the runtime's front end and writes its matrices anew, exactly.
+pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
+    let file = GgufFile::open(path)?;
+    let mut model = read_graph(path, &file)?;
+    let permuted = shim::rewrite_rotary(&mut model)?;
+    tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
+    let mut bytes = Vec::new();
+    for entry in file.tensors() {
+        let head_size = permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
+        if head_size.is_none() && !is_rewritten(entry) {
+            continue;
+        }
+        file.read_tensor(&entry.name, &mut bytes)?;
+        if let Some(head_size) = head_size {
+            permute_rows(&mut bytes, row_bytes(entry), head_size);
+        }
+        let matrix = Matrix::new(entry.kind, (entry.rows() as usize, entry.shape[0] as usize), &bytes, form)?;
+        let found = shim::set_weight(&mut model, &entry.name, &matrix)?;
+        if head_size.is_some() && !found {
+            return Err(Error::runtime("write a weight", "a rotated projection is not in the graph"));
+        }
+    }
+    check_permuted(&file, &permuted)?;
+    Ok(model)
+}
+
+fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
+    shim::read_gguf(path).map_err(|error| {
+        let architecture = file.architecture().unwrap_or("(not named)");
+        match error {
+            Error::Runtime { message, .. } => {
+                Error::Unsupported(format!("its architecture {architecture:?} was refused by the front end: {message}"))
+            }
+            other => other,
+        }
+    })
+}
+
+fn row_bytes(entry: &TensorEntry) -> usize {
+    entry.row_bytes() as usize
+}
+
+/// Matrices that are quantised, or of half precision (which a front end may round on its way).
+fn is_rewritten(entry: &TensorEntry) -> bool {
+    entry.shape.len() == 2
+        && (weights::is_quantized(entry.kind) || matches!(entry.kind, TensorType::F16 | TensorType::Bf16))
+}
+
+fn check_permuted(file: &GgufFile, permuted: &[Permuted]) -> Result<(), Error> {
+    match permuted.iter().find(|one| file.tensor(&one.tensor).is_none()) {
+        Some(one) => Err(Error::Unsupported(format!("its rotated projection {} is not in the file", one.tensor))),
+        None => Ok(()),
+    }
+}

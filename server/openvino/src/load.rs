@@ -1,0 +1,192 @@
+//! Loading a model: what is read, in which form its weights are held, how large its KV cache is.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use server_engine::CacheLayout;
+
+use crate::cache::CachePorts;
+use crate::runner::{OpenVinoRunner, Parts};
+use crate::runtime::{CompiledModel, Core};
+use crate::weights::Form;
+use crate::{Error, gguf, memory, shim};
+
+/// What to load, and how.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// A GGUF file, or the directory of an OpenVINO IR (with `openvino_model.xml` in it).
+    pub model: PathBuf,
+    /// The device, in OpenVINO's words: `CPU`, `GPU`, `GPU.1`, `NPU`, `AUTO`, `HETERO:GPU,CPU` …
+    pub device: String,
+    /// Properties for the device's plugin, passed through as they are.
+    pub properties: Vec<(String, String)>,
+    /// How the quantised weights of a GGUF file are held.
+    pub weights: Weights,
+    /// Bytes of the KV cache; `None` derives them from the memory there is.
+    pub cache_bytes: Option<u64>,
+    /// Most tokens a cache of derived size is made for.
+    pub cache_tokens_max: u64,
+}
+
+/// How the quantised weights of a GGUF file are held in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// [`Form::Fine`] where the processor multiplies 8-bit integers and memory allows, else [`Form::Compact`]:
+    /// exact either way.
+    Auto,
+    /// This form.
+    As(Form),
+}
+
+/// A step of loading that is done, for progress.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// What was done.
+    pub name: &'static str,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What was loaded.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The form of the weights; `None` for an IR, which is served as it is.
+    pub form: Option<Form>,
+    /// Projections that went into merged ones.
+    pub merged: usize,
+    /// The KV cache.
+    pub layout: CacheLayout,
+    /// The precision the device computes in, as it says itself.
+    pub inference_precision: String,
+    /// The precision of the KV cache, as the device says itself.
+    pub cache_precision: String,
+}
+
+/// Loads a model and allocates its KV cache. `progress` is called after each stage.
+///
+/// # Errors
+/// The model is missing, unsound or not supported, the device refuses it, or the cache does not fit.
+pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVinoRunner, Loaded), Error> {
+    let mut started = Instant::now();
+    let mut done = |name| {
+        let now = Instant::now();
+        progress(Stage { name, took: now - started });
+        started = now;
+    };
+    let source = Source::find(&config.model)?;
+    let core = Core::new()?;
+    done("start the runtime");
+    let (mut model, form) = match &source {
+        Source::Gguf(path) => {
+            let form = resolve(config, path);
+            (gguf::read(path, form)?, Some(form))
+        }
+        Source::Ir(path) => (core.read_model(path)?, None),
+    };
+    done("read the model");
+    let merged = shim::merge_projections(&mut model)?;
+    shim::make_paged(&mut model)?;
+    done("rewrite the graph");
+    let compiled = core.compile(&model, &config.device, &config.properties)?;
+    drop(model);
+    done("compile");
+    let (parts, layout) = with_cache(config, core, compiled)?;
+    done("allocate the KV cache");
+    let loaded = Loaded {
+        form,
+        merged,
+        layout,
+        inference_precision: parts.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
+        cache_precision: parts.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
+    };
+    Ok((OpenVinoRunner::new(parts)?, loaded))
+}
+
+fn with_cache(config: &Config, core: Core, compiled: CompiledModel) -> Result<(Parts, CacheLayout), Error> {
+    let ports = CachePorts::find(&compiled.inputs()?)?;
+    let vocabulary = vocabulary(&compiled)?;
+    let bytes = config.cache_bytes.unwrap_or_else(|| derived_bytes(config, &ports));
+    let wrong = |why: String| Error::CacheSize { bytes, why };
+    let blocks = u32::try_from(bytes / ports.block_bytes)
+        .ok()
+        .filter(|blocks| *blocks <= i32::MAX as u32)
+        .ok_or_else(|| wrong("has more blocks than can be numbered".to_owned()))?;
+    if blocks < 2 {
+        return Err(wrong(format!("holds no two blocks of {} bytes", ports.block_bytes)));
+    }
+    if config.cache_bytes.is_some() && memory::available_bytes().is_some_and(|free| bytes > free) {
+        return Err(wrong(format!("does not fit: {} bytes are free", memory::available_bytes().unwrap_or(0))));
+    }
+    let mut request = compiled.request()?;
+    let cache = ports.allocate(blocks, &mut request)?;
+    let layout = ports.layout(blocks, vocabulary);
+    Ok((Parts { core, compiled, request, cache, layout }, layout))
+}
+
+fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
+    let output = compiled.output()?;
+    output
+        .shape
+        .last()
+        .copied()
+        .flatten()
+        .and_then(|size| u32::try_from(size).ok())
+        .ok_or_else(|| Error::Unsupported("the size of its vocabulary is not fixed".to_owned()))
+}
+
+/// Half of what is free, but no more than the tokens that can ever be in use need.
+fn derived_bytes(config: &Config, ports: &CachePorts) -> u64 {
+    const UNKNOWN: u64 = 1 << 30;
+    let free = memory::available_bytes().map_or(UNKNOWN, |free| free / 2);
+    let wanted = config.cache_tokens_max.div_ceil(u64::from(ports.block_tokens)) * ports.block_bytes;
+    free.min(wanted)
+}
+
+enum Source {
+    Gguf(PathBuf),
+    Ir(PathBuf),
+}
+
+impl Source {
+    fn find(path: &Path) -> Result<Self, Error> {
+        let missing = |expected| Error::Missing { path: path.to_owned(), expected };
+        if path.is_dir() {
+            let ir = path.join("openvino_model.xml");
+            return if ir.is_file() {
+                Ok(Self::Ir(ir))
+            } else {
+                Err(missing("the directory has no openvino_model.xml"))
+            };
+        }
+        if !path.is_file() {
+            return Err(missing("neither a GGUF file nor the directory of an OpenVINO IR"));
+        }
+        Ok(Self::Gguf(path.to_owned()))
+    }
+}
+
+/// Chooses the form that is exact and, of those, the fastest that memory allows.
+fn resolve(config: &Config, path: &Path) -> Form {
+    match config.weights {
+        Weights::As(form) => form,
+        Weights::Auto => {
+            // Held in 8 bits the weights are at most twice the file; compiling needs them twice for a moment.
+            let needed = path.metadata().map_or(0, |file| file.len()) * 4;
+            let fits = memory::available_bytes().is_none_or(|free| needed < free / 2);
+            if config.device == "CPU" && multiplies_bytes() && fits { Form::Fine } else { Form::Compact }
+        }
+    }
+}
+
+/// Whether the processor multiplies 8-bit integers, for which plugins want integer zero points.
+fn multiplies_bytes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::is_x86_feature_detected!("avx512vnni") || std::is_x86_feature_detected!("avxvnni")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+

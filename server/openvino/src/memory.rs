@@ -1,0 +1,51 @@
+//! How much memory there is to use.
+
+use std::fs;
+
+/// Bytes that this process may still take: what the machine has free, or what its control group leaves, if
+/// that is less. `None` where neither can be told.
+pub fn available_bytes() -> Option<u64> {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
+    let group = group_available();
+    match (machine, group) {
+        (Some(machine), Some(group)) => Some(machine.min(group)),
+        (machine, group) => machine.or(group),
+    }
+}
+
+fn meminfo_available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Control groups v2, as a container sees its own: the limit less what is used and cannot be reclaimed.
+fn group_available() -> Option<u64> {
+    let read = |name| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    let limit: u64 = read("memory.max")?.trim().parse().ok()?;
+    let used: u64 = read("memory.current")?.trim().parse().ok()?;
+    let stat = read("memory.stat").unwrap_or_default();
+    let reclaimable: u64 = stat
+        .lines()
+        .filter_map(|line| line.strip_prefix("inactive_file "))
+        .filter_map(|bytes| bytes.trim().parse::<u64>().ok())
+        .sum();
+    Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_available_line_of_meminfo() {
+        let text = "MemTotal:       24000000 kB\nMemFree:   1 kB\nMemAvailable:   23000000 kB\n";
+        assert_eq!(meminfo_available(text), Some(23_000_000 * 1024));
+        assert_eq!(meminfo_available("MemFree: 1 kB"), None);
+    }
+
+    #[test]
+    fn there_is_memory_here() {
+        assert!(available_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

@@ -1,0 +1,373 @@
+//! The safe face of OpenVINO's C API, as much of it as a runner needs. Everything is freed on drop; nothing
+//! outlives what it was made from.
+
+use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
+use std::ptr;
+
+use openvino_sys as ov;
+use ov::{ov_element_type_e as ElementType, ov_status_e as Status};
+
+use crate::{Error, shim};
+
+fn check(status: Status, what: &'static str) -> Result<(), Error> {
+    if status == Status::OK {
+        return Ok(());
+    }
+    // SAFETY: gives null or a NUL-terminated string that is ours to free.
+    let message = unsafe {
+        let message = ov::ov_get_last_err_msg();
+        let text = if message.is_null() { String::new() } else { CStr::from_ptr(message).to_string_lossy().into_owned() };
+        ov::ov_free(message);
+        text
+    };
+    let message = if message.is_empty() { format!("{status:?}") } else { message };
+    Err(Error::runtime(what, &message))
+}
+
+fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::runtime(what, "it contains a NUL byte"))
+}
+
+/// The runtime.
+pub(crate) struct Core(*mut ov::ov_core_t);
+
+// SAFETY: the C API's core may be used from any thread; this one is not shared.
+unsafe impl Send for Core {}
+
+impl Core {
+    /// Loads the C API that belongs to the linked library.
+    pub(crate) fn new() -> Result<Self, Error> {
+        let library = shim::c_library().ok_or_else(|| Error::runtime("find OpenVINO", "it has no file"))?;
+        ov::library::load_from(library).map_err(|message| Error::runtime("load OpenVINO's C API", &message))?;
+        let mut core = ptr::null_mut();
+        // SAFETY: on success `core` is ours to free, which drop does.
+        check(unsafe { ov::ov_core_create(&raw mut core) }, "start OpenVINO")?;
+        Ok(Self(core))
+    }
+
+    /// Reads an IR.
+    pub(crate) fn read_model(&self, path: &Path) -> Result<Model, Error> {
+        let path = c_string(&path.to_string_lossy(), "read the model's path")?;
+        let mut model = ptr::null_mut();
+        // SAFETY: the strings are NUL-terminated; a null weights path means the file beside the model.
+        let status = unsafe { ov::ov_core_read_model(self.0, path.as_ptr(), ptr::null(), &raw mut model) };
+        check(status, "read the model")?;
+        Ok(Model::from_raw(model))
+    }
+
+    /// Compiles a model for a device.
+    pub(crate) fn compile(
+        &self,
+        model: &Model,
+        device: &str,
+        properties: &[(String, String)],
+    ) -> Result<CompiledModel, Error> {
+        let device = c_string(device, "read the device's name")?;
+        let owned = properties
+            .iter()
+            .map(|(key, value)| Ok((c_string(key, "read a property")?, c_string(value, "read a property")?)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let raw: Vec<ov::ov_property_t> = owned
+            .iter()
+            .map(|(key, value)| ov::ov_property_t { key: key.as_ptr(), value: value.as_ptr().cast() })
+            .collect();
+        let mut compiled = ptr::null_mut();
+        // SAFETY: `raw` points into `owned`, which lives to the end; on success `compiled` is ours to free.
+        let status = unsafe {
+            ov::ov_core_compile_model_props(
+                self.0,
+                model.0,
+                device.as_ptr(),
+                raw.len(),
+                raw.as_ptr(),
+                &raw mut compiled,
+            )
+        };
+        check(status, "compile the model")?;
+        Ok(CompiledModel(compiled))
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // SAFETY: made by ov_core_create, freed once.
+        unsafe { ov::ov_core_free(self.0) }
+    }
+}
+
+/// A model's graph.
+pub(crate) struct Model(*mut ov::ov_model_t);
+
+// SAFETY: a graph is plain data; it is used by one thread at a time.
+unsafe impl Send for Model {}
+
+impl Model {
+    /// Takes over a model made by the C API or the shim.
+    pub(crate) fn from_raw(model: *mut ov::ov_model_t) -> Self {
+        assert!(!model.is_null(), "invariant: a call that succeeded gives a model");
+        Self(model)
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut ov::ov_model_t {
+        self.0
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: made by the C API or the shim, freed once.
+        unsafe { ov::ov_model_free(self.0) }
+    }
+}
+
+/// A model ready to run on a device.
+pub(crate) struct CompiledModel(*mut ov::ov_compiled_model_t);
+
+// SAFETY: as for the core.
+unsafe impl Send for CompiledModel {}
+
+/// An input or output of a compiled model.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    pub(crate) name: String,
+    pub(crate) element: ElementType,
+    /// `None` for a dimension that is not fixed.
+    pub(crate) shape: Vec<Option<i64>>,
+}
+
+impl CompiledModel {
+    /// The inputs, in order.
+    pub(crate) fn inputs(&self) -> Result<Vec<Port>, Error> {
+        let mut count = 0;
+        // SAFETY: both pointers are valid.
+        check(unsafe { ov::ov_compiled_model_inputs_size(self.0, &raw mut count) }, "count the inputs")?;
+        (0..count)
+            .map(|index| {
+                let mut port = ptr::null_mut();
+                // SAFETY: the index is below the count; the port is freed below.
+                let status = unsafe { ov::ov_compiled_model_input_by_index(self.0, index, &raw mut port) };
+                check(status, "read an input")?;
+                let read = read_port(port);
+                // SAFETY: made by the call above, freed once.
+                unsafe { ov::ov_output_const_port_free(port) };
+                read
+            })
+            .collect()
+    }
+
+    /// The only output.
+    pub(crate) fn output(&self) -> Result<Port, Error> {
+        let mut port = ptr::null_mut();
+        // SAFETY: both pointers are valid; the port is freed below.
+        check(unsafe { ov::ov_compiled_model_output(self.0, &raw mut port) }, "read the output")?;
+        let read = read_port(port);
+        // SAFETY: made by the call above, freed once.
+        unsafe { ov::ov_output_const_port_free(port) };
+        read
+    }
+
+    /// A request that runs the model.
+    pub(crate) fn request(&self) -> Result<InferRequest, Error> {
+        let mut request = ptr::null_mut();
+        // SAFETY: on success the request is ours to free.
+        let status = unsafe { ov::ov_compiled_model_create_infer_request(self.0, &raw mut request) };
+        check(status, "create an inference request")?;
+        Ok(InferRequest(request))
+    }
+
+    /// A property of the compiled model, as text.
+    pub(crate) fn property(&self, key: &str) -> Result<String, Error> {
+        let key = c_string(key, "read a property")?;
+        let mut value: *mut c_char = ptr::null_mut();
+        // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
+        unsafe {
+            let status = ov::ov_compiled_model_get_property(self.0, key.as_ptr(), &raw mut value);
+            check(status, "read a property")?;
+            let text = CStr::from_ptr(value).to_string_lossy().into_owned();
+            ov::ov_free(value);
+            Ok(text)
+        }
+    }
+}
+
+impl Drop for CompiledModel {
+    fn drop(&mut self) {
+        // SAFETY: made by ov_core_compile_model, freed once.
+        unsafe { ov::ov_compiled_model_free(self.0) }
+    }
+}
+
+fn read_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error> {
+    let mut name: *mut c_char = ptr::null_mut();
+    // SAFETY: `port` is valid; the string is ours to free.
+    let name = unsafe {
+        check(ov::ov_port_get_any_name(port, &raw mut name), "read an input's name")?;
+        let text = CStr::from_ptr(name).to_string_lossy().into_owned();
+        ov::ov_free(name);
+        text
+    };
+    let mut element = ElementType::DYNAMIC;
+    // SAFETY: both pointers are valid.
+    check(unsafe { ov::ov_port_get_element_type(port, &raw mut element) }, "read an input's type")?;
+    let mut partial = ov::ov_partial_shape { rank: ov::ov_dimension_t { min: 0, max: 0 }, dims: ptr::null_mut() };
+    // SAFETY: both pointers are valid; on success the dims are `rank` long (when the rank is fixed) and freed
+    // by the matching call.
+    let shape = unsafe {
+        check(ov::ov_port_get_partial_shape(port, &raw mut partial), "read an input's shape")?;
+        let rank = if partial.rank.min == partial.rank.max { usize::try_from(partial.rank.min).unwrap_or(0) } else { 0 };
+        let dims = if rank == 0 { &[] } else { std::slice::from_raw_parts(partial.dims, rank) };
+        let shape = dims.iter().map(|dim| (dim.min == dim.max).then_some(dim.min)).collect();
+        ov::ov_partial_shape_free(&raw mut partial);
+        shape
+    };
+    Ok(Port { name, element, shape })
+}
+
+/// Runs a compiled model.
+pub(crate) struct InferRequest(*mut ov::ov_infer_request_t);
+
+// SAFETY: as for the core.
+unsafe impl Send for InferRequest {}
+
+impl InferRequest {
+    /// Sets an input. The tensor may be written and reshaped between runs.
+    pub(crate) fn set(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
+        let name = c_string(name, "read an input's name")?;
+        // SAFETY: the request shares ownership of the tensor's memory.
+        check(unsafe { ov::ov_infer_request_set_tensor(self.0, name.as_ptr(), tensor.0) }, "set an input")
+    }
+
+    /// Runs the model; blocks.
+    pub(crate) fn infer(&mut self) -> Result<(), Error> {
+        // SAFETY: the request is valid and nobody else runs it.
+        check(unsafe { ov::ov_infer_request_infer(self.0) }, "infer")
+    }
+
+    /// The first output of the last run.
+    pub(crate) fn output(&self) -> Result<Tensor, Error> {
+        let mut tensor = ptr::null_mut();
+        // SAFETY: on success the tensor handle is ours to free.
+        check(unsafe { ov::ov_infer_request_get_output_tensor(self.0, &raw mut tensor) }, "read the output")?;
+        Ok(Tensor(tensor))
+    }
+}
+
+impl Drop for InferRequest {
+    fn drop(&mut self) {
+        // SAFETY: made by create_infer_request, freed once.
+        unsafe { ov::ov_infer_request_free(self.0) }
+    }
+}
+
+/// Elements Rust reads and writes.
+pub(crate) trait Element: Copy {
+    const TYPE: ElementType;
+}
+
+impl Element for i64 {
+    const TYPE: ElementType = ElementType::I64;
+}
+
+impl Element for i32 {
+    const TYPE: ElementType = ElementType::I32;
+}
+
+impl Element for f32 {
+    const TYPE: ElementType = ElementType::F32;
+}
+
+/// A tensor in host memory.
+pub(crate) struct Tensor(*mut ov::ov_tensor_t);
+
+// SAFETY: plain memory behind a handle; used by one thread at a time.
+unsafe impl Send for Tensor {}
+
+impl Tensor {
+    /// Memory for `shape` elements, with no defined content.
+    pub(crate) fn new(element: ElementType, shape: &[i64]) -> Result<Self, Error> {
+        let mut tensor = ptr::null_mut();
+        let raw = ov::ov_shape_t { rank: shape.len() as i64, dims: shape.as_ptr().cast_mut() };
+        // SAFETY: the C API reads `rank` dims and keeps nothing; on success the tensor is ours to free.
+        check(unsafe { ov::ov_tensor_create(element, raw, &raw mut tensor) }, "allocate a tensor")?;
+        Ok(Self(tensor))
+    }
+
+    /// Changes the shape, keeping the memory while it suffices.
+    pub(crate) fn reshape(&mut self, shape: &[i64]) -> Result<(), Error> {
+        let raw = ov::ov_shape_t { rank: shape.len() as i64, dims: shape.as_ptr().cast_mut() };
+        // SAFETY: as in `new`.
+        check(unsafe { ov::ov_tensor_set_shape(self.0, raw) }, "reshape a tensor")
+    }
+
+    /// Size in bytes.
+    pub(crate) fn bytes(&self) -> Result<usize, Error> {
+        let mut bytes = 0;
+        // SAFETY: both pointers are valid.
+        check(unsafe { ov::ov_tensor_get_byte_size(self.0, &raw mut bytes) }, "measure a tensor")?;
+        Ok(bytes)
+    }
+
+    fn element(&self) -> Result<ElementType, Error> {
+        let mut element = ElementType::DYNAMIC;
+        // SAFETY: both pointers are valid.
+        check(unsafe { ov::ov_tensor_get_element_type(self.0, &raw mut element) }, "read a tensor's type")?;
+        Ok(element)
+    }
+
+    fn pointer(&self) -> Result<*mut u8, Error> {
+        let mut data = ptr::null_mut();
+        // SAFETY: both pointers are valid.
+        check(unsafe { ov::ov_tensor_data(self.0, &raw mut data) }, "read a tensor")?;
+        Ok(data.cast())
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    /// They are of another type.
+    pub(crate) fn values<T: Element>(&self) -> Result<&[T], Error> {
+        let (data, bytes) = (self.typed::<T>()?, self.bytes()?);
+        // SAFETY: the tensor holds `bytes` bytes of T at `data`, aligned by its allocator; the borrow keeps
+        // it from being reshaped.
+        Ok(unsafe { std::slice::from_raw_parts(data, bytes / size_of::<T>()) })
+    }
+
+    /// The elements, to be written.
+    ///
+    /// # Errors
+    /// They are of another type.
+    pub(crate) fn values_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
+        let (data, bytes) = (self.typed::<T>()?, self.bytes()?);
+        // SAFETY: as in `values`; the borrow is exclusive, and every bit pattern is a T.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, bytes / size_of::<T>()) })
+    }
+
+    fn typed<T: Element>(&self) -> Result<*mut T, Error> {
+        if self.element()? == T::TYPE {
+            Ok(self.pointer()?.cast())
+        } else {
+            Err(Error::runtime("read a tensor", "it is of an unexpected element type"))
+        }
+    }
+
+    /// Copies `length` bytes at `from` over those at `to`.
+    ///
+    /// # Panics
+    /// If either run leaves the tensor, or they overlap.
+    pub(crate) fn copy_within(&mut self, from: usize, to: usize, length: usize) -> Result<(), Error> {
+        let (data, bytes) = (self.pointer()?, self.bytes()?);
+        assert!(from + length <= bytes && to + length <= bytes, "invariant: blocks lie inside the cache");
+        assert!(from.abs_diff(to) >= length, "invariant: a block is copied to another one");
+        // SAFETY: both runs are inside the tensor's memory and do not overlap, as just checked.
+        unsafe { ptr::copy_nonoverlapping(data.add(from), data.add(to), length) };
+        Ok(())
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: made by the C API, freed once.
+        unsafe { ov::ov_tensor_free(self.0) }
+    }
+}

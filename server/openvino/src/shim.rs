@@ -1,0 +1,134 @@
+//! The safe face of the C++ shim in `shim/`: graph rewrites on models of the C API.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+use openvino_sys::ov_model_t;
+
+use crate::Error;
+use crate::runtime::Model;
+use crate::weights::{Matrix, Quants, Zeros};
+
+/// As `ovfleet_weight` in `shim/shim.h`.
+#[repr(C)]
+struct RawWeight {
+    tensor: *const c_char,
+    kind: u32,
+    zeros_kind: u32,
+    rows: usize,
+    columns: usize,
+    group: usize,
+    quants: *const c_void,
+    scales: *const f32,
+    zeros: *const c_void,
+}
+
+unsafe extern "C" {
+    fn ovfleet_last_error() -> *const c_char;
+    fn ovfleet_read_gguf(path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
+    fn ovfleet_set_weight(model: *mut ov_model_t, weight: *const RawWeight, found: *mut c_int) -> c_int;
+    fn ovfleet_rewrite_rotary(
+        model: *mut ov_model_t,
+        permuted: unsafe extern "C" fn(*mut c_void, *const c_char, usize),
+        context: *mut c_void,
+    ) -> c_int;
+    fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
+    fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
+    fn ovfleet_library_path() -> *const c_char;
+}
+
+/// A projection whose rows are to be permuted, and the size of the heads within which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Permuted {
+    pub(crate) tensor: String,
+    pub(crate) head_size: usize,
+}
+
+fn check(code: c_int, what: &'static str) -> Result<(), Error> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: after a failed call the message is a NUL-terminated string owned by this thread's shim.
+    let message = unsafe { CStr::from_ptr(ovfleet_last_error()) };
+    Err(Error::runtime(what, &message.to_string_lossy()))
+}
+
+/// The file of the C API that belongs to the OpenVINO library this process is linked to.
+pub(crate) fn c_library() -> Option<PathBuf> {
+    // SAFETY: takes nothing, and gives null or a NUL-terminated string that the loader keeps.
+    let linked = unsafe {
+        let path = ovfleet_library_path();
+        (!path.is_null()).then(|| PathBuf::from(CStr::from_ptr(path).to_string_lossy().into_owned()))?
+    };
+    let name = linked.file_name()?.to_str()?.strip_prefix("libopenvino")?.to_owned();
+    Some(linked.with_file_name(format!("libopenvino_c{name}")))
+}
+
+/// Reads a GGUF file as a stateful model.
+pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
+    let name = CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| Error::runtime("read the model", "its path contains a NUL byte"))?;
+    let mut model = std::ptr::null_mut();
+    // SAFETY: `name` is NUL-terminated; on success `model` is ours to free, which `Model` does.
+    check(unsafe { ovfleet_read_gguf(name.as_ptr(), &raw mut model) }, "read the model")?;
+    Ok(Model::from_raw(model))
+}
+
+/// Writes a weight matrix of a model from [`read_gguf`] anew; false if its graph has no such tensor.
+pub(crate) fn set_weight(model: &mut Model, tensor: &str, matrix: &Matrix) -> Result<bool, Error> {
+    let name = CString::new(tensor).map_err(|_| Error::runtime("write a weight", "NUL in its name"))?;
+    let (kind, quants): (u32, *const c_void) = match &matrix.quants {
+        Quants::U4(bytes) => (0, bytes.as_ptr().cast()),
+        Quants::U8(bytes) => (1, bytes.as_ptr().cast()),
+        Quants::I8(bytes) => (2, bytes.as_ptr().cast()),
+        Quants::F16(bytes) => (3, bytes.as_ptr().cast()),
+        Quants::Bf16(bytes) => (4, bytes.as_ptr().cast()),
+        Quants::F32(bytes) => (5, bytes.as_ptr().cast()),
+    };
+    let (zeros_kind, zeros): (u32, *const c_void) = match &matrix.zeros {
+        Zeros::None => (0, std::ptr::null()),
+        Zeros::U4(bytes) => (0, bytes.as_ptr().cast()),
+        Zeros::U8(bytes) => (1, bytes.as_ptr().cast()),
+        Zeros::F16(values) => (3, values.as_ptr().cast()),
+    };
+    let scales = if matrix.scales.is_empty() { std::ptr::null() } else { matrix.scales.as_ptr() };
+    matrix.assert_lengths();
+    let (rows, columns, group) = (matrix.rows, matrix.columns, matrix.group);
+    let raw = RawWeight { tensor: name.as_ptr(), kind, zeros_kind, rows, columns, group, quants, scales, zeros };
+    let mut found = 0;
+    // SAFETY: the pointers in `raw` are of vectors whose lengths `assert_lengths` has just checked against
+    // rows, columns and group; the shim copies them before it returns.
+    let code = unsafe { ovfleet_set_weight(model.as_mut_ptr(), &raw const raw, &raw mut found) };
+    check(code, "write a weight")?;
+    Ok(found != 0)
+}
+
+/// Rewrites rotary embeddings of adjacent pairs; the projections named in the answer are then to be permuted.
+pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<Permuted>, Error> {
+    unsafe extern "C" fn push(context: *mut c_void, tensor: *const c_char, head_size: usize) {
+        // SAFETY: `context` is the vector below, which outlives the call that this is called from;
+        // `tensor` is NUL-terminated.
+        let (all, tensor) = unsafe { (&mut *context.cast::<Vec<Permuted>>(), CStr::from_ptr(tensor)) };
+        all.push(Permuted { tensor: tensor.to_string_lossy().into_owned(), head_size });
+    }
+    let mut all = Vec::<Permuted>::new();
+    // SAFETY: see `push`; nothing keeps the context after the call.
+    let code = unsafe { ovfleet_rewrite_rotary(model.as_mut_ptr(), push, (&raw mut all).cast()) };
+    check(code, "rewrite the rotary embeddings")?;
+    Ok(all)
+}
+
+/// Merges projections that read the same input; answers how many went into merged ones.
+pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
+    let mut merged = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_merge_projections(model.as_mut_ptr(), &raw mut merged) };
+    check(code, "merge the projections")?;
+    Ok(merged)
+}
+
+/// Turns a stateful language model into a paged one that computes wanted logits only.
+pub(crate) fn make_paged(model: &mut Model) -> Result<(), Error> {
+    // SAFETY: the pointer is valid for the call.
+    check(unsafe { ovfleet_make_paged(model.as_mut_ptr()) }, "make the attention paged")
+}

@@ -1,0 +1,100 @@
+use server_gguf::f16_to_f32;
+
+use super::*;
+
+/// What the shim's graph computes from a matrix.
+fn values(matrix: &Matrix) -> Vec<f32> {
+    let nibble = |bytes: &[u8], i: usize| bytes[i / 2] >> (4 * (i % 2)) & 15;
+    (0..matrix.rows * matrix.columns)
+        .map(|i| {
+            let quant = match &matrix.quants {
+                Quants::U4(bytes) => f32::from(nibble(bytes, i)),
+                Quants::U8(bytes) => f32::from(bytes[i]),
+                Quants::I8(bytes) => f32::from(bytes[i].cast_signed()),
+                other => panic!("not quantised: {other:?}"),
+            };
+            let group = i / matrix.group;
+            let zero = match &matrix.zeros {
+                Zeros::None => 0.0,
+                Zeros::U4(bytes) => f32::from(nibble(bytes, group)),
+                Zeros::U8(bytes) => f32::from(bytes[group]),
+                Zeros::F16(values) => f16_to_f32(values[group]),
+            };
+            (quant - zero) * matrix.scales[group]
+        })
+        .collect()
+}
+
+/// A group of each kind that zero points make difficult: ordinary, all positive, all negative, constant,
+/// nearly constant, zero.
+fn affine(bits: u32) -> Affine {
+    let scale = vec![0.01, 0.01, 0.01, 0.0, 1e-7, 0.0, -0.02];
+    let min = vec![0.0733, -0.5, 0.4, 0.25, -3.0, 0.0, 0.011];
+    let quants = (0..scale.len() * 32).map(|i| (i * 7 % (1 << bits)) as u8).collect();
+    Affine { bits, group: 32, zero: 0, quants, scale, min }
+}
+
+fn worst(affine: &Affine, form: Form) -> Vec<f32> {
+    let (quants, scales, zeros) = asymmetric(affine.clone(), form);
+    let matrix = Matrix { rows: 1, columns: affine.quants.len(), group: 32, quants, scales, zeros };
+    matrix.assert_lengths();
+    let written = values(&matrix);
+    (0..affine.scale.len())
+        .map(|group| {
+            (group * 32..(group + 1) * 32).map(|i| (written[i] - affine.value(i)).abs()).fold(0.0, f32::max)
+        })
+        .collect()
+}
+
+#[test]
+fn compact_keeps_every_value_to_the_rounding_of_f16() {
+    for bits in [4, 5] {
+        let affine = affine(bits);
+        for (group, error) in worst(&affine, Form::Compact).into_iter().enumerate() {
+            let bound = affine.min[group].abs() / 2048.0 + 1e-7;
+            assert!(error <= bound, "{bits} bits, group {group}: {error} > {bound}");
+        }
+    }
+}
+
+#[test]
+fn fine_is_within_a_few_hundredths_of_a_step() {
+    for bits in [4, 5] {
+        let affine = affine(bits);
+        for (group, error) in worst(&affine, Form::Fine).into_iter().enumerate() {
+            // Groups whose spread is small beside their minimum have a coarser grid; none is off by more
+            // than half of what 8 bits can tell apart over the interval from 0 to the farthest value.
+            let step = affine.scale[group].abs();
+            let spread = affine.min[group].abs() + step * ((1 << bits) - 1) as f32;
+            let bound = (spread / 255.0 / 2.0).max(step / 17.0) + 1e-6;
+            assert!(error <= bound, "{bits} bits, group {group}: {error} > {bound}");
+        }
+        assert!(worst(&affine, Form::Fine)[0] < 0.01 * 0.03, "an ordinary group is nearly exact");
+    }
+}
+
+#[test]
+fn rounded_is_off_by_up_to_half_a_step() {
+    let error = worst(&affine(4), Form::Rounded)[0];
+    assert!((0.002..=0.005).contains(&error), "{error}");
+}
+
+#[test]
+fn zero_points_that_are_integers_stay_exact() {
+    for (bits, zero) in [(4, 8), (5, 16), (6, 32), (8, 128)] {
+        let quants: Vec<u8> = (0..64).map(|i| (i * 37 % (1 << bits)) as u8).collect();
+        let affine = Affine { bits, group: 32, zero, quants, scale: vec![0.5, -0.25], min: Vec::new() };
+        let (quants, scales, zeros) = symmetric(affine.clone());
+        let matrix = Matrix { rows: 2, columns: 32, group: 32, quants, scales, zeros };
+        matrix.assert_lengths();
+        let expected: Vec<f32> = (0..64).map(|i| affine.value(i)).collect();
+        assert_eq!(values(&matrix), expected, "{bits} bits");
+    }
+}
+
+#[test]
+fn rows_are_permuted_evens_first_within_each_head() {
+    let mut rows: Vec<u8> = (0..8).flat_map(|row| [row, row + 100]).collect();
+    permute_rows(&mut rows, 2, 4);
+    assert_eq!(rows, [0, 100, 2, 102, 1, 101, 3, 103, 4, 104, 6, 106, 5, 105, 7, 107]);
+}

@@ -1,0 +1,131 @@
+//! The sample model on the real runtime, stepped by hand: no scheduler, no text.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use server_engine::ModelRunner;
+use server_openvino::{Config, Form, OpenVinoRunner, Weights, load};
+use server_scheduler::{Batch, BlockCopy, BlockId, Row, SequenceId, TokenId};
+
+/// "What is the capital of France?" in the model's chat template.
+const QUESTION: [TokenId; 37] = [
+    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
+    198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
+];
+/// "The capital of France is Paris."
+const ANSWER: [TokenId; 7] = [504, 3575, 282, 4649, 314, 7042, 30];
+
+fn sample(weights: Weights) -> OpenVinoRunner {
+    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let config = Config {
+        model,
+        device: "CPU".to_owned(),
+        properties: Vec::new(),
+        weights,
+        cache_bytes: Some(64 << 20),
+        cache_tokens_max: 0,
+    };
+    load(&config, &mut |stage| println!("{stage:?}")).unwrap().0
+}
+
+/// A sequence with a block table of its own.
+struct Stepper {
+    id: u64,
+    tokens: Vec<TokenId>,
+    past: usize,
+    blocks: Range<u32>,
+}
+
+impl Stepper {
+    fn new(id: u64, prompt: &[TokenId]) -> Self {
+        // Eight blocks each, in places of their own.
+        Self { id, tokens: prompt.to_vec(), past: 0, blocks: id as u32 * 8..id as u32 * 8 + 8 }
+    }
+
+    fn row(&mut self, batch: &mut Batch, count: usize) {
+        let tokens = batch.tokens.len() as u32;
+        batch.tokens.extend(&self.tokens[self.past..self.past + count]);
+        let blocks = batch.blocks.len() as u32;
+        let used = (self.past + count).div_ceil(32) as u32;
+        batch.blocks.extend(self.blocks.clone().take(used as usize).map(BlockId));
+        let samples = batch.samples.len() as u32;
+        if self.past + count == self.tokens.len() {
+            batch.samples.push(SequenceId(self.id));
+        }
+        batch.rows.push(Row {
+            sequence: SequenceId(self.id),
+            past: self.past as u32,
+            tokens: tokens..batch.tokens.len() as u32,
+            blocks: blocks..batch.blocks.len() as u32,
+            samples: samples..batch.samples.len() as u32,
+        });
+        self.past += count;
+    }
+}
+
+fn argmax(row: &[f32]) -> TokenId {
+    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+    best.0 as TokenId
+}
+
+/// Steps all sequences together, prompts in chunks of `chunk`, and appends the most probable tokens.
+fn step(runner: &mut OpenVinoRunner, sequences: &mut [Stepper], chunk: usize) {
+    let mut batch = Batch::default();
+    for sequence in sequences.iter_mut() {
+        let count = (sequence.tokens.len() - sequence.past).min(chunk);
+        sequence.row(&mut batch, count);
+    }
+    let chosen: Vec<TokenId> = runner.run(&batch).unwrap().rows().map(argmax).collect();
+    for (row, token) in batch.sampling_rows().zip(chosen) {
+        let sequence = sequences.iter_mut().find(|one| one.id == row.sequence.0).unwrap();
+        sequence.tokens.push(token);
+    }
+}
+
+#[test]
+fn answers_in_every_form_of_the_weights() {
+    for form in [Form::Compact, Form::Fine] {
+        let mut runner = sample(Weights::As(form));
+        assert_eq!(runner.layout().vocabulary, 49152);
+        let mut sequences = [Stepper::new(0, &QUESTION)];
+        for _ in 0..ANSWER.len() {
+            step(&mut runner, &mut sequences, 512);
+        }
+        assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER, "{form:?}");
+    }
+}
+
+#[test]
+fn chunks_mixed_batches_and_copied_blocks_change_nothing() {
+    let mut runner = sample(Weights::Auto);
+    // Chunks of 10 beside a sequence that joins late and one that decodes from the start.
+    let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
+    for _ in 0..4 {
+        step(&mut runner, &mut sequences, 10);
+    }
+    sequences.push(Stepper::new(2, &QUESTION));
+    for _ in 0..ANSWER.len() {
+        step(&mut runner, &mut sequences, 512);
+    }
+    assert_eq!(sequences[0].tokens[QUESTION.len()..][..7], ANSWER);
+    assert_eq!(sequences[2].tokens[QUESTION.len()..], ANSWER);
+
+    // The same prompt, its second block taken from a copy of sequence 0's.
+    let mut copied = Stepper::new(3, &QUESTION);
+    copied.blocks = 24..26;
+    let mut batch = Batch::default();
+    copied.past = QUESTION.len() - 1;
+    batch.copies = vec![BlockCopy { from: BlockId(0), to: BlockId(24) }, BlockCopy { from: BlockId(1), to: BlockId(25) }];
+    copied.row(&mut batch, 1);
+    let logits = runner.run(&batch).unwrap();
+    assert_eq!(argmax(logits.rows().next().unwrap()), ANSWER[0]);
+}
+
+#[test]
+fn a_batch_that_samples_nothing_gives_no_rows() {
+    let mut runner = sample(Weights::Auto);
+    let mut sequence = Stepper::new(0, &QUESTION);
+    let mut batch = Batch::default();
+    sequence.row(&mut batch, 5);
+    assert_eq!(runner.run(&batch).unwrap().rows().count(), 0);
+}
