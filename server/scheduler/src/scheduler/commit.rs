@@ -6,7 +6,7 @@ use crate::{Batch, Event, SequenceId, TokenId};
 
 impl Scheduler {
     /// Takes in a batch that was computed, with what was sampled, in the order of [`Batch::samples`]. Adds
-    /// what happened to `events`. What was aborted meanwhile is skipped.
+    /// what happened to `events`. What was aborted meanwhile is skipped; any token will do for it.
     ///
     /// # Panics
     /// If `batch` is not the last one scheduled, or `sampled` is not of its `samples`.
@@ -29,7 +29,8 @@ impl Scheduler {
     }
 
     /// Drops all that was in a batch whose computation failed, and returns it. Nothing of what the batch was
-    /// to write is in the prefix cache.
+    /// to write is in the prefix cache. What was not in the batch goes on, even if it once shared a prompt
+    /// with what was.
     ///
     /// # Panics
     /// If `batch` is not the last one scheduled.

@@ -1,0 +1,310 @@
+//! What the prefix cache gives, and what is done so that it can.
+
+use expect_test::expect;
+use server_scheduler::SchedulerConfig;
+
+use crate::script::{check, config};
+
+#[test]
+fn a_prefix_of_full_blocks_is_computed_once() {
+    let script = "
+        submit 1 abcdefghij max=1
+        step
+        load
+        submit 2 abcdefghxy max=1
+        step
+        submit 3 abcdxfghij max=1
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 abcdefghij max=1
+        > step
+        1: 0+10 [0 1 2] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > load
+        blocks 0 active 2 evictable 14 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
+        > submit 2 abcdefghxy max=1
+        > step
+        2: 8+2 [0 1 2] -> 2
+        2 started, 8 cached
+        2 finished, Length
+        > submit 3 abcdxfghij max=1
+        > step
+        3: 4+6 [0 2 3] -> 3
+        3 started, 4 cached
+        3 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn nothing_is_kept_without_a_prefix_cache() {
+    let script = "
+        submit 1 abcdefghij max=1
+        step
+        load
+        submit 2 abcdefghij max=1
+        submit 3 abcdefghij max=1
+        step
+    ";
+    check(
+        SchedulerConfig { prefix_caching: false, ..config() },
+        script,
+        expect![[r#"
+        > submit 1 abcdefghij max=1
+        > step
+        1: 0+10 [0 1 2] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > load
+        blocks 0 active 0 evictable 16 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
+        > submit 2 abcdefghij max=1
+        > submit 3 abcdefghij max=1
+        > step
+        2: 0+10 [0 1 2] -> 2
+        3: 0+6 [3 4]
+        2 started, 0 cached
+        2 finished, Length
+        3 started, 0 cached
+    "#]],
+    );
+}
+
+#[test]
+fn generated_blocks_are_cached_too() {
+    let script = "
+        submit 1 abc max=6
+        step 1=d
+        step 1=e
+        step 1=f
+        step 1=g
+        step 1=h
+        step 1=i
+        submit 2 abcdefghij max=1
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 abc max=6
+        > step 1=d
+        1: 0+3 [0] -> 1
+        1 started, 0 cached
+        > step 1=e
+        1: 3+1 [0] -> 1
+        > step 1=f
+        1: 4+1 [0 1] -> 1
+        > step 1=g
+        1: 5+1 [0 1] -> 1
+        > step 1=h
+        1: 6+1 [0 1] -> 1
+        > step 1=i
+        1: 7+1 [0 1] -> 1
+        1 finished, Length
+        > submit 2 abcdefghij max=1
+        > step
+        2: 8+2 [0 1 2] -> 2
+        2 started, 8 cached
+        2 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn of_a_prompt_that_is_cached_whole_one_token_is_computed_in_a_copy() {
+    let script = "
+        submit 1 abcdefgh max=2
+        step
+        submit 2 abcdefgh max=3
+        step
+        step
+        load
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 abcdefgh max=2
+        > step
+        1: 0+8 [0 1] -> 1
+        1 started, 0 cached
+        > submit 2 abcdefgh max=3
+        > step
+        copy 1 to 3
+        1: 8+1 [0 1 2] -> 1
+        2: 7+1 [0 3] -> 2
+        1 finished, Length
+        2 started, 7 cached
+        > step
+        2: 8+1 [0 1 3] -> 2
+        > load
+        blocks 3 active 0 evictable 13 free, sequences 1 running 0 waiting, 1 tokens, 0 preemptions
+    "#]],
+    );
+}
+
+#[test]
+fn a_cached_block_that_is_evicted_for_its_own_copy_is_written_in_place() {
+    let script = "
+        submit 1 abcd max=1
+        step
+        submit 2 efgh max=1
+        step
+        submit 3 abcd max=1
+        step
+        load
+    ";
+    let config = SchedulerConfig { blocks_total: 2, sequence_tokens_max: 8, ..config() };
+    check(config, script, expect![[r#"
+        > submit 1 abcd max=1
+        > step
+        1: 0+4 [0] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 efgh max=1
+        > step
+        2: 0+4 [1] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 abcd max=1
+        > step
+        3: 3+1 [0] -> 3
+        3 started, 3 cached
+        3 finished, Length
+        > load
+        blocks 0 active 2 evictable 0 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
+    "#]]);
+}
+
+#[test]
+fn a_request_waits_for_the_block_that_another_computes_and_others_go_ahead() {
+    let script = "
+        submit 1 a*24+b max=2
+        submit 2 a*24+c max=2
+        submit 3 d max=1
+        step
+        submit 4 a*24+e max=1
+        submit 5 f max=1
+        step
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 a*24+b max=2
+        > submit 2 a*24+c max=2
+        > submit 3 d max=1
+        > step
+        1: 0+16 [0 1 2 3]
+        1 started, 0 cached
+        > submit 4 a*24+e max=1
+        > submit 5 f max=1
+        > step
+        1: 16+9 [0 1 2 3 4 5 6] -> 1
+        3: 0+1 [7] -> 3
+        5: 0+1 [8] -> 5
+        3 started, 0 cached
+        3 finished, Length
+        5 started, 0 cached
+        5 finished, Length
+        > step
+        1: 25+1 [0 1 2 3 4 5 6] -> 1
+        2: 24+1 [0 1 2 3 4 5 8] -> 2
+        4: 24+1 [0 1 2 3 4 5 7] -> 4
+        1 finished, Length
+        2 started, 24 cached
+        4 started, 24 cached
+        4 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn who_waits_for_a_block_computes_it_when_the_other_is_gone() {
+    let script = "
+        submit 1 a*24+b max=2
+        submit 2 a*24+c max=2
+        step
+        abort 1
+        step
+        submit 3 a*24+d max=2
+        fail
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 a*24+b max=2
+        > submit 2 a*24+c max=2
+        > step
+        1: 0+16 [0 1 2 3]
+        1 started, 0 cached
+        > abort 1
+        > step
+        2: 16+9 [0 1 2 3 4 5 6] -> 2
+        2 started, 16 cached
+        > submit 3 a*24+d max=2
+        > fail
+        2: 25+1 [0 1 2 3 4 5 6] -> 2
+        3: 24+1 [0 1 2 3 4 5 7] -> 3
+        dropped 2,3
+        > step
+        nothing
+    "#]],
+    );
+}
+
+#[test]
+fn the_least_recently_used_prefix_goes_first_and_its_end_before_its_start() {
+    let script = "
+        submit 1 a*8 max=1
+        step
+        submit 2 b*8 max=1
+        step
+        submit 3 c*5 max=1
+        step
+        submit 4 a*9 max=1
+        step
+        submit 5 b*9 max=1
+        step
+    ";
+    let config = SchedulerConfig { blocks_total: 5, sequence_tokens_max: 20, ..config() };
+    check(
+        config,
+        script,
+        expect![[r#"
+        > submit 1 a*8 max=1
+        > step
+        1: 0+8 [0 1] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 b*8 max=1
+        > step
+        2: 0+8 [2 3] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 c*5 max=1
+        > step
+        3: 0+5 [4 1] -> 3
+        3 started, 0 cached
+        3 finished, Length
+        > submit 4 a*9 max=1
+        > step
+        4: 4+5 [0 1 3] -> 4
+        4 started, 4 cached
+        4 finished, Length
+        > submit 5 b*9 max=1
+        > step
+        5: 4+5 [2 3 4] -> 5
+        5 started, 4 cached
+        5 finished, Length
+    "#]],
+    );
+}

@@ -1,0 +1,195 @@
+//! Runs a script against a scheduler and writes down what it does.
+//!
+//! ```text
+//! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
+//!        min=1 stop=xy      the rest of the stop rule
+//! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
+//! steps 9                   as many steps, of which only events are written down
+//! schedule                  the first half of a step,
+//! commit 1=x                and the second
+//! fail                      a step that fails, or the second half of one
+//! abort 1
+//! load
+//! ```
+//! A row `1: 8+4 [0 3 2] -> 1,2` computes 4 tokens of sequence 1 after 8 others, in the blocks 0, 3 and 2, and
+//! sequences 1 and 2 sample from it.
+
+use std::fmt::Write;
+
+use expect_test::Expect;
+use server_scheduler::{Batch, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId};
+
+/// Small enough to see, with room for what is not about room.
+pub(crate) fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        block_tokens: 4,
+        blocks_total: 16,
+        batch_tokens_max: 16,
+        sequences_max: 8,
+        waiting_max: 8,
+        sequence_tokens_max: 64,
+        prefix_caching: true,
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]
+pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
+    let mut run = Run {
+        scheduler: Scheduler::new(config),
+        batch: Batch::default(),
+        in_flight: false,
+        quiet: false,
+        out: String::new(),
+    };
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        run.line(line);
+        run.scheduler.check_invariants();
+    }
+    expect.assert_eq(&run.out);
+}
+
+struct Run {
+    scheduler: Scheduler,
+    batch: Batch,
+    in_flight: bool,
+    quiet: bool,
+    out: String,
+}
+
+impl Run {
+    fn line(&mut self, line: &str) {
+        let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
+        self.write(&format!("> {line}"));
+        match command {
+            "submit" => self.submit(rest),
+            "abort" => self.scheduler.abort(SequenceId(number(rest))),
+            "schedule" => self.schedule(),
+            "commit" => self.commit(rest),
+            "step" => {
+                self.schedule();
+                self.commit(rest);
+            }
+            "steps" => {
+                self.quiet = true;
+                for _ in 0..number(rest) {
+                    self.schedule();
+                    self.commit("");
+                }
+                self.quiet = false;
+            }
+            "fail" => {
+                if !self.in_flight {
+                    self.schedule();
+                }
+                self.in_flight = false;
+                let dropped = self.scheduler.fail(&self.batch);
+                self.write(&format!("dropped {}", ids(&dropped)));
+            }
+            "load" => {
+                let load = self.scheduler.load();
+                self.write(&format!(
+                    "blocks {} active {} evictable {} free, sequences {} running {} waiting, {} tokens, \
+                     {} preemptions",
+                    load.blocks_active,
+                    load.blocks_evictable,
+                    load.blocks_free,
+                    load.running,
+                    load.waiting,
+                    load.uncomputed_tokens,
+                    load.preemptions_total
+                ));
+            }
+            other => panic!("unknown command {other}"),
+        }
+    }
+
+    fn submit(&mut self, rest: &str) {
+        let mut words = rest.split(' ');
+        let sequences = words.next().into_iter().flat_map(|ids| ids.split(','));
+        let sequences = sequences.map(|id| SequenceId(number(id))).collect();
+        let prompt = words.next().map(tokens).unwrap_or_default();
+        let mut stop = StopRule { tokens_max: 1, ..StopRule::default() };
+        for word in words {
+            match word.split_once('=').expect("a value") {
+                ("max", value) => stop.tokens_max = number(value) as u32,
+                ("min", value) => stop.tokens_min = number(value) as u32,
+                ("stop", value) => stop.tokens = tokens(value),
+                (other, _) => panic!("unknown word {other}"),
+            }
+        }
+        if let Err(rejected) = self.scheduler.submit(NewRequest { sequences, prompt, stop }) {
+            self.write(&format!("{rejected:?}"));
+        }
+    }
+
+    fn schedule(&mut self) {
+        self.scheduler.schedule(&mut self.batch);
+        self.in_flight = true;
+        if self.quiet {
+            return;
+        }
+        let batch = std::mem::take(&mut self.batch);
+        for copy in &batch.copies {
+            self.write(&format!("copy {} to {}", copy.from.0, copy.to.0));
+        }
+        for row in &batch.rows {
+            let blocks: Vec<_> = batch.row_blocks(row).iter().map(|block| block.0.to_string()).collect();
+            let mut line =
+                format!("{}: {}+{} [{}]", row.sequence.0, row.past, row.tokens.len(), blocks.join(" "));
+            if !row.samples.is_empty() {
+                write!(line, " -> {}", ids(batch.row_samples(row))).expect("a string takes all");
+            }
+            self.write(&line);
+        }
+        if batch.rows.is_empty() {
+            self.write("nothing");
+        }
+        self.batch = batch;
+    }
+
+    fn commit(&mut self, rest: &str) {
+        let given: Vec<_> = rest.split(' ').filter_map(|word| word.split_once('=')).collect();
+        let token = |id: &SequenceId| {
+            let given = given.iter().find(|(name, _)| number(name) == id.0);
+            (*id, given.map_or(TokenId::from(b'z'), |(_, letter)| tokens(letter)[0]))
+        };
+        let sampled: Vec<_> = self.batch.samples.iter().map(token).collect();
+        let mut events = Vec::new();
+        self.scheduler.commit(&self.batch, &sampled, &mut events);
+        self.in_flight = false;
+        for event in events {
+            match event {
+                Event::Started { sequence, cached_tokens } => {
+                    self.write(&format!("{} started, {cached_tokens} cached", sequence.0));
+                }
+                Event::Finished { sequence, reason } => {
+                    self.write(&format!("{} finished, {reason:?}", sequence.0));
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, line: &str) {
+        self.out.push_str(line);
+        self.out.push('\n');
+    }
+}
+
+fn tokens(text: &str) -> Vec<TokenId> {
+    let mut tokens: Vec<TokenId> = Vec::new();
+    for part in text.split('+') {
+        let (letters, times) = part.split_once('*').unwrap_or((part, "1"));
+        for _ in 0..number(times) {
+            tokens.extend(letters.bytes().map(TokenId::from));
+        }
+    }
+    tokens
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().expect("a number")
+}
+
+fn ids(ids: &[SequenceId]) -> String {
+    ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(",")
+}
