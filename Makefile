@@ -1,0 +1,64 @@
+# The commands of this repository; CI runs only these. `make` alone lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+# Passed on to the server by `make run`, e.g. ARGS="--log-format json".
+ARGS ?=
+export MODEL PORT
+
+CARGO_DENY_VERSION := 0.20.2
+SCRIPTS := .ci/run $(filter-out %.txt,$(wildcard scripts/*))
+
+.PHONY: help
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
+
+.PHONY: fetch
+fetch: ## Download the OpenVINO runtime and the sample model into .deps/, once, checked by sha256.
+	@scripts/fetch
+
+.PHONY: build
+build: fetch ## Build the server, optimised, into target/release/server.
+	@scripts/need cargo g++
+	@$(CARGO) build --release --locked --package server
+
+.PHONY: run
+run: build ## Serve the sample model on 127.0.0.1:8000. PORT, MODEL and ARGS override.
+	@scripts/run $(ARGS)
+
+.PHONY: test
+test: fetch ## Run all tests, those with the real model and the official clients included.
+	@scripts/need cargo g++
+	@scripts/clients
+	@$(CARGO) test --workspace --locked
+
+.PHONY: lint
+lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
+	@scripts/need cargo g++
+	@$(CARGO) fmt --all --check
+	@$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@$(MAKE) doc
+	@scripts/shellcheck $(SCRIPTS)
+	@if [[ -x .deps/bin/cargo-deny ]]; then $(MAKE) deny; \
+	  else echo "lint: dependencies not checked: 'make deny' installs cargo-deny, later runs use it"; fi
+
+.PHONY: fmt
+fmt: ## Format the Rust code in place.
+	@$(CARGO) fmt --all
+
+.PHONY: doc
+doc: fetch ## Build the API documentation; a broken link fails.
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
+
+.PHONY: deny
+deny: ## Check licences and sources of all dependencies; installs a pinned cargo-deny into .deps/ (minutes).
+	@scripts/need cargo
+	@[[ -x .deps/bin/cargo-deny ]] || $(CARGO) install --locked --version $(CARGO_DENY_VERSION) --root .deps cargo-deny
+	@.deps/bin/cargo-deny --all-features --locked check bans licenses sources
+
+.PHONY: clean
+clean: ## Remove what was built. What was fetched stays; `rm -r .deps` removes that too.
+	@$(CARGO) clean

@@ -1,0 +1,193 @@
+//! Rules about Markdown: links lead somewhere, flags exist, decisions have their parts.
+
+use std::collections::BTreeSet;
+
+use super::{File, Finding, Tree};
+
+/// Longest `ARCHITECTURE.md`, in lines.
+const ARCHITECTURE_LINES_MAX: usize = 300;
+/// The parts of a decision.
+const DECISION_PARTS: [&str; 3] = ["\n## Context\n", "\n## Decision\n", "\n## Consequences\n"];
+
+/// Checks that relative links lead to a file of the tree and, in Markdown, to a heading of it.
+#[must_use]
+pub fn links(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in markdown(tree) {
+        for target in targets(&file.text) {
+            if target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            let (path, heading) = target.split_once('#').unwrap_or((target, ""));
+            let path = if path.is_empty() { file.path.clone() } else { resolve(&file.path, path) };
+            let folder = format!("{path}/");
+            let found = tree.file(&path);
+            if found.is_none() && !tree.files.iter().any(|other| other.path.starts_with(&folder)) {
+                findings.push(Finding::new(&file.path, format!("link to {target}, which is not there")));
+            } else if !heading.is_empty() && !found.is_some_and(|found| has_heading(&found.text, heading)) {
+                findings.push(Finding::new(&file.path, format!("link to {target}: no such heading")));
+            }
+        }
+    }
+    findings
+}
+
+/// Checks that each `--flag` in the documents is one of `reference`, the generated list of flags. Lines
+/// that hold the command of somebody else are left out.
+#[must_use]
+pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
+    const OTHERS: [&str; 6] = ["cargo ", "curl ", "git ", "npm ", "pip ", "python3 "];
+    let known: BTreeSet<&str> = flags(reference).collect();
+    let mut findings = Vec::new();
+    for file in markdown(tree).filter(|file| file.path != "CHANGELOG.md") {
+        for line in file.text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
+            for flag in flags(line).filter(|flag| !known.contains(flag)) {
+                findings.push(Finding::new(
+                    &file.path,
+                    format!("mentions {flag}, which is no flag of the server"),
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// Checks the numbers and the parts of decisions, and the length of `ARCHITECTURE.md`.
+#[must_use]
+pub fn decisions(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut numbers = BTreeSet::new();
+    for file in &tree.files {
+        if file.path == "ARCHITECTURE.md" && file.text.lines().count() > ARCHITECTURE_LINES_MAX {
+            findings.push(Finding::new(&file.path, format!("more than {ARCHITECTURE_LINES_MAX} lines")));
+        }
+        let Some(name) = file.path.strip_prefix("docs/decisions/") else { continue };
+        if name == "README.md" {
+            continue;
+        }
+        let number = name.split('-').next().unwrap_or_default();
+        if number.len() != 4 || number.parse::<u16>().is_err() || !numbers.insert(number) {
+            findings.push(Finding::new(&file.path, "not named NNNN-title.md with a number of its own"));
+        }
+        for part in DECISION_PARTS.iter().filter(|part| !file.text.contains(**part)) {
+            findings.push(Finding::new(&file.path, format!("has no {:?}", part.trim())));
+        }
+    }
+    findings
+}
+
+fn markdown(tree: &Tree) -> impl Iterator<Item = &File> {
+    tree.files.iter().filter(|file| file.path.ends_with(".md"))
+}
+
+/// What the inline links of a document point to. Code is left out.
+fn targets(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut fenced = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+            continue;
+        }
+        if fenced {
+            continue;
+        }
+        // Every second piece between backticks is code.
+        for prose in line.split('`').step_by(2) {
+            found.extend(prose.split("](").skip(1).filter_map(|link| link.split(')').next()));
+        }
+        // A link whose text is code: [`a`](b).
+        found.extend(line.split("`](").skip(1).filter_map(|link| link.split(')').next()));
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// `link`, relative to the file at `from`, from the root.
+fn resolve(from: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = from.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+fn has_heading(text: &str, wanted: &str) -> bool {
+    text.lines().filter(|line| line.starts_with('#')).any(|line| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let slug: String = heading
+            .chars()
+            .filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'))
+            .map(|letter| if letter == ' ' { '-' } else { letter })
+            .collect();
+        slug == wanted
+    })
+}
+
+fn flags(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '-').filter(|word| {
+        word.strip_prefix("--").is_some_and(|name| name.starts_with(|first: char| first.is_ascii_lowercase()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        Tree { files: files.iter().map(|(path, text)| File::new(path, text)).collect() }
+    }
+
+    #[test]
+    fn finds_links_that_lead_nowhere() {
+        let found = links(&tree(&[
+            (
+                "README.md",
+                "[a](docs/a.md) [b](docs) [`c`](gone.md) [d](docs/a.md#one-two) [e](docs/a.md#three)",
+            ),
+            ("docs/a.md", "# One two\n[up](../README.md) [away](../../x.md) [web](https://host/a)\n"),
+        ]));
+        let found: Vec<&str> = found.iter().map(|finding| finding.message.as_str()).collect();
+        assert_eq!(
+            found,
+            [
+                "link to docs/a.md#three: no such heading",
+                "link to gone.md, which is not there",
+                "link to ../../x.md, which is not there",
+            ]
+        );
+    }
+
+    #[test]
+    fn takes_no_link_from_code() {
+        assert_eq!(links(&tree(&[("a.md", "`[a](b)`\n```\n[a](b)\n```\n")])), []);
+    }
+
+    #[test]
+    fn finds_flags_that_do_not_exist() {
+        let documents = tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent\n")]);
+        let found = mentioned_flags(&documents, "| `--port` | the port |");
+        assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is no flag of the server")]);
+    }
+
+    #[test]
+    fn finds_decisions_without_number_or_parts() {
+        let whole = "# A\n\n## Context\n\n## Decision\n\n## Consequences\n";
+        assert_eq!(decisions(&tree(&[("docs/decisions/0001-a.md", whole)])), []);
+        assert_eq!(decisions(&tree(&[("docs/decisions/layout.md", whole)])).len(), 1);
+        let twice = [("docs/decisions/0001-a.md", whole), ("docs/decisions/0001-b.md", whole)];
+        assert_eq!(decisions(&tree(&twice)).len(), 1);
+        assert_eq!(decisions(&tree(&[("docs/decisions/0001-a.md", "# A\n")])).len(), 3);
+    }
+
+    #[test]
+    fn finds_an_architecture_that_is_too_long() {
+        assert_eq!(decisions(&tree(&[("ARCHITECTURE.md", &"line\n".repeat(301))])).len(), 1);
+    }
+}

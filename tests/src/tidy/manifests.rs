@@ -1,0 +1,141 @@
+//! Rules about crates: what they are called and whom they may depend on.
+
+use toml::{Table, Value};
+
+use super::{Finding, Tree};
+
+/// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
+/// exist; an edge that is not here may not either, whichever kind of dependency it is.
+const EDGES: [(&str, &[&str]); 9] = [
+    ("proto", &[]),
+    (
+        "server",
+        &["proto", "server-engine", "server-openai", "server-openvino", "server-scheduler", "server-text"],
+    ),
+    ("server-engine", &["server-scheduler"]),
+    ("server-gguf", &[]),
+    ("server-openai", &[]),
+    ("server-openvino", &["server-engine", "server-gguf", "server-scheduler"]),
+    ("server-scheduler", &[]),
+    ("server-text", &["server-gguf"]),
+    ("tests", &[]),
+];
+
+/// Crates whose other dependencies are few on purpose: the pure core, and the types that only serialise.
+const OUTSIDE: [(&str, &[&str]); 3] = [
+    ("server-gguf", &["thiserror"]),
+    ("server-openai", &["serde", "serde_json", "serde_path_to_error"]),
+    ("server-scheduler", &["xxhash-rust"]),
+];
+
+/// Crates of others that know a protocol, and the only crates of ours that may use them.
+const PROTOCOLS: [(&str, &[&str]); 5] = [
+    ("axum", &["server"]),
+    ("clap", &["server"]),
+    ("tonic", &["proto", "server"]),
+    ("tonic-prost", &["proto", "server"]),
+    ("tower", &["server"]),
+];
+
+/// Checks the manifests of the workspace.
+#[must_use]
+pub fn manifests(tree: &Tree) -> Vec<Finding> {
+    let Some(root) = tree.file("Cargo.toml") else { return vec![Finding::new("Cargo.toml", "missing")] };
+    let Ok(root) = root.text.parse::<Table>() else { return vec![Finding::new("Cargo.toml", "no TOML")] };
+    let members: Vec<&str> = at(&root, &["workspace", "members"])
+        .and_then(Value::as_array)
+        .map(|members| members.iter().filter_map(Value::as_str).collect())
+        .unwrap_or_default();
+
+    let mut findings = workspace(&root);
+    for file in tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml")) {
+        let folder = file.path.trim_end_matches("/Cargo.toml");
+        if !members.contains(&folder) {
+            findings.push(Finding::new(&file.path, "not a member of the workspace"));
+        }
+        match file.text.parse::<Table>() {
+            Ok(manifest) => findings.extend(package(&file.path, folder, &manifest)),
+            Err(error) => findings.push(Finding::new(&file.path, error.to_string())),
+        }
+    }
+    findings
+}
+
+fn workspace(root: &Table) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if at(root, &["workspace", "package", "version"]).and_then(Value::as_str) != Some("0.0.0") {
+        findings.push(Finding::new("Cargo.toml", "workspace.package.version is not 0.0.0"));
+    }
+    if at(root, &["workspace", "package", "publish"]).and_then(Value::as_bool) != Some(false) {
+        findings.push(Finding::new("Cargo.toml", "workspace.package.publish is not false"));
+    }
+    findings
+}
+
+fn package(path: &str, folder: &str, manifest: &Table) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let name = at(manifest, &["package", "name"]).and_then(Value::as_str).unwrap_or_default();
+    if name != folder.replace('/', "-") {
+        findings.push(Finding::new(path, format!("crate {name:?}: the name is the path with dashes")));
+    }
+    for key in ["version", "edition", "license", "publish", "rust-version"] {
+        if at(manifest, &["package", key, "workspace"]).and_then(Value::as_bool) != Some(true) {
+            findings.push(Finding::new(path, format!("package.{key} is not taken from the workspace")));
+        }
+    }
+    if at(manifest, &["lints", "workspace"]).and_then(Value::as_bool) != Some(true) {
+        findings.push(Finding::new(path, "lints are not taken from the workspace"));
+    }
+    findings.extend(edges(path, name, manifest));
+    findings
+}
+
+fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
+    let Some((_, allowed)) = EDGES.iter().find(|(from, _)| *from == name) else {
+        return vec![Finding::new(path, format!("crate {name:?} is not in the table of allowed edges"))];
+    };
+    let outside = OUTSIDE.iter().find(|(from, _)| *from == name).map(|(_, outside)| *outside);
+    let mut findings = Vec::new();
+    for (dependency, development) in dependencies(manifest) {
+        let ours = EDGES.iter().any(|(ours, _)| *ours == dependency);
+        if ours && !allowed.contains(&dependency.as_str()) {
+            findings.push(Finding::new(path, format!("{name} may not depend on {dependency}")));
+        }
+        if ours || development {
+            continue;
+        }
+        if outside.is_some_and(|outside| !outside.contains(&dependency.as_str())) {
+            findings.push(Finding::new(path, format!("{name} may not depend on {dependency}")));
+        }
+        if PROTOCOLS.iter().any(|(of, users)| *of == dependency && !users.contains(&name)) {
+            findings.push(Finding::new(path, format!("{name} may not know {dependency}")));
+        }
+    }
+    findings
+}
+
+/// Each dependency by the name of its crate, with whether only tests use it.
+fn dependencies(manifest: &Table) -> Vec<(String, bool)> {
+    let targets = manifest.get("target").and_then(Value::as_table);
+    let mut found = Vec::new();
+    for table in std::iter::once(manifest)
+        .chain(targets.into_iter().flat_map(Table::values).filter_map(Value::as_table))
+    {
+        for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
+            for (name, value) in table.get(kind).and_then(Value::as_table).into_iter().flatten() {
+                let renamed = value.get("package").and_then(Value::as_str);
+                found.push((renamed.unwrap_or(name).to_owned(), kind == "dev-dependencies"));
+            }
+        }
+    }
+    found
+}
+
+fn at<'a>(table: &'a Table, keys: &[&str]) -> Option<&'a Value> {
+    let (first, rest) = keys.split_first()?;
+    let value = table.get(*first)?;
+    if rest.is_empty() { Some(value) } else { at(value.as_table()?, rest) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! Each rule about crates, broken once.
+
+use super::super::{File, Tree};
+use super::manifests;
+
+const ROOT: &str = r#"
+[workspace]
+members = ["server/engine"]
+[workspace.package]
+version = "0.0.0"
+publish = false
+"#;
+
+const ENGINE: &str = r#"
+[package]
+name = "server-engine"
+version.workspace = true
+edition.workspace = true
+license.workspace = true
+publish.workspace = true
+rust-version.workspace = true
+[lints]
+workspace = true
+[dependencies]
+server-scheduler.workspace = true
+thiserror.workspace = true
+"#;
+
+fn check(root: &str, path: &str, manifest: &str) -> Vec<String> {
+    let tree = Tree { files: vec![File::new("Cargo.toml", root), File::new(path, manifest)] };
+    manifests(&tree).into_iter().map(|finding| finding.message).collect()
+}
+
+fn engine_with(dependencies: &str) -> Vec<String> {
+    check(ROOT, "server/engine/Cargo.toml", &format!("{ENGINE}{dependencies}"))
+}
+
+#[test]
+fn accepts_a_crate_that_keeps_the_rules() {
+    assert_eq!(engine_with(""), [""; 0]);
+}
+
+#[test]
+fn finds_a_name_that_is_not_the_path() {
+    let manifest = ENGINE.replace("\"server-engine\"", "\"server-text\"");
+    let found = check(ROOT, "server/engine/Cargo.toml", &manifest);
+    assert!(found[0].contains("path with dashes"), "{found:?}");
+}
+
+#[test]
+fn finds_a_crate_outside_the_workspace_and_the_table() {
+    let manifest = ENGINE.replace("server-engine", "server-extra");
+    let found = check(ROOT, "server/extra/Cargo.toml", &manifest);
+    assert_eq!(found.len(), 2, "{found:?}");
+}
+
+#[test]
+fn finds_fields_that_are_not_the_workspaces() {
+    let manifest = ENGINE
+        .replace("version.workspace = true\nedition", "version = \"1.2.3\"\nedition")
+        .replace("[lints]\nworkspace = true", "");
+    assert_eq!(check(ROOT, "server/engine/Cargo.toml", &manifest).len(), 2);
+    assert_eq!(check(&ROOT.replace("0.0.0", "1.0.0"), "server/engine/Cargo.toml", ENGINE).len(), 1);
+    assert_eq!(check(&ROOT.replace("false", "true"), "server/engine/Cargo.toml", ENGINE).len(), 1);
+}
+
+#[test]
+fn finds_edges_that_are_not_allowed_however_they_are_written() {
+    for edge in [
+        "server-openvino.workspace = true",
+        "text = { package = \"server-text\", path = \"../text\" }",
+        "[build-dependencies]\nserver-openai.workspace = true",
+        "[dev-dependencies]\nserver.workspace = true",
+        "[target.'cfg(unix)'.dependencies]\nserver-text.workspace = true",
+    ] {
+        assert_eq!(engine_with(edge).len(), 1, "{edge}");
+    }
+}
+
+#[test]
+fn finds_protocols_below_the_server() {
+    assert_eq!(engine_with("axum.workspace = true"), ["server-engine may not know axum"]);
+}
+
+#[test]
+fn finds_what_the_pure_core_may_not_use() {
+    let root = ROOT.replace("server/engine", "server/scheduler");
+    let manifest = ENGINE.replace("server-engine", "server-scheduler").replace(
+        "server-scheduler.workspace = true\nthiserror.workspace = true",
+        "tokio.workspace = true\n[dev-dependencies]\nrand.workspace = true",
+    );
+    let found = check(&root, "server/scheduler/Cargo.toml", &manifest);
+    assert_eq!(found, ["server-scheduler may not depend on tokio"]);
+}
