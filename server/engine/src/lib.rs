@@ -1,11 +1,29 @@
-//! The engine: one dedicated thread that owns a [`Scheduler`](server_scheduler) and a [`ModelRunner`], and
-//! the handle through which everything else talks to it.
+//! The engine: one dedicated thread that owns a [`Scheduler`](server_scheduler::Scheduler) and a
+//! [`ModelRunner`], and the handle through which everything else talks to it.
+//!
+//! ```text
+//! EngineHandle::submit ─► bounded channel ─► ┌ commands ─► schedule ─► run ─► sample ─► commit ┐
+//! TokenStream::next    ◄─ room for all of it ◄─ events ◄───────────────────────────────────────┘
+//! ```
 //!
 //! The engine knows tokens. It knows no text, no JSON, no HTTP and no Kubernetes.
 
+mod clock;
+mod engine;
+mod handle;
+mod report;
 mod request;
 mod runner;
+mod sampler;
+pub mod sim;
+mod stream;
 
+pub use clock::Clock;
+pub use engine::{Engine, EngineConfig, StartError};
+pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
+pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{Event, Failure, Request, Sampling, TokenLogprob, TokenLogprobs};
 pub use runner::{CacheLayout, Logits, ModelRunner, RunError};
+pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};
+pub use stream::TokenStream;

@@ -42,6 +42,43 @@ pub struct Sampling {
     pub logprobs: Option<u32>,
 }
 
+impl Sampling {
+    /// The most probable token, unchanged by anything.
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            bias: Vec::new(),
+            seed: 0,
+            logprobs: None,
+        }
+    }
+
+    /// Whether any penalty does anything.
+    pub(crate) fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// The name of the first parameter that has no meaning, if there is one.
+    pub(crate) fn invalid(&self) -> Option<&'static str> {
+        let valid = [
+            ("temperature", self.temperature >= 0.0 && self.temperature.is_finite()),
+            ("top_p", (0.0..=1.0).contains(&self.top_p)),
+            ("min_p", (0.0..=1.0).contains(&self.min_p)),
+            ("repetition_penalty", self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()),
+            ("frequency_penalty", self.frequency_penalty.is_finite()),
+            ("presence_penalty", self.presence_penalty.is_finite()),
+            ("bias", !self.bias.iter().any(|(_, bias)| bias.is_nan())),
+        ];
+        valid.into_iter().find(|(_, valid)| !valid).map(|(name, _)| name)
+    }
+}
+
 /// What happens to a request, in order: `Started` once, then `Token`s and one `Finished` for each of its
 /// sequences; or `Failed`, after which nothing comes.
 #[derive(Clone, Debug, PartialEq)]

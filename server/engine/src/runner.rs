@@ -44,7 +44,10 @@ impl<'a> Logits<'a> {
     /// If `values` are not whole rows.
     pub fn new(values: &'a [f32], vocabulary: u32) -> Self {
         let vocabulary = vocabulary as usize;
-        assert!(vocabulary > 0 && values.len().is_multiple_of(vocabulary), "invariant: logits are whole rows");
+        assert!(
+            vocabulary > 0 && values.len().is_multiple_of(vocabulary),
+            "invariant: logits are whole rows"
+        );
         Self { values, vocabulary }
     }
 

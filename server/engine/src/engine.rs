@@ -1,0 +1,180 @@
+//! The engine as its owner sees it: started, and joined. The loop is in `core`.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
+
+use server_scheduler::SchedulerConfig;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Limits, Shared};
+use crate::report::{EngineLoad, EngineState, Observer};
+use crate::runner::{CacheLayout, ModelRunner};
+
+mod core;
+
+/// The sizes and limits of an engine. Those of the cache and the vocabulary are the runner's.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Most tokens computed in one step, over all sequences.
+    pub batch_tokens_max: u32,
+    /// Most sequences that run at once.
+    pub sequences_max: u32,
+    /// Most sequences that wait to be started. A burst waits as a whole until the next step, so this is not
+    /// to be less than what is to be taken at once.
+    pub waiting_max: u32,
+    /// Longest sequence, prompt and generated tokens together; what the cache holds if that is less.
+    pub sequence_tokens_max: u32,
+    /// Whether blocks of equal content are computed once and kept after their sequence ends.
+    pub prefix_caching: bool,
+    /// What queue times and step times are measured by.
+    pub clock: Clock,
+}
+
+/// Why an engine could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A size is zero, or too small to compute anything with.
+    #[error("{name} is too small")]
+    TooSmall {
+        /// The field of [`EngineConfig`] or [`CacheLayout`].
+        name: &'static str,
+    },
+    /// The operating system has no thread for it.
+    #[error("failed to start the engine's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Owns the engine's thread. Dropping it ends the engine after the step in progress, fails what is
+/// unfinished with [`Failure::Stopped`](crate::Failure::Stopped), and waits for the thread.
+#[derive(Debug)]
+pub struct Engine {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts a thread that owns `runner` and serves requests with it.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(
+        config: EngineConfig,
+        runner: Box<dyn ModelRunner>,
+        observer: Observer,
+    ) -> Result<Self, StartError> {
+        let layout = runner.layout();
+        let scheduler = scheduler_config(&config, layout)?;
+        let limits = Limits {
+            vocabulary: layout.vocabulary,
+            sequence_tokens_max: scheduler.sequence_tokens_max,
+            request_sequences_max: scheduler.sequences_max.min(config.waiting_max),
+            waiting_max: config.waiting_max,
+        };
+        let (commands, receiver) = mpsc::sync_channel(config.waiting_max as usize + CONTROL_COMMANDS_MAX);
+        let shared = Arc::new(Shared {
+            commands,
+            load: watch::Sender::new(EngineLoad::default()),
+            limits,
+            clock: config.clock,
+            waiting: Arc::new(AtomicU32::new(0)),
+            draining: AtomicBool::new(false),
+            death: OnceLock::new(),
+        });
+        let handle = EngineHandle { shared: Arc::clone(&shared) };
+        let core = core::Core::new(scheduler, runner, observer, receiver);
+        let thread = std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || run(core, &shared))
+            .map_err(StartError::Thread)?;
+        Ok(Self { handle, thread: Some(thread) })
+    }
+
+    /// A handle to submit requests by.
+    pub fn handle(&self) -> EngineHandle {
+        self.handle.clone()
+    }
+
+    /// Finishes what there is, refuses more, and waits for the thread to end. It blocks.
+    ///
+    /// # Errors
+    /// The engine died.
+    pub fn shutdown(mut self) -> Result<(), EngineDied> {
+        self.handle.begin_drain();
+        self.join();
+        self.handle.ended()
+    }
+
+    fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic that was not caught happened while the runner was dropped: the state is set already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            // There is room for it; without a receiver the thread has ended.
+            let _ = self.handle.shared.commands.try_send(Command::Stop);
+            self.join();
+        }
+    }
+}
+
+fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<SchedulerConfig, StartError> {
+    /// Sequence ids have this much room for the sequence within its request.
+    const SEQUENCES_MAX: u32 = 1 << core::INDEX_BITS;
+
+    let CacheLayout { block_tokens, blocks_total, vocabulary, .. } = layout;
+    let cache_tokens = block_tokens.saturating_mul(blocks_total);
+    let sizes = [
+        ("block_tokens", block_tokens, 1),
+        ("blocks_total", blocks_total, 1),
+        ("vocabulary", vocabulary, 1),
+        ("batch_tokens_max", config.batch_tokens_max, 1),
+        ("sequences_max", config.sequences_max, 1),
+        ("waiting_max", config.waiting_max, 1),
+        ("sequence_tokens_max", config.sequence_tokens_max.min(cache_tokens), 2),
+    ];
+    if let Some((name, ..)) = sizes.into_iter().find(|(_, size, min)| size < min) {
+        return Err(StartError::TooSmall { name });
+    }
+    Ok(SchedulerConfig {
+        block_tokens,
+        blocks_total,
+        batch_tokens_max: config.batch_tokens_max,
+        sequences_max: config.sequences_max.min(config.batch_tokens_max).min(SEQUENCES_MAX),
+        // The handle keeps the limit. Preempted sequences wait as well and are refused nothing for it.
+        waiting_max: config.waiting_max.saturating_add(config.sequences_max),
+        sequence_tokens_max: config.sequence_tokens_max.min(cache_tokens),
+        prefix_caching: config.prefix_caching,
+    })
+}
+
+/// The engine's thread.
+fn run(mut core: core::Core, shared: &Shared) {
+    // Whatever the panic left behind is only dropped.
+    let outcome = catch_unwind(AssertUnwindSafe(|| core.run(shared)));
+    let death = match outcome {
+        Ok(Ok(())) => None,
+        Ok(Err(fatal)) => Some(fatal.to_string()),
+        Err(panic) => Some(panic_message(panic.as_ref())),
+    };
+    let state = if death.is_some() { EngineState::Dead } else { EngineState::Stopped };
+    if let Some(reason) = death {
+        shared.death.get_or_init(|| reason);
+    }
+    // Before the streams end: whoever sees that they did, finds the reason here.
+    shared.load.send_replace(EngineLoad { state, ..EngineLoad::default() });
+    drop(core);
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let message = panic.downcast_ref::<&str>().copied();
+    message.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it panicked").to_owned()
+}

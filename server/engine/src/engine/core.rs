@@ -1,0 +1,369 @@
+//! The loop on the engine's thread: commands, schedule, run, sample, commit, events.
+//!
+//! It keeps what the scheduler does not need to know of a request: how it samples and where its events go.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use server_scheduler::{Batch, Event as Change, NewRequest, Scheduler, SchedulerConfig};
+use server_scheduler::{SequenceId, StopRule, TokenId};
+use tokio::sync::mpsc as events;
+
+use crate::handle::{Command, Shared, Submission, WaitingPermit};
+use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
+use crate::request::{Event, Failure, Sampling, TokenLogprobs};
+use crate::runner::{Logits, ModelRunner, RunError};
+use crate::sampler::{Choice, History, Sampler};
+
+/// A sequence's id is the number of its request, then, in so many bits, its index in the request.
+pub(super) const INDEX_BITS: u32 = 16;
+
+/// All that the engine's thread owns.
+pub(super) struct Core {
+    /// Before the runner: streams end even if that takes long to be dropped.
+    requests: Requests,
+    commands: mpsc::Receiver<Command>,
+    scheduler: Scheduler,
+    runner: Box<dyn ModelRunner>,
+    sampler: Sampler,
+    observer: Observer,
+    state: EngineState,
+    prefill_rate: Rate,
+    decode_rate: Rate,
+    preemptions_total: u64,
+    // Kept from step to step for their memory.
+    batch: Batch,
+    samples: Samples,
+    changes: Vec<Change>,
+    report: StepReport,
+}
+
+#[derive(Default)]
+struct Requests {
+    /// By their numbers, so that whatever goes through all of them does so in the order they came.
+    live: BTreeMap<u64, Live>,
+    count: u64,
+}
+
+/// A request the scheduler has.
+struct Live {
+    sampling: Sampling,
+    stop: StopRule,
+    histories: Vec<History>,
+    /// Sequences that have not ended.
+    open: usize,
+    events: events::Sender<Event>,
+    /// Given back when the request starts.
+    permit: Option<WaitingPermit>,
+    submitted: Duration,
+    prompt_tokens: u32,
+}
+
+#[derive(Default)]
+struct Samples {
+    /// In the order of the batch's samples; a sequence of a request that failed has some token.
+    tokens: Vec<(SequenceId, TokenId)>,
+    /// As long as `tokens`.
+    logprobs: Vec<Option<Box<TokenLogprobs>>>,
+    /// Requests whose logits gave no token, and why.
+    failed: Vec<(u64, String)>,
+}
+
+impl Core {
+    pub(super) fn new(
+        config: SchedulerConfig,
+        runner: Box<dyn ModelRunner>,
+        observer: Observer,
+        commands: mpsc::Receiver<Command>,
+    ) -> Self {
+        Self {
+            requests: Requests::default(),
+            commands,
+            scheduler: Scheduler::new(config),
+            runner,
+            sampler: Sampler::new(),
+            observer,
+            state: EngineState::Starting,
+            prefill_rate: Rate::default(),
+            decode_rate: Rate::default(),
+            preemptions_total: 0,
+            batch: Batch::default(),
+            samples: Samples::default(),
+            changes: Vec::new(),
+            report: StepReport::default(),
+        }
+    }
+
+    /// Serves until it is stopped or has drained.
+    ///
+    /// # Errors
+    /// The runner is of no further use.
+    pub(super) fn run(&mut self, shared: &Shared) -> Result<(), RunError> {
+        self.state = EngineState::Serving;
+        while self.take_commands(shared) {
+            self.requests.drop_abandoned(&mut self.scheduler);
+            if !self.scheduler.is_idle() {
+                self.step(shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all commands there are, and waits for one if there is nothing to compute. False at the end.
+    fn take_commands(&mut self, shared: &Shared) -> bool {
+        loop {
+            let command = if !self.scheduler.is_idle() {
+                match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(_) => return true,
+                }
+            } else if self.state == EngineState::Draining {
+                match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(_) => return false,
+                }
+            } else {
+                self.publish(shared);
+                match self.commands.recv() {
+                    Ok(command) => command,
+                    Err(_) => return false,
+                }
+            };
+            match command {
+                Command::Submit(submission) => self.requests.submit(*submission, &mut self.scheduler),
+                Command::Drain => self.state = EngineState::Draining,
+                Command::Stop => return false,
+            }
+        }
+    }
+
+    fn step(&mut self, shared: &Shared) -> Result<(), RunError> {
+        let began = shared.clock.now();
+        self.scheduler.schedule(&mut self.batch);
+        assert!(!self.batch.rows.is_empty(), "invariant: unless it is idle, the scheduler has a row");
+        self.publish(shared);
+        self.report.clear();
+        self.changes.clear();
+        self.count_batch();
+
+        let run_began = shared.clock.now();
+        let outcome = self.runner.run(&self.batch);
+        self.report.run_time = shared.clock.now() - run_began;
+        match outcome {
+            Ok(logits) => {
+                check(&logits, &self.batch)?;
+                self.samples.take(&self.batch, logits, &self.requests, &mut self.sampler);
+                self.finish_step(began);
+            }
+            Err(error) if error.fatal => return Err(error),
+            Err(error) => self.fail_step(&error),
+        }
+
+        self.report.step_time = shared.clock.now() - began;
+        let StepReport { prefill_tokens, generated_tokens, step_time, .. } = self.report;
+        self.prefill_rate.add(prefill_tokens, step_time);
+        self.decode_rate.add(generated_tokens, step_time);
+        (self.observer)(&self.report);
+        Ok(())
+    }
+
+    /// Commits what was sampled and tells the clients.
+    fn finish_step(&mut self, began: Duration) {
+        let Self { requests, scheduler, samples, changes, report, .. } = self;
+        for (number, message) in samples.failed.drain(..) {
+            report.requests_failed += u32::from(requests.fail(number, message, scheduler));
+        }
+        scheduler.commit(&self.batch, &samples.tokens, changes);
+        for change in &*changes {
+            if let &Change::Started { sequence, cached_tokens } = change {
+                requests.started(sequence, cached_tokens);
+                if let Some(live) = requests.live.get(&request_of(sequence)) {
+                    report.prompt_tokens += live.prompt_tokens;
+                    report.cached_tokens += cached_tokens;
+                    report.queue_times.push(began.saturating_sub(live.submitted));
+                }
+            }
+        }
+        for (&(sequence, token), logprobs) in samples.tokens.iter().zip(samples.logprobs.drain(..)) {
+            report.generated_tokens += u32::from(requests.token(sequence, token, logprobs));
+        }
+        for change in &*changes {
+            if let &Change::Finished { sequence, reason } = change {
+                requests.finished(sequence, reason);
+            }
+        }
+    }
+
+    /// Fails what was in a batch that could not be computed.
+    fn fail_step(&mut self, error: &RunError) {
+        tracing::warn!(rows = self.batch.rows.len(), "{error}");
+        for sequence in self.scheduler.fail(&self.batch) {
+            let number = request_of(sequence);
+            let failed = self.requests.fail(number, error.message.clone(), &mut self.scheduler);
+            self.report.requests_failed += u32::from(failed);
+        }
+    }
+
+    fn count_batch(&mut self) {
+        self.report.rows = self.batch.rows.len() as u32;
+        self.report.batch_tokens = self.batch.tokens.len() as u32;
+        for row in &self.batch.rows {
+            let live = self.requests.live.get(&request_of(row.sequence));
+            let decodes = row.tokens.len() == 1 && live.is_some_and(|live| live.prompt_tokens <= row.past);
+            if !decodes {
+                self.report.prefill_tokens += row.tokens.len() as u32;
+            }
+        }
+        let preemptions_total = self.scheduler.load().preemptions_total;
+        self.report.preemptions = (preemptions_total - self.preemptions_total) as u32;
+        self.preemptions_total = preemptions_total;
+    }
+
+    fn publish(&self, shared: &Shared) {
+        let new = EngineLoad {
+            state: self.state,
+            load: self.scheduler.load(),
+            prefill_tokens_per_second: self.prefill_rate.per_second(),
+            decode_tokens_per_second: self.decode_rate.per_second(),
+        };
+        shared.load.send_if_modified(|published| {
+            let notify = published.state != new.state || published.load != new.load;
+            *published = new;
+            notify
+        });
+    }
+}
+
+/// Logits of the wrong number or width are no logits: such a runner is not to be trusted with another step.
+fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
+    let (returned, wanted) = (logits.rows().len(), batch.sampling_rows().count());
+    if returned == wanted {
+        return Ok(());
+    }
+    Err(RunError { message: format!("{returned} rows of logits came back for {wanted}"), fatal: true })
+}
+
+impl Samples {
+    /// Samples a token for each sequence of `batch` that samples.
+    fn take(&mut self, batch: &Batch, logits: Logits<'_>, requests: &Requests, sampler: &mut Sampler) {
+        let Self { tokens, logprobs, failed } = self;
+        tokens.clear();
+        logprobs.clear();
+        failed.clear();
+        for (row, logits) in batch.sampling_rows().zip(logits.rows()) {
+            for &sequence in batch.row_samples(row) {
+                let number = request_of(sequence);
+                let live = requests.live.get(&number).expect("invariant: what is scheduled is live");
+                match sampler.sample(logits, &live.choice(sequence)) {
+                    Ok(token) => {
+                        let count = live.sampling.logprobs;
+                        tokens.push((sequence, token));
+                        logprobs.push(count.map(|count| Box::new(sampler.logprobs(logits, token, count))));
+                    }
+                    Err(error) => {
+                        failed.push((number, error.to_string()));
+                        tokens.push((sequence, 0));
+                        logprobs.push(None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Requests {
+    /// Hands a request to the scheduler, unless its client has gone.
+    fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
+        let Submission { prompt, stop, sampling, histories, events, permit, submitted } = submission;
+        if events.is_closed() {
+            return;
+        }
+        let number = self.count;
+        self.count += 1;
+        let prompt_tokens = prompt.len() as u32;
+        let sequences = sequences_of(number, histories.len()).collect();
+        if let Err(rejected) = scheduler.submit(NewRequest { sequences, prompt, stop: stop.clone() }) {
+            // Not reached: the handle keeps the same limits.
+            send(&events, Event::Failed(Failure::Step(format!("the scheduler refused it: {rejected:?}"))));
+            return;
+        }
+        let open = histories.len();
+        let permit = Some(permit);
+        let live = Live { sampling, stop, histories, open, events, permit, submitted, prompt_tokens };
+        self.live.insert(number, live);
+    }
+
+    /// Aborts the requests whose clients have gone.
+    fn drop_abandoned(&mut self, scheduler: &mut Scheduler) {
+        self.live.retain(|&number, live| {
+            let abandoned = live.events.is_closed();
+            if abandoned {
+                sequences_of(number, live.histories.len()).for_each(|sequence| scheduler.abort(sequence));
+            }
+            !abandoned
+        });
+    }
+
+    /// Ends a request with a failure. False if it has ended already.
+    fn fail(&mut self, number: u64, message: String, scheduler: &mut Scheduler) -> bool {
+        let Some(live) = self.live.remove(&number) else { return false };
+        sequences_of(number, live.histories.len()).for_each(|sequence| scheduler.abort(sequence));
+        send(&live.events, Event::Failed(Failure::Step(message)));
+        true
+    }
+
+    fn started(&mut self, sequence: SequenceId, cached_tokens: u32) {
+        if let Some(live) = self.live.get_mut(&request_of(sequence)) {
+            live.permit = None;
+            send(&live.events, Event::Started { cached_tokens });
+        }
+    }
+
+    /// False if the request has failed.
+    fn token(&mut self, sequence: SequenceId, token: TokenId, logprobs: Option<Box<TokenLogprobs>>) -> bool {
+        let Some(live) = self.live.get_mut(&request_of(sequence)) else { return false };
+        let index = index_of(sequence);
+        live.histories[index as usize].push(token);
+        send(&live.events, Event::Token { index, token, logprobs });
+        true
+    }
+
+    fn finished(&mut self, sequence: SequenceId, reason: server_scheduler::FinishReason) {
+        let number = request_of(sequence);
+        if let Some(live) = self.live.get_mut(&number) {
+            send(&live.events, Event::Finished { index: index_of(sequence), reason });
+            live.open -= 1;
+            if live.open == 0 {
+                self.live.remove(&number);
+            }
+        }
+    }
+}
+
+impl Live {
+    fn choice(&self, sequence: SequenceId) -> Choice<'_> {
+        let index = index_of(sequence);
+        let history = &self.histories[index as usize];
+        Choice { sampling: &self.sampling, stop: &self.stop, history, index }
+    }
+}
+
+/// There is room for every event; a client that has gone is noticed before the next step.
+fn send(events: &events::Sender<Event>, event: Event) {
+    if let Err(events::error::TrySendError::Full(event)) = events.try_send(event) {
+        debug_assert!(false, "invariant: a stream has room for all its events, {event:?} too");
+    }
+}
+
+fn sequences_of(number: u64, count: usize) -> impl Iterator<Item = SequenceId> {
+    (0..count as u64).map(move |index| SequenceId(number << INDEX_BITS | index))
+}
+
+fn request_of(sequence: SequenceId) -> u64 {
+    sequence.0 >> INDEX_BITS
+}
+
+fn index_of(sequence: SequenceId) -> u32 {
+    (sequence.0 & ((1 << INDEX_BITS) - 1)) as u32
+}

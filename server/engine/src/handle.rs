@@ -1,0 +1,280 @@
+//! How everything else talks to the engine. What a request is refused for is decided here, on the caller's
+//! thread, so that the answer comes at once and the engine's thread has less to do.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use server_scheduler::{Rejected, StopRule, TokenId};
+use tokio::sync::{mpsc, watch};
+
+use crate::clock::Clock;
+use crate::report::{EngineLoad, EngineState};
+use crate::request::{Event, Request, Sampling};
+use crate::sampler::History;
+use crate::stream::TokenStream;
+
+/// Commands that may be on their way beside the requests: to drain and to stop, each once.
+pub(crate) const CONTROL_COMMANDS_MAX: usize = 2;
+
+/// Talks to an engine. Clones talk to the same.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What the engine's thread and the handles share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) commands: SyncSender<Command>,
+    pub(crate) load: watch::Sender<EngineLoad>,
+    pub(crate) limits: Limits,
+    pub(crate) clock: Clock,
+    /// Sequences that are submitted and not started.
+    pub(crate) waiting: Arc<AtomicU32>,
+    pub(crate) draining: AtomicBool,
+    /// Set before the state becomes [`EngineState::Dead`].
+    pub(crate) death: OnceLock<String>,
+}
+
+/// What a request has to keep to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Longest sequence, prompt and generated tokens together.
+    pub sequence_tokens_max: u32,
+    /// Most sequences of a request.
+    pub request_sequences_max: u32,
+    /// Most sequences that wait to be started.
+    pub waiting_max: u32,
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Submit(Box<Submission>),
+    /// Finish what there is, then end.
+    Drain,
+    /// End after the step in progress.
+    Stop,
+}
+
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) prompt: Vec<TokenId>,
+    pub(crate) stop: StopRule,
+    pub(crate) sampling: Sampling,
+    pub(crate) histories: Vec<History>,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) permit: WaitingPermit,
+    pub(crate) submitted: Duration,
+}
+
+/// Counts sequences as waiting for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct WaitingPermit {
+    waiting: Arc<AtomicU32>,
+    sequences: u32,
+}
+
+impl WaitingPermit {
+    fn take(waiting: &Arc<AtomicU32>, sequences: u32, waiting_max: u32) -> Result<Self, Rejected> {
+        let more = |count: u32| count.checked_add(sequences).filter(|&count| count <= waiting_max);
+        waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|_| Rejected::QueueFull)?;
+        Ok(Self { waiting: Arc::clone(waiting), sequences })
+    }
+}
+
+impl Drop for WaitingPermit {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(self.sequences, Ordering::AcqRel);
+    }
+}
+
+/// Why a request was not taken. Nothing of it is left in the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The engine's limits do not admit it.
+    #[error("{}", describe(.0))]
+    Rejected(Rejected),
+    /// A token that the model does not know, in the prompt or in the bias.
+    #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
+    UnknownToken {
+        /// The token.
+        token: TokenId,
+        /// Tokens in the vocabulary.
+        vocabulary: u32,
+    },
+    /// A parameter's value has no meaning.
+    #[error("the value of {parameter} has no meaning")]
+    Invalid {
+        /// The name of the field of [`Request`] or [`Sampling`].
+        parameter: &'static str,
+    },
+    /// The engine finishes what it has and takes nothing more.
+    #[error("the engine is draining")]
+    Draining,
+    /// The engine has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+fn describe(rejected: &Rejected) -> String {
+    match rejected {
+        Rejected::EmptyPrompt => "the prompt is empty".to_owned(),
+        Rejected::TooLong { prompt_tokens, sequence_tokens_max } => format!(
+            "a prompt of {prompt_tokens} tokens and the tokens asked for are more than the \
+             {sequence_tokens_max} a sequence may have"
+        ),
+        Rejected::TooManySequences { sequences, sequences_max } => {
+            format!("{sequences} sequences are more than the {sequences_max} a request may have")
+        }
+        Rejected::QueueFull => "as many sequences wait as may".to_owned(),
+    }
+}
+
+/// The engine ended by a failure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the engine died: {reason}")]
+pub struct EngineDied {
+    /// What the runner said, or the message of the panic.
+    pub reason: String,
+}
+
+impl EngineHandle {
+    /// Hands a request to the engine, which has it in hand before its next step.
+    ///
+    /// # Errors
+    /// [`SubmitError`], at once. [`Rejected::TooLong`] goes by the prompt and `stop.tokens_max` together,
+    /// [`Rejected::QueueFull`] by [`Limits::waiting_max`], each sequence counted.
+    pub fn submit(&self, request: Request) -> Result<TokenStream, SubmitError> {
+        let Shared { limits, waiting, .. } = &*self.shared;
+        self.check_state()?;
+        limits.check(&request)?;
+        let Request { prompt, sequences, sampling, stop } = request;
+        let permit =
+            WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
+
+        // Started, the tokens and the end of each sequence, and a failure.
+        let events_max = 2 + sequences as usize * (stop.tokens_max.max(1) as usize + 1);
+        let (events, receiver) = mpsc::channel(events_max);
+        let histories = vec![History::new(&prompt, &sampling); sequences as usize];
+        let submitted = self.shared.clock.now();
+        let submission = Submission { prompt, stop, sampling, histories, events, permit, submitted };
+        match self.shared.commands.try_send(Command::Submit(Box::new(submission))) {
+            Ok(()) => Ok(TokenStream::new(receiver, sequences)),
+            Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
+            // Not reached: a command in the channel holds a permit, and there is room for all permits.
+            Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejected::QueueFull)),
+        }
+    }
+
+    /// What a request has to keep to.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// The load, published before each step and whenever the engine runs out of work. A change of the rates
+    /// alone wakes nobody.
+    pub fn load(&self) -> watch::Receiver<EngineLoad> {
+        self.shared.load.subscribe()
+    }
+
+    /// Sequences that are submitted and not started.
+    pub fn waiting(&self) -> u32 {
+        self.shared.waiting.load(Ordering::Acquire)
+    }
+
+    /// Whether the engine computes, or will when it gets something to do.
+    pub fn is_alive(&self) -> bool {
+        !matches!(self.state(), EngineState::Stopped | EngineState::Dead)
+    }
+
+    /// Waits until the engine dies: forever if it ends in good order.
+    ///
+    /// # Cancel safety
+    /// Waiting changes nothing.
+    pub async fn dead(&self) -> EngineDied {
+        self.wait_for(|state| state == EngineState::Dead).await;
+        self.died()
+    }
+
+    /// Makes the engine refuse further requests, finish those it has, and end; waits until it has.
+    ///
+    /// # Errors
+    /// The engine died before.
+    ///
+    /// # Cancel safety
+    /// The engine drains on if the future is dropped, once it was polled.
+    pub async fn drain(&self) -> Result<(), EngineDied> {
+        self.begin_drain();
+        self.wait_for(|state| matches!(state, EngineState::Stopped | EngineState::Dead)).await;
+        self.ended()
+    }
+
+    /// As [`Self::drain`], without waiting.
+    pub fn begin_drain(&self) {
+        if !self.shared.draining.swap(true, Ordering::AcqRel) {
+            // There is room for it; without a receiver there is nothing left to drain.
+            let _ = self.shared.commands.try_send(Command::Drain);
+        }
+    }
+
+    /// How the engine ended, if it has.
+    pub(crate) fn ended(&self) -> Result<(), EngineDied> {
+        if self.state() == EngineState::Dead { Err(self.died()) } else { Ok(()) }
+    }
+
+    fn died(&self) -> EngineDied {
+        EngineDied { reason: self.shared.death.get().cloned().unwrap_or_default() }
+    }
+
+    fn state(&self) -> EngineState {
+        self.shared.load.borrow().state
+    }
+
+    fn check_state(&self) -> Result<(), SubmitError> {
+        if !self.is_alive() {
+            return Err(SubmitError::Stopped);
+        }
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(SubmitError::Draining);
+        }
+        Ok(())
+    }
+
+    async fn wait_for(&self, state: impl Fn(EngineState) -> bool) {
+        let mut load = self.shared.load.subscribe();
+        load.wait_for(|load| state(load.state)).await.expect("invariant: the sender is in `shared`");
+    }
+}
+
+impl Limits {
+    fn check(&self, request: &Request) -> Result<(), SubmitError> {
+        let Request { prompt, sequences, sampling, stop } = request;
+        let sequences = *sequences;
+        let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
+        if let Some(parameter) = invalid {
+            return Err(SubmitError::Invalid { parameter });
+        }
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if prompt_tokens == 0 {
+            return Err(SubmitError::Rejected(Rejected::EmptyPrompt));
+        }
+        let sequence_tokens_max = self.sequence_tokens_max;
+        if prompt_tokens.saturating_add(stop.tokens_max.max(1)) > sequence_tokens_max {
+            return Err(SubmitError::Rejected(Rejected::TooLong { prompt_tokens, sequence_tokens_max }));
+        }
+        let sequences_max = self.request_sequences_max;
+        if sequences > sequences_max {
+            return Err(SubmitError::Rejected(Rejected::TooManySequences { sequences, sequences_max }));
+        }
+        let vocabulary = self.vocabulary;
+        let mut tokens = prompt.iter().copied().chain(sampling.bias.iter().map(|bias| bias.0));
+        match tokens.find(|&token| token >= vocabulary) {
+            Some(token) => Err(SubmitError::UnknownToken { token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+}

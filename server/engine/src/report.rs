@@ -1,0 +1,117 @@
+//! What the engine tells of itself: a report of each step, and its load.
+
+use std::time::Duration;
+
+use server_scheduler::Load;
+
+/// What one step did, for metrics. All counts are of this step alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepReport {
+    /// Rows of the batch: sequences that took part.
+    pub rows: u32,
+    /// Tokens computed, [`Self::prefill_tokens`] included.
+    pub batch_tokens: u32,
+    /// Tokens computed that sequences had already: of prompts, and of outputs that are computed anew after a
+    /// preemption.
+    pub prefill_tokens: u32,
+    /// Tokens of the prompts of the requests that started, cached ones included.
+    pub prompt_tokens: u32,
+    /// Tokens of these prompts that were taken from the prefix cache.
+    pub cached_tokens: u32,
+    /// Tokens generated.
+    pub generated_tokens: u32,
+    /// Sequences that were sent back to wait because blocks ran out.
+    pub preemptions: u32,
+    /// For each request that started: the time from its submission to the beginning of this step.
+    pub queue_times: Vec<Duration>,
+    /// Requests that failed with the step, or for their logits in it.
+    pub requests_failed: u32,
+    /// The time the model ran.
+    pub run_time: Duration,
+    /// The time of the whole step: scheduling, running, sampling and sending events.
+    pub step_time: Duration,
+}
+
+impl StepReport {
+    /// Zero everywhere; keeps the memory.
+    pub(crate) fn clear(&mut self) {
+        let mut queue_times = std::mem::take(&mut self.queue_times);
+        queue_times.clear();
+        *self = Self { queue_times, ..Self::default() };
+    }
+}
+
+/// Called on the engine's thread once a step: it is to be quick, and must not panic.
+pub type Observer = Box<dyn FnMut(&StepReport) + Send>;
+
+/// What the engine does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineState {
+    /// Its thread is not up yet. Requests are taken.
+    #[default]
+    Starting,
+    /// It serves.
+    Serving,
+    /// It finishes what it has and takes nothing more.
+    Draining,
+    /// It has finished, or was stopped.
+    Stopped,
+    /// Its runner failed for good, or something panicked.
+    Dead,
+}
+
+/// How busy the engine is, and how fast. Compared and published as one value.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineLoad {
+    /// What the engine does.
+    pub state: EngineState,
+    /// Its sequences and its cache.
+    pub load: Load,
+    /// Tokens of prompts computed per second, while there are such: a moving average over [`RATE_WINDOW`].
+    pub prefill_tokens_per_second: f32,
+    /// Tokens generated per second, while there are such: a moving average over [`RATE_WINDOW`].
+    pub decode_tokens_per_second: f32,
+}
+
+/// The time constant of the moving averages in [`EngineLoad`]: time in steps, idle time does not count.
+pub const RATE_WINDOW: Duration = Duration::from_secs(5);
+
+/// An exponentially weighted average of tokens per second.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rate(Option<f64>);
+
+impl Rate {
+    /// Counts `tokens` that took `time`. Nothing changes without either.
+    pub(crate) fn add(&mut self, tokens: u32, time: Duration) {
+        if tokens == 0 || time.is_zero() {
+            return;
+        }
+        let rate = f64::from(tokens) / time.as_secs_f64();
+        let weight = -(-time.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp_m1();
+        self.0 = Some(self.0.map_or(rate, |average| average + weight * (rate - average)));
+    }
+
+    /// Zero before anything was counted.
+    pub(crate) fn per_second(self) -> f32 {
+        self.0.unwrap_or(0.0) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_follows_what_is_counted_and_forgets_by_time() {
+        let mut rate = Rate::default();
+        assert_eq!(rate.per_second(), 0.0);
+        rate.add(10, Duration::from_secs(1));
+        assert_eq!(rate.per_second(), 10.0);
+        rate.add(0, Duration::from_secs(100));
+        rate.add(5, Duration::ZERO);
+        assert_eq!(rate.per_second(), 10.0);
+        rate.add(100, RATE_WINDOW);
+        let expected = 10.0 + (1.0 - (-1f32).exp()) * (100.0 / RATE_WINDOW.as_secs_f32() - 10.0);
+        assert!((rate.per_second() - expected).abs() < 1e-3, "{rate:?} is not {expected}");
+    }
+}

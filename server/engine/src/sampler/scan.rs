@@ -1,0 +1,149 @@
+//! Passes over all logits, written so that the compiler vectorises them: fixed lanes, no branch in the inner
+//! loop, no call.
+
+use server_scheduler::TokenId;
+
+use super::select::Candidate;
+
+/// Logits summed, or searched for their greatest, at a time. A multiple of [`LANES`].
+pub(super) const BLOCK: usize = 256;
+const LANES: usize = 16;
+
+/// The greatest logit, and the lowest token that has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Peak {
+    pub(super) value: f32,
+    pub(super) token: TokenId,
+}
+
+/// The peak of `logits`, or nothing if one of them is NaN or positive infinity. One pass: the token is
+/// looked for in the block that raised the maximum last.
+pub(super) fn peak(logits: &[f32]) -> Option<Peak> {
+    let mut best = f32::NEG_INFINITY;
+    let mut best_block = 0;
+    let mut finite = [1u32; LANES];
+    for (index, block) in logits.chunks(BLOCK).enumerate() {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let (whole, rest) = block.as_chunks::<LANES>();
+        for values in whole {
+            for lane in 0..LANES {
+                let value = values[lane];
+                lanes[lane] = if value > lanes[lane] { value } else { lanes[lane] };
+                finite[lane] &= u32::from(value <= f32::MAX);
+            }
+        }
+        for (lane, &value) in rest.iter().enumerate() {
+            lanes[lane] = if value > lanes[lane] { value } else { lanes[lane] };
+            finite[lane] &= u32::from(value <= f32::MAX);
+        }
+        let greatest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        if greatest > best {
+            best = greatest;
+            best_block = index;
+        }
+    }
+    if finite.contains(&0) {
+        return None;
+    }
+    let start = best_block * BLOCK;
+    let token = logits.iter().skip(start).position(|&value| value == best).map_or(0, |found| start + found);
+    Some(Peak { value: best, token: token as TokenId })
+}
+
+/// The sum of `exp((logit - max) * scale)`. The sums of the blocks are appended to `sums`.
+pub(super) fn sum_exp(logits: &[f32], max: f32, scale: f32, sums: &mut Vec<f64>) -> f64 {
+    let mut total = 0.0;
+    for block in logits.chunks(BLOCK) {
+        let mut lanes = [0f32; LANES];
+        let (whole, rest) = block.as_chunks::<LANES>();
+        for values in whole {
+            for lane in 0..LANES {
+                lanes[lane] += exp((values[lane] - max) * scale);
+            }
+        }
+        for (lane, &value) in rest.iter().enumerate() {
+            lanes[lane] += exp((value - max) * scale);
+        }
+        let sum = lanes.into_iter().map(f64::from).sum();
+        sums.push(sum);
+        total += sum;
+    }
+    total
+}
+
+/// Sets the weights of `candidates` to `exp((logit - max) * scale)`.
+pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
+    for candidate in candidates {
+        candidate.weight = exp((candidate.logit - max) * scale);
+    }
+}
+
+/// `e` to the power of `x`, for `x <= 0`: relative error below 2e-7, zero where the result is not a normal
+/// number (and for NaN). `f32::exp` is a call to the C library, which keeps a loop from being vectorised.
+#[inline]
+fn exp(x: f32) -> f32 {
+    /// Below it the result is less than the smallest normal number.
+    const X_MIN: f32 = -87.3;
+    /// Adding it leaves the rounded integer in the low bits of the mantissa, already biased as an exponent.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+
+    let clamped = if x > X_MIN { x } else { X_MIN };
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let power = f32::from_bits(shifted.to_bits() << 23);
+    let n = shifted - ROUND;
+    let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
+    // The polynomial of Cephes' expf, on [-ln 2 / 2, ln 2 / 2].
+    let p = 1.987_569_1e-4;
+    let p = p * r + 1.398_2e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 5e-1;
+    let result = (p * r * r + r + 1.0) * power;
+    if x >= X_MIN { result } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_agrees_with_the_standard_library() {
+        for step in 0..=870_000 {
+            let x = -(step as f32) * 1e-4;
+            let exact = f64::from(x).exp();
+            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            assert!(error < 2e-7, "exp({x}) is off by {error}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+        for x in [f32::NEG_INFINITY, -1e30, -88.0, f32::NAN] {
+            assert_eq!(exp(x), 0.0, "exp({x})");
+        }
+    }
+
+    #[test]
+    fn the_peak_is_the_first_of_equals_wherever_it_is() {
+        for length in [1, 15, 16, 17, 255, 256, 257, 1000] {
+            for place in 0..length {
+                let mut logits = vec![-1.0; length];
+                logits[place] = 2.5;
+                logits[length - 1] = 2.5;
+                assert_eq!(peak(&logits), Some(Peak { value: 2.5, token: place as TokenId }));
+            }
+        }
+        assert_eq!(peak(&[f32::NEG_INFINITY; 20]).map(|peak| peak.value), Some(f32::NEG_INFINITY));
+    }
+
+    #[test]
+    fn a_value_that_is_no_number_is_found_wherever_it_is() {
+        for bad in [f32::NAN, f32::INFINITY, -f32::NAN] {
+            for place in 0..300 {
+                let mut logits = vec![0.5; 300];
+                logits[place] = bad;
+                assert_eq!(peak(&logits), None, "{bad} at {place}");
+            }
+        }
+    }
+}
