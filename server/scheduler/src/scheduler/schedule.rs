@@ -29,14 +29,11 @@ impl Scheduler {
     pub fn schedule(&mut self, batch: &mut Batch) {
         assert!(self.in_flight.is_empty(), "a batch is committed or failed before the next");
         batch.clear();
-        let preemptions = self.preemptions_total;
         let mut budget = self.config.batch_tokens_max;
         self.schedule_decodes(batch, &mut budget);
         self.schedule_chunks(batch, &mut budget);
-        // What was just sent back would only come in again, to be sent back again.
-        if self.preemptions_total == preemptions {
-            self.admit(batch, &mut budget);
-        }
+        // What was just preempted finds no room: it needs more than it gave back.
+        self.admit(batch, &mut budget);
     }
 
     /// One token for each sequence that lacks one only, the oldest first.

@@ -160,7 +160,10 @@ fn a_cached_block_that_is_evicted_for_its_own_copy_is_written_in_place() {
         load
     ";
     let config = SchedulerConfig { blocks_total: 2, sequence_tokens_max: 8, ..config() };
-    check(config, script, expect![[r#"
+    check(
+        config,
+        script,
+        expect![[r#"
         > submit 1 abcd max=1
         > step
         1: 0+4 [0] -> 1
@@ -178,7 +181,8 @@ fn a_cached_block_that_is_evicted_for_its_own_copy_is_written_in_place() {
         3 finished, Length
         > load
         blocks 0 active 2 evictable 0 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -42,35 +42,35 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
 fn holds_when_blocks_are_scarce() {
     for seed in 1..=4 {
         let setup = Setup { config: config(), hash: block_hash, vocabulary: 2 };
-        let totals = check(seed, 25_000, setup);
-        assert!(totals.preempted > 100 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
+        let totals = check(seed, 15_000, setup);
+        assert!(totals.preempted > 50 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
     }
 }
 
 #[test]
 fn holds_when_a_sequence_can_fill_the_cache() {
     let config = SchedulerConfig { blocks_total: 12, sequences_max: 4, ..config() };
-    let totals = check(5, 25_000, Setup { config, hash: block_hash, vocabulary: 2 });
-    assert!(totals.preempted > 100, "{totals:?}");
+    let totals = check(5, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    assert!(totals.preempted > 50, "{totals:?}");
 }
 
 #[test]
 fn holds_when_there_is_room_and_little_budget() {
     let config = SchedulerConfig { blocks_total: 400, batch_tokens_max: 7, sequences_max: 9, ..config() };
-    let totals = check(6, 25_000, Setup { config, hash: block_hash, vocabulary: 3 });
+    let totals = check(6, 15_000, Setup { config, hash: block_hash, vocabulary: 3 });
     assert_eq!(totals.preempted, 0, "there is room");
 }
 
 #[test]
 fn holds_when_a_block_is_a_token() {
     let config = SchedulerConfig { block_tokens: 1, blocks_total: 80, ..config() };
-    check(7, 25_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    check(7, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
 }
 
 #[test]
 fn holds_without_a_prefix_cache() {
     let config = SchedulerConfig { prefix_caching: false, ..config() };
-    let totals = check(8, 25_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    let totals = check(8, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
     assert_eq!(totals.cached_tokens, 0, "nothing is cached");
 }
 
@@ -79,7 +79,7 @@ fn holds_when_hashes_collide() {
     // Few values are left of the hash, then one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
-    let few = check(9, 25_000, Setup { config: config(), hash: few, vocabulary: 2 });
-    let one = check(10, 25_000, Setup { config: config(), hash: one, vocabulary: 2 });
+    let few = check(9, 15_000, Setup { config: config(), hash: few, vocabulary: 2 });
+    let one = check(10, 15_000, Setup { config: config(), hash: one, vocabulary: 2 });
     assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
 }
