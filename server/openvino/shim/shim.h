@@ -51,6 +51,9 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // `wanted_rows` [rows] (i64) names the tokens whose logits are computed.
 int ovfleet_make_paged(ov_model_t* model);
 
+// Writes a model, not yet paged, as an IR.
+int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);
+
 // The file of the OpenVINO library this process is linked to; null if it cannot be told.
 const char* ovfleet_library_path(void);
 

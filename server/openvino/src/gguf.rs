@@ -39,9 +39,9 @@ fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
     shim::read_gguf(path).map_err(|error| {
         let architecture = file.architecture().unwrap_or("(not named)");
         match error {
-            Error::Runtime { message, .. } => {
-                Error::Unsupported(format!("its architecture {architecture:?} was refused by the front end: {message}"))
-            }
+            Error::Runtime { message, .. } => Error::Unsupported(format!(
+                "its architecture {architecture:?} was refused by the front end: {message}"
+            )),
             other => other,
         }
     })
@@ -59,7 +59,9 @@ fn is_rewritten(entry: &TensorEntry) -> bool {
 
 fn check_permuted(file: &GgufFile, permuted: &[Permuted]) -> Result<(), Error> {
     match permuted.iter().find(|one| file.tensor(&one.tensor).is_none()) {
-        Some(one) => Err(Error::Unsupported(format!("its rotated projection {} is not in the file", one.tensor))),
+        Some(one) => {
+            Err(Error::Unsupported(format!("its rotated projection {} is not in the file", one.tensor)))
+        }
         None => Ok(()),
     }
 }

@@ -14,6 +14,7 @@
 mod cache;
 mod error;
 mod gguf;
+mod kept;
 mod load;
 mod memory;
 mod runner;

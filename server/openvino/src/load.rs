@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use server_engine::CacheLayout;
 
 use crate::cache::CachePorts;
+use crate::kept::Kept;
 use crate::runner::{OpenVinoRunner, Parts};
-use crate::runtime::{CompiledModel, Core};
+use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::Form;
 use crate::{Error, gguf, memory, shim};
 
@@ -24,6 +25,8 @@ pub struct Config {
     pub weights: Weights,
     /// Bytes of the KV cache; `None` derives them from the memory there is.
     pub cache_bytes: Option<u64>,
+    /// Where rewritten graphs of GGUF files are kept, so that the next start need not rewrite them.
+    pub graph_folder: Option<PathBuf>,
     /// Most tokens a cache of derived size is made for.
     pub cache_tokens_max: u64,
 }
@@ -52,8 +55,8 @@ pub struct Stage {
 pub struct Loaded {
     /// The form of the weights; `None` for an IR, which is served as it is.
     pub form: Option<Form>,
-    /// Projections that went into merged ones.
-    pub merged: usize,
+    /// Whether the graph was taken from [`Config::graph_folder`].
+    pub warm: bool,
     /// The KV cache.
     pub layout: CacheLayout,
     /// The precision the device computes in, as it says itself.
@@ -76,17 +79,24 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     let source = Source::find(&config.model)?;
     let core = Core::new()?;
     done("start the runtime");
-    let (mut model, form) = match &source {
+    let (mut model, form, warm) = match &source {
         Source::Gguf(path) => {
             let form = resolve(config, path);
-            (gguf::read(path, form)?, Some(form))
+            let kept = config.graph_folder.as_deref().and_then(|folder| Kept::of(folder, path, form));
+            match kept.as_ref().and_then(|kept| kept.read(&core)) {
+                Some(model) => (model, Some(form), true),
+                None => (rewritten(&core, path, form, kept.as_ref())?, Some(form), false),
+            }
         }
-        Source::Ir(path) => (core.read_model(path)?, None),
+        Source::Ir(path) => {
+            let mut model = core.read_model(path)?;
+            shim::merge_projections(&mut model)?;
+            (model, None, false)
+        }
     };
     done("read the model");
-    let merged = shim::merge_projections(&mut model)?;
     shim::make_paged(&mut model)?;
-    done("rewrite the graph");
+    done("make the attention paged");
     let compiled = core.compile(&model, &config.device, &config.properties)?;
     drop(model);
     done("compile");
@@ -94,12 +104,21 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     done("allocate the KV cache");
     let loaded = Loaded {
         form,
-        merged,
+        warm,
         layout,
         inference_precision: parts.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
         cache_precision: parts.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
     };
     Ok((OpenVinoRunner::new(parts)?, loaded))
+}
+
+fn rewritten(core: &Core, path: &Path, form: Form, kept: Option<&Kept>) -> Result<Model, Error> {
+    let mut model = gguf::read(path, form)?;
+    shim::merge_projections(&mut model)?;
+    if let Some(kept) = kept {
+        kept.write(core, &mut model);
+    }
+    Ok(model)
 }
 
 fn with_cache(config: &Config, core: Core, compiled: CompiledModel) -> Result<(Parts, CacheLayout), Error> {
@@ -115,7 +134,10 @@ fn with_cache(config: &Config, core: Core, compiled: CompiledModel) -> Result<(P
         return Err(wrong(format!("holds no two blocks of {} bytes", ports.block_bytes)));
     }
     if config.cache_bytes.is_some() && memory::available_bytes().is_some_and(|free| bytes > free) {
-        return Err(wrong(format!("does not fit: {} bytes are free", memory::available_bytes().unwrap_or(0))));
+        return Err(wrong(format!(
+            "does not fit: {} bytes are free",
+            memory::available_bytes().unwrap_or(0)
+        )));
     }
     let mut request = compiled.request()?;
     let cache = ports.allocate(blocks, &mut request)?;
@@ -189,4 +211,3 @@ fn multiplies_bytes() -> bool {
         false
     }
 }
-

@@ -95,7 +95,9 @@ impl Inputs {
             "max_context_len",
             "wanted_rows",
         ];
-        if let Some(name) = names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache.")) {
+        if let Some(name) =
+            names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
+        {
             return Err(Error::Unsupported(format!("it has an input that is not known: {name}")));
         }
         let has_positions = names.iter().any(|name| name == "position_ids");
@@ -129,7 +131,8 @@ impl Inputs {
         self.past_lens.write(rows, batch.rows.iter().map(|row| row.past.cast_signed()))?;
         let begins = batch.rows.iter().map(|row| row.tokens.end.cast_signed());
         self.subsequence_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
-        self.block_indices.write(batch.blocks.len(), batch.blocks.iter().map(|block| block.0.cast_signed()))?;
+        self.block_indices
+            .write(batch.blocks.len(), batch.blocks.iter().map(|block| block.0.cast_signed()))?;
         let begins = batch.rows.iter().map(|row| row.blocks.end.cast_signed());
         self.block_indices_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
         let context = batch.rows.iter().map(|row| row.past + row.tokens.end - row.tokens.start).max();

@@ -17,7 +17,11 @@ fn check(status: Status, what: &'static str) -> Result<(), Error> {
     // SAFETY: gives null or a NUL-terminated string that is ours to free.
     let message = unsafe {
         let message = ov::ov_get_last_err_msg();
-        let text = if message.is_null() { String::new() } else { CStr::from_ptr(message).to_string_lossy().into_owned() };
+        let text = if message.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(message).to_string_lossy().into_owned()
+        };
         ov::ov_free(message);
         text
     };
@@ -39,7 +43,8 @@ impl Core {
     /// Loads the C API that belongs to the linked library.
     pub(crate) fn new() -> Result<Self, Error> {
         let library = shim::c_library().ok_or_else(|| Error::runtime("find OpenVINO", "it has no file"))?;
-        ov::library::load_from(library).map_err(|message| Error::runtime("load OpenVINO's C API", &message))?;
+        ov::library::load_from(library)
+            .map_err(|message| Error::runtime("load OpenVINO's C API", &message))?;
         let mut core = ptr::null_mut();
         // SAFETY: on success `core` is ours to free, which drop does.
         check(unsafe { ov::ov_core_create(&raw mut core) }, "start OpenVINO")?;
@@ -210,12 +215,17 @@ fn read_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error> {
     let mut element = ElementType::DYNAMIC;
     // SAFETY: both pointers are valid.
     check(unsafe { ov::ov_port_get_element_type(port, &raw mut element) }, "read an input's type")?;
-    let mut partial = ov::ov_partial_shape { rank: ov::ov_dimension_t { min: 0, max: 0 }, dims: ptr::null_mut() };
+    let mut partial =
+        ov::ov_partial_shape { rank: ov::ov_dimension_t { min: 0, max: 0 }, dims: ptr::null_mut() };
     // SAFETY: both pointers are valid; on success the dims are `rank` long (when the rank is fixed) and freed
     // by the matching call.
     let shape = unsafe {
         check(ov::ov_port_get_partial_shape(port, &raw mut partial), "read an input's shape")?;
-        let rank = if partial.rank.min == partial.rank.max { usize::try_from(partial.rank.min).unwrap_or(0) } else { 0 };
+        let rank = if partial.rank.min == partial.rank.max {
+            usize::try_from(partial.rank.min).unwrap_or(0)
+        } else {
+            0
+        };
         let dims = if rank == 0 { &[] } else { std::slice::from_raw_parts(partial.dims, rank) };
         let shape = dims.iter().map(|dim| (dim.min == dim.max).then_some(dim.min)).collect();
         ov::ov_partial_shape_free(&raw mut partial);

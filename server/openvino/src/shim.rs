@@ -34,6 +34,7 @@ unsafe extern "C" {
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
+    fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
     fn ovfleet_library_path() -> *const c_char;
 }
 
@@ -53,6 +54,11 @@ fn check(code: c_int, what: &'static str) -> Result<(), Error> {
     Err(Error::runtime(what, &message.to_string_lossy()))
 }
 
+fn c_path(path: &Path) -> Result<CString, Error> {
+    CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| Error::runtime("use a path", "it contains a NUL byte"))
+}
+
 /// The file of the C API that belongs to the OpenVINO library this process is linked to.
 pub(crate) fn c_library() -> Option<PathBuf> {
     // SAFETY: takes nothing, and gives null or a NUL-terminated string that the loader keeps.
@@ -66,8 +72,7 @@ pub(crate) fn c_library() -> Option<PathBuf> {
 
 /// Reads a GGUF file as a stateful model.
 pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
-    let name = CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| Error::runtime("read the model", "its path contains a NUL byte"))?;
+    let name = c_path(path)?;
     let mut model = std::ptr::null_mut();
     // SAFETY: `name` is NUL-terminated; on success `model` is ours to free, which `Model` does.
     check(unsafe { ovfleet_read_gguf(name.as_ptr(), &raw mut model) }, "read the model")?;
@@ -94,7 +99,8 @@ pub(crate) fn set_weight(model: &mut Model, tensor: &str, matrix: &Matrix) -> Re
     let scales = if matrix.scales.is_empty() { std::ptr::null() } else { matrix.scales.as_ptr() };
     matrix.assert_lengths();
     let (rows, columns, group) = (matrix.rows, matrix.columns, matrix.group);
-    let raw = RawWeight { tensor: name.as_ptr(), kind, zeros_kind, rows, columns, group, quants, scales, zeros };
+    let raw =
+        RawWeight { tensor: name.as_ptr(), kind, zeros_kind, rows, columns, group, quants, scales, zeros };
     let mut found = 0;
     // SAFETY: the pointers in `raw` are of vectors whose lengths `assert_lengths` has just checked against
     // rows, columns and group; the shim copies them before it returns.
@@ -131,4 +137,12 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
 pub(crate) fn make_paged(model: &mut Model) -> Result<(), Error> {
     // SAFETY: the pointer is valid for the call.
     check(unsafe { ovfleet_make_paged(model.as_mut_ptr()) }, "make the attention paged")
+}
+
+/// Writes a model, not yet paged, as an IR.
+pub(crate) fn save(model: &mut Model, xml: &Path, bin: &Path) -> Result<(), Error> {
+    let (xml, bin) = (c_path(xml)?, c_path(bin)?);
+    // SAFETY: the strings are NUL-terminated and the pointer valid for the call.
+    let code = unsafe { ovfleet_save(model.as_mut_ptr(), xml.as_ptr(), bin.as_ptr()) };
+    check(code, "save the rewritten model")
 }

@@ -84,7 +84,8 @@ impl Matrix {
         }
         let affine = decode(kind, bytes)?;
         let group = affine.group;
-        let (quants, scales, zeros) = if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine, form) };
+        let (quants, scales, zeros) =
+            if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine, form) };
         Ok(Self { rows, columns, group, quants, scales, zeros })
     }
 

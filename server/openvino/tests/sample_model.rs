@@ -9,14 +9,15 @@ use server_scheduler::{Batch, BlockCopy, BlockId, Row, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
 const QUESTION: [TokenId; 37] = [
-    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
-    198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
+    1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182,
+    2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
 ];
 /// "The capital of France is Paris."
 const ANSWER: [TokenId; 7] = [504, 3575, 282, 4649, 314, 7042, 30];
 
 fn sample(weights: Weights) -> OpenVinoRunner {
-    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let model =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     let config = Config {
         model,
         device: "CPU".to_owned(),
@@ -24,6 +25,7 @@ fn sample(weights: Weights) -> OpenVinoRunner {
         weights,
         cache_bytes: Some(64 << 20),
         cache_tokens_max: 0,
+        graph_folder: None,
     };
     load(&config, &mut |stage| println!("{stage:?}")).unwrap().0
 }
@@ -115,7 +117,10 @@ fn chunks_mixed_batches_and_copied_blocks_change_nothing() {
     copied.blocks = 24..26;
     let mut batch = Batch::default();
     copied.past = QUESTION.len() - 1;
-    batch.copies = vec![BlockCopy { from: BlockId(0), to: BlockId(24) }, BlockCopy { from: BlockId(1), to: BlockId(25) }];
+    batch.copies = vec![
+        BlockCopy { from: BlockId(0), to: BlockId(24) },
+        BlockCopy { from: BlockId(1), to: BlockId(25) },
+    ];
     copied.row(&mut batch, 1);
     let logits = runner.run(&batch).unwrap();
     assert_eq!(argmax(logits.rows().next().unwrap()), ANSWER[0]);

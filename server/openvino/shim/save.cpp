@@ -1,0 +1,8 @@
+// Saving a rewritten model, so that the next start need not rewrite it.
+#include <openvino/pass/serialize.hpp>
+
+#include "model.hpp"
+
+extern "C" int ovfleet_save(ov_model_t* model, const char* xml, const char* bin) {
+    return ovfleet::guarded([&] { ov::pass::Serialize(xml, bin).run_on_model(model->object); });
+}

@@ -1,0 +1,95 @@
+//! Rewritten graphs of GGUF files, kept for the next start. A kept graph is a convenience: whatever is wrong
+//! with it or with its folder costs time, never the start.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::runtime::{Core, Model};
+use crate::weights::Form;
+use crate::{Error, shim};
+
+/// Changes whenever the rewriting does: graphs of another version are not read.
+const VERSION: u64 = 1;
+
+/// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
+const HEAD_BYTES: u64 = 1 << 22;
+
+/// Where the graph of one file in one form is kept.
+pub(crate) struct Kept {
+    folder: PathBuf,
+    name: String,
+}
+
+impl Kept {
+    /// `None` if the file cannot be told from others.
+    pub(crate) fn of(folder: &Path, gguf: &Path, form: Form) -> Option<Self> {
+        let file = File::open(gguf).ok()?;
+        let metadata = file.metadata().ok()?;
+        let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let mut head = Vec::new();
+        file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
+        let mut hash = Xxh3Default::new();
+        hash.update(&head);
+        for number in [VERSION, form as u64, metadata.len()] {
+            hash.update(&number.to_le_bytes());
+        }
+        hash.update(&modified.as_nanos().to_le_bytes());
+        hash.update(fs::canonicalize(gguf).ok()?.as_os_str().as_encoded_bytes());
+        Some(Self { folder: folder.to_owned(), name: format!("graph-{:032x}", hash.digest128()) })
+    }
+
+    fn file(&self, ending: &str) -> PathBuf {
+        self.folder.join(format!("{}.{ending}", self.name))
+    }
+
+    /// The kept graph, if there is a readable one.
+    pub(crate) fn read(&self, core: &Core) -> Option<Model> {
+        let xml = self.file("xml");
+        if !xml.is_file() {
+            return None;
+        }
+        match core.read_model(&xml) {
+            Ok(model) => Some(model),
+            Err(error) => {
+                tracing::warn!(error = error.chain(), file = %xml.display(), "cannot read the kept graph");
+                None
+            }
+        }
+    }
+
+    /// Keeps a graph. A failure (a full disk) is logged and leaves nothing behind.
+    pub(crate) fn write(&self, core: &Core, model: &mut Model) {
+        if let Err(error) = self.try_write(core, model) {
+            tracing::warn!(error, folder = %self.folder.display(), "cannot keep the rewritten graph");
+        }
+    }
+
+    /// The weights get their name first, the graph, whose presence decides, last.
+    fn try_write(&self, core: &Core, model: &mut Model) -> Result<(), String> {
+        fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
+        // The weights are found by the graph's name, so both parts of an unfinished one share theirs.
+        let part =
+            Self { folder: self.folder.clone(), name: format!("part-{}-{}", std::process::id(), self.name) };
+        let (xml, bin) = (part.file("xml"), part.file("bin"));
+        let written = shim::save(model, &xml, &bin)
+            // A stream that ran into a full disk does not say so; a graph that can be read is whole.
+            .and_then(|()| core.read_model(&xml).map(drop))
+            .map_err(|error: Error| error.chain())
+            .and_then(|()| rename(&bin, &self.file("bin")))
+            .and_then(|()| rename(&xml, &self.file("xml")));
+        if written.is_err() {
+            // Nothing to be done if even this fails.
+            let _ = fs::remove_file(&xml);
+            let _ = fs::remove_file(&bin);
+        }
+        written
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), String> {
+    fs::rename(from, to).map_err(|error| error.to_string())
+}
