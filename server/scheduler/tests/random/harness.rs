@@ -17,7 +17,7 @@ pub(crate) struct Setup {
 }
 
 /// How often things happened.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) submitted: u32,
     pub(crate) rejected: u32,
@@ -30,6 +30,8 @@ pub(crate) struct Totals {
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
     pub(crate) preempted: u64,
+    /// Of which sequences were in which blocks, in all steps.
+    pub(crate) digest: u64,
 }
 
 /// What the harness knows of a sequence, for ever.
@@ -202,6 +204,14 @@ impl Harness {
         self.check_batch(&batch);
         self.totals.copies += batch.copies.len() as u32;
         self.totals.computed_tokens += batch.tokens.len() as u32;
+        let seen = batch
+            .rows
+            .iter()
+            .map(|row| row.sequence.0)
+            .chain(batch.blocks.iter().map(|block| block.0.into()));
+        for number in seen {
+            self.totals.digest = Random(self.totals.digest ^ number).next();
+        }
         let aborted_before = self.totals.aborted;
         while self.random.once_in(8) {
             self.abort();

@@ -83,3 +83,9 @@ fn holds_when_hashes_collide() {
     let one = check(10, 15_000, Setup { config: config(), hash: one, vocabulary: 2 });
     assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
 }
+
+#[test]
+fn the_same_calls_give_the_same_batches() {
+    let run = || check(11, 2_000, Setup { config: config(), hash: block_hash, vocabulary: 2 });
+    assert_eq!(run(), run());
+}
