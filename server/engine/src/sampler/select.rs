@@ -68,22 +68,22 @@ pub(super) fn top(logits: &[f32], count: usize, top: &mut Vec<Candidate>) -> Cut
         return Cut { logit: f32::INFINITY, token: 0 };
     }
     let room = count.saturating_mul(2).max(ROOM_MIN);
-    let mut threshold = f32::NEG_INFINITY;
+    let mut cut = Cut::at_least(f32::NEG_INFINITY);
     for (index, block) in logits.chunks(BLOCK).enumerate() {
-        if !exceeds(block, threshold) {
+        if !exceeds(block, cut.logit) {
             continue;
         }
         for (offset, &logit) in block.iter().enumerate() {
             // An equal one comes later, so its id is higher: it would not be kept.
-            if logit > threshold {
+            if logit > cut.logit {
                 top.push(Candidate::new((index * BLOCK + offset) as TokenId, logit));
                 if top.len() == room {
-                    threshold = keep_best(top, count).logit;
+                    cut = keep_best(top, count);
                 }
             }
         }
     }
-    if top.len() > count { keep_best(top, count) } else { Cut::at_least(f32::NEG_INFINITY) }
+    if top.len() > count { keep_best(top, count) } else { cut }
 }
 
 fn keep_best(top: &mut Vec<Candidate>, count: usize) -> Cut {
