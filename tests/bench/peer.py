@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""The peer: runs a scenario (see README.md) on openvino_genai, in process.
+
+`generate` goes through `openvino_genai.ContinuousBatchingPipeline`, the engine inside OpenVINO Model Server, whose
+`step()` is called here so that each token's time is the end of the step that made it. `score` runs the same
+IR through the runtime alone, with the paged attention the pipeline uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import resource
+import time
+
+import numpy as np
+import openvino as ov
+
+FORMAT = {
+    "warmup": {"prompt", "max_tokens", "ignore_eos", "logprobs", "arrival"},
+    "generate": {"kind", "warmup", "requests"},
+    "score": {"kind", "windows", "logits"},
+}
+# openvino_genai counts its cache in whole GiB.
+GIB = 1 << 30
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="IR directory")
+    parser.add_argument("--scenario", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--inference-precision", default="f32", choices=["f32", "bf16", "f16"])
+    parser.add_argument("--kv-cache-precision", default="u8", choices=["u8", "bf16", "f16", "f32"])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--batch-tokens-max", type=int, default=512)
+    parser.add_argument("--kv-cache-gib", type=int, default=2)
+    parser.add_argument("--prefix-caching", action="store_true")
+    return parser.parse_args()
+
+
+def read_scenario(path: str) -> dict:
+    """Reads a scenario; an unknown key is an error."""
+    scenario = json.loads(pathlib.Path(path).read_text())
+    kind = scenario["kind"]
+    if kind not in ("generate", "score"):
+        raise SystemExit(f"the peer runs no scenario of kind {kind}")
+    unknown = scenario.keys() - FORMAT[kind]
+    for request in scenario.get("warmup", []) + scenario.get("requests", []):
+        unknown |= request.keys() - FORMAT["warmup"]
+    if unknown:
+        raise SystemExit(f"unknown keys in {path}: {sorted(unknown)}")
+    return scenario
+
+
+def properties(args: argparse.Namespace) -> dict:
+    """What both ways of running the model compile it with."""
+    return {
+        "INFERENCE_PRECISION_HINT": args.inference_precision,
+        "KV_CACHE_PRECISION": args.kv_cache_precision,
+        "INFERENCE_NUM_THREADS": args.threads,
+    }
+
+
+def head(args: argparse.Namespace, kind: str) -> dict:
+    """The part of the result that is the same for all kinds."""
+    return {
+        "engine": "openvino_genai",
+        "version": importlib.metadata.version("openvino-genai"),
+        "model": args.model,
+        "kind": kind,
+        "config": {
+            "inference_precision": args.inference_precision,
+            "kv_cache_precision": args.kv_cache_precision,
+            "threads": args.threads,
+            "batch_tokens_max": args.batch_tokens_max,
+            "kv_cache_bytes": args.kv_cache_gib * GIB,
+            "prefix_caching": args.prefix_caching,
+        },
+    }
+
+
+class Run:
+    """A pipeline and the requests in it."""
+
+    def __init__(self, args: argparse.Namespace):
+        import openvino_genai
+
+        self.genai = openvino_genai
+        config = openvino_genai.SchedulerConfig()
+        config.max_num_batched_tokens = args.batch_tokens_max
+        config.cache_size = args.kv_cache_gib
+        config.dynamic_split_fuse = True
+        config.max_num_seqs = 256
+        config.enable_prefix_caching = args.prefix_caching
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(args.model, config, "CPU", properties(args))
+        self.next_id = 0
+
+    def submit(self, request: dict):
+        """Hands one request to the pipeline."""
+        config = self.genai.GenerationConfig()
+        config.max_new_tokens = request["max_tokens"]
+        config.ignore_eos = request.get("ignore_eos", False)
+        if not config.ignore_eos:
+            config.set_eos_token_id(self.pipeline.get_tokenizer().get_eos_token_id())
+        config.do_sample = False
+        config.apply_chat_template = False
+        # The pipeline reports the log probability of the generated token for any count above 0, no others.
+        config.logprobs = 0 if request.get("logprobs") is None else 1
+        prompt = ov.Tensor(np.asarray([request["prompt"]], dtype=np.int64))
+        self.next_id += 1
+        return self.pipeline.add_request(self.next_id, prompt, config)
+
+    def generate(self, requests: list[dict]) -> dict:
+        """Runs requests, each submitted when its `arrival` says, to their ends."""
+        state = [{"arrived": None, "tokens": [], "times": [], "done": False} for _ in requests]
+        logprobs = [[] for _ in requests]
+        handles: dict[int, object] = {}
+        start = time.perf_counter()
+
+        def due(request: dict) -> bool:
+            arrival = request.get("arrival")
+            other = arrival and state[arrival["after_request"]]
+            return not arrival or other["done"] or len(other["tokens"]) >= arrival["tokens"]
+
+        while not all(row["done"] for row in state):
+            for index, request in enumerate(requests):
+                if state[index]["arrived"] is None and due(request):
+                    state[index]["arrived"] = time.perf_counter() - start
+                    handles[index] = self.submit(request)
+            self.pipeline.step()
+            now = time.perf_counter() - start
+            for index, handle in list(handles.items()):
+                row = state[index]
+                while handle.can_read():
+                    for output in handle.read().values():
+                        row["tokens"] += output.generated_ids
+                        row["times"] += [now] * len(output.generated_ids)
+                        logprobs[index] += output.generated_log_probs
+                if handle.get_status() != self.genai.GenerationStatus.RUNNING:
+                    row["done"] = True
+                    del handles[index]
+        return {"seconds": time.perf_counter() - start, "requests": finish(requests, state, logprobs)}
+
+
+def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]]) -> list[dict]:
+    """Puts the requests' results into the form of README.md."""
+    results = []
+    for request, row, chosen in zip(requests, state, logprobs):
+        wanted = request.get("logprobs") is not None
+        results.append({
+            "arrived": row["arrived"],
+            "cached_tokens": None,
+            "tokens": row["tokens"],
+            "times": row["times"],
+            "logprobs": [{"chosen": value, "top": []} for value in chosen] if wanted else None,
+            "finish_reason": "length" if len(row["tokens"]) == request["max_tokens"] else "stop",
+            "error": None if row["tokens"] else "the pipeline gave no token",
+        })
+    return results
+
+
+class Scorer:
+    """The IR with paged attention, run without the pipeline: all logits of one window at a time."""
+
+    def __init__(self, args: argparse.Namespace):
+        from openvino._offline_transformations import paged_attention_transformation
+
+        core = ov.Core()
+        model = core.read_model(pathlib.Path(args.model) / "openvino_model.xml")
+        paged_attention_transformation(model)
+        self.compiled = core.compile_model(model, "CPU", properties(args))
+        self.request = self.compiled.create_infer_request()
+        self.caches = {
+            port.any_name: port for port in self.compiled.inputs if "cache." in port.any_name
+        }
+        key = next(port for name, port in self.caches.items() if name.startswith("key_cache"))
+        value = next(port for name, port in self.caches.items() if name.startswith("value_cache"))
+        # Tokens a block holds: keys by channel carry extra rows for scales, so values tell.
+        self.block = int(min(key.partial_shape[2].get_length(), value.partial_shape[2].get_length()))
+        self.blocks = 0
+
+    def allocate(self, blocks: int) -> None:
+        """Makes caches of at least so many blocks."""
+        if blocks <= self.blocks:
+            return
+        self.blocks = blocks
+        for name, port in self.caches.items():
+            shape = [blocks] + [int(size.get_length()) for size in list(port.partial_shape)[1:]]
+            self.request.set_tensor(name, ov.Tensor(port.element_type, ov.Shape(shape)))
+
+    def logits(self, window: list[int]) -> np.ndarray:
+        """The logits `[tokens, vocabulary]` of a window."""
+        blocks = -(-len(window) // self.block)
+        self.allocate(blocks)
+        integers = {
+            "past_lens": [0],
+            "subsequence_begins": [0, len(window)],
+            "block_indices": list(range(blocks)),
+            "block_indices_begins": [0, blocks],
+        }
+        for name, values in integers.items():
+            self.request.set_tensor(name, ov.Tensor(np.asarray(values, dtype=np.int32)))
+        self.request.set_tensor("max_context_len", ov.Tensor(np.asarray(len(window), dtype=np.int32)))
+        self.request.set_tensor("input_ids", ov.Tensor(np.asarray(window, dtype=np.int64)))
+        self.request.set_tensor("position_ids", ov.Tensor(np.arange(len(window), dtype=np.int64)))
+        self.request.infer()
+        out = self.request.get_tensor("logits").data
+        return out.reshape(len(window), out.shape[-1]).astype(np.float32)
+
+    def score(self, scenario: dict, folder: pathlib.Path) -> dict:
+        """Scores all windows, and writes the logits rows that are asked for."""
+        wanted = scenario.get("logits")
+        rows = {} if wanted is None else {tuple(row): None for row in wanted["rows"]}
+        scores = []
+        for index, window in enumerate(scenario["windows"]):
+            logits = self.logits(window)
+            for at, position in rows:
+                if at == index:
+                    rows[at, position] = logits[position].copy()
+            scores.append(chosen_logprobs(logits, window))
+        if wanted is not None:
+            np.stack([rows[tuple(row)] for row in wanted["rows"]]).astype("<f4").tofile(folder / wanted["file"])
+        return {"vocabulary": int(logits.shape[-1]), "windows": scores}
+
+
+def chosen_logprobs(logits: np.ndarray, window: list[int]) -> list[float]:
+    """Log probability of each token of the window but the first."""
+    logits = logits[:-1]
+    top = logits.max(axis=-1)
+    sums = np.exp(logits - top[:, None]).sum(axis=-1, dtype=np.float64)
+    chosen = logits[np.arange(len(logits)), np.asarray(window[1:])]
+    return (chosen.astype(np.float64) - top - np.log(sums)).tolist()
+
+
+def main() -> None:
+    args = arguments()
+    scenario = read_scenario(args.scenario)
+    result = head(args, scenario["kind"])
+    start = time.perf_counter()
+    if scenario["kind"] == "generate":
+        run = Run(args)
+        result["load_seconds"] = time.perf_counter() - start
+        if scenario.get("warmup"):
+            run.generate(scenario["warmup"])
+        result |= run.generate(scenario["requests"])
+    else:
+        scorer = Scorer(args)
+        result["load_seconds"] = time.perf_counter() - start
+        result["config"]["block_tokens"] = scorer.block
+        result |= scorer.score(scenario, pathlib.Path(args.scenario).parent)
+    result["memory_peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    pathlib.Path(args.out).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
