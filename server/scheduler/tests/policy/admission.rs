@@ -54,8 +54,9 @@ fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
     // 2 waits for the prefix that 1 computes; 3 overtakes it and decodes by the time it starts.
     let script = "
         submit 1 a*24+b max=2
-        submit 2 a*24+c*30 max=2
+        submit 2 a*24+c*32 max=2
         submit 3 d max=9
+        step
         step
         step
         step
@@ -65,25 +66,28 @@ fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
         config(),
         script,
         expect![[r#"
-        > submit 1 a*24+b max=2
-        > submit 2 a*24+c*30 max=2
-        > submit 3 d max=9
-        > step
-        1: 0+16 [0 1 2 3]
-        1 started, 0 cached
-        > step
-        1: 16+9 [0 1 2 3 4 5 6] -> 1
-        3: 0+1 [7] -> 3
-        3 started, 0 cached
-        > step
-        1: 25+1 [0 1 2 3 4 5 6] -> 1
-        3: 1+1 [7] -> 3
-        1 finished, Length
-        > step
-        3: 2+1 [7] -> 3
-        2: 24+15 [0 1 2 3 4 5 6 8 9 10]
-        2 started, 24 cached
-    "#]],
+            > submit 1 a*24+b max=2
+            > submit 2 a*24+c*32 max=2
+            > submit 3 d max=9
+            > step
+            1: 0+16 [0 1 2 3]
+            1 started, 0 cached
+            > step
+            1: 16+9 [0 1 2 3 4 5 6] -> 1
+            3: 0+1 [7] -> 3
+            3 started, 0 cached
+            > step
+            1: 25+1 [0 1 2 3 4 5 6] -> 1
+            3: 1+1 [7] -> 3
+            1 finished, Length
+            > step
+            3: 2+1 [7] -> 3
+            2: 24+15 [0 1 2 3 4 5 6 8 9 10]
+            2 started, 24 cached
+            > step
+            3: 3+1 [7] -> 3
+            2: 39+15 [0 1 2 3 4 5 6 8 9 10 11 12 13 14]
+        "#]],
     );
 }
 
