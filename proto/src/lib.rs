@@ -1,1 +1,29 @@
-//! placeholder
+//! The one contract between a replica and the router: how busy the replica is. `replica.proto` is the source
+//! and has the meaning of every field; this crate is what is generated from it and nothing else.
+
+/// The contract as it stands now.
+pub mod v1alpha1 {
+    #![expect(missing_docs, clippy::allow_attributes, reason = "generated")]
+    tonic::include_proto!("ovfleet.v1alpha1");
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use crate::v1alpha1::{Load, State};
+
+    #[test]
+    fn a_report_survives_the_wire_and_unknown_fields_do_not_hurt() {
+        let load = Load {
+            epoch: u64::MAX,
+            report: 7,
+            state: State::Serving.into(),
+            models: vec!["m".to_owned()],
+            ..Load::default()
+        };
+        let mut bytes = load.encode_to_vec();
+        bytes.extend([0xA0, 0x01, 0x05]); // field 20, varint: from a later version
+        assert_eq!(Load::decode(bytes.as_slice()).unwrap(), load);
+    }
+}
