@@ -1,0 +1,158 @@
+//! What answers look like, whole and in chunks.
+
+use serde::Serialize;
+
+use crate::{ChatLogprobs, CompletionLogprobs};
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it, or a stop string or stop token did.
+    Stop,
+    /// It has as many tokens as it may.
+    Length,
+}
+
+/// Tokens used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Of the prompt (of all prompts).
+    pub prompt_tokens: u64,
+    /// Generated, over all choices.
+    pub completion_tokens: u64,
+    /// Both together.
+    pub total_tokens: u64,
+    /// What is to be known about the prompt tokens.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// What is to be known about the prompt tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Those that were in the prefix cache and were not computed again.
+    pub cached_tokens: u64,
+}
+
+/// A whole answer of the chat endpoint.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatCompletion {
+    /// Names the answer.
+    pub id: String,
+    /// Always `chat.completion`.
+    pub object: &'static str,
+    /// When it was begun, in seconds since 1970.
+    pub created: u64,
+    /// The model's name as the request gave it.
+    pub model: String,
+    /// The choices, by index.
+    pub choices: Vec<ChatChoice>,
+    /// Tokens used.
+    pub usage: Usage,
+    /// Changes when the same seed may give another answer.
+    pub system_fingerprint: String,
+}
+
+/// A choice of a whole chat answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatChoice {
+    /// Which one.
+    pub index: u32,
+    /// What the model said.
+    pub message: ChatMessage,
+    /// Log probabilities, if asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+/// What the model said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ChatMessage {
+    /// Always `assistant`.
+    pub role: &'static str,
+    /// The text.
+    pub content: Option<String>,
+    /// Always `null`: we do not tell refusals apart.
+    pub refusal: Option<String>,
+}
+
+/// A chunk of a chat answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatChunk {
+    /// Names the answer; the same in all its chunks.
+    pub id: String,
+    /// Always `chat.completion.chunk`.
+    pub object: &'static str,
+    /// When the answer was begun, in seconds since 1970.
+    pub created: u64,
+    /// The model's name as the request gave it.
+    pub model: String,
+    /// At most one; none in the chunk with the usage.
+    pub choices: Vec<ChatChunkChoice>,
+    /// Absent unless the request wants the usage; then `null` in all chunks but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+    /// As in [`ChatCompletion`].
+    pub system_fingerprint: String,
+}
+
+/// What is new in a choice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatChunkChoice {
+    /// Which one.
+    pub index: u32,
+    /// What is new.
+    pub delta: ChatDelta,
+    /// Log probabilities of the tokens whose text this is, if asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// Why it ended; `null` until it has.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// What is new in a message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ChatDelta {
+    /// `assistant`, in the first chunk of a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// More text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// `null`, in the first chunk of a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Option<String>>,
+}
+
+/// An answer of the completions endpoint, whole or a chunk: they have one shape.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Completion {
+    /// Names the answer.
+    pub id: String,
+    /// Always `text_completion`.
+    pub object: &'static str,
+    /// When it was begun, in seconds since 1970.
+    pub created: u64,
+    /// The model's name as the request gave it.
+    pub model: String,
+    /// The choices; in a chunk at most one.
+    pub choices: Vec<CompletionChoice>,
+    /// Always there in a whole answer; in chunks as in [`ChatChunk`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+    /// As in [`ChatCompletion`].
+    pub system_fingerprint: String,
+}
+
+/// A choice of a completion.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CompletionChoice {
+    /// Which one: with several prompts those of the first come first.
+    pub index: u32,
+    /// The text, in a chunk what is new of it.
+    pub text: String,
+    /// Log probabilities, if asked for.
+    pub logprobs: Option<CompletionLogprobs>,
+    /// Why it ended; `null` in a chunk until it has.
+    pub finish_reason: Option<FinishReason>,
+}
