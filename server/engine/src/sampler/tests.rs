@@ -266,7 +266,7 @@ fn huge_penalties_and_biases_ban_or_force_and_never_panic() {
     let mut history = History::new(&[0], &Sampling { repetition_penalty: 2.0, ..sampling(0.0) });
     history.push(1);
     let stop = StopRule::default();
-    let mut check = |sampling: Sampling, expected| {
+    let check = |sampling: Sampling, expected| {
         for temperature in [0.0, 1.0] {
             let sampling = Sampling { temperature, ..sampling.clone() };
             let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0 };

@@ -1,0 +1,227 @@
+//! What happens when steps fail, the runner dies, or a request should not be taken at all.
+
+use std::task::{Context, Poll, Waker};
+
+use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
+use server_engine::{EngineState, Failure, Rejected, Request, Sampling, SubmitError};
+
+use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
+
+fn with_fault(step: u64, kind: SimFaultKind) -> Setup {
+    let mut setup = Setup::new(100);
+    setup.sim.faults.push(SimFault { step, kind });
+    setup
+}
+
+#[tokio::test]
+async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
+    for failing in 0..8 {
+        let mut setup = with_fault(failing, SimFaultKind::Step);
+        setup.engine.sequences_max = 4;
+        let (engine, gate) = setup.start_gated();
+        let handle = engine.handle();
+        // Three chunks, and a second prompt that shares them; more than can run at once.
+        let mut shared = prompt(1, 150);
+        shared.push(5);
+        let requests = [
+            Request { sequences: 3, ..request(&prompt(1, 150), 40) },
+            request(&shared, 40),
+            request(&prompt(2, 30), 10),
+            request(&prompt(3, 30), 10),
+        ];
+        let streams = requests.clone().map(|request| handle.submit(request).unwrap());
+        let mut rows = 0;
+        for _ in 0..=failing {
+            rows = gate.arrive().rows.len();
+            gate.pass();
+        }
+        drop(gate);
+        let mut failed = 0;
+        for (request, stream) in requests.into_iter().zip(streams) {
+            let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
+            let outcome = outcome(stream).await;
+            match &outcome.failure {
+                None => assert_eq!(outcome.tokens, vec![expected; request.sequences as usize]),
+                Some(failure) => {
+                    assert_eq!(*failure, Failure::Step("a simulated fault".to_owned()));
+                    assert!(outcome.tokens.iter().all(|tokens| expected.starts_with(tokens)));
+                    failed += 1;
+                }
+            }
+        }
+        assert!((1..=rows).contains(&failed), "{failed} failed with the {rows} rows of step {failing}");
+
+        // What the failed step left in the cache is not taken for a prefix.
+        for prompt in [prompt(1, 150), shared, prompt(2, 30)] {
+            let again = tokens(handle.submit(request(&prompt, 40)).unwrap()).await;
+            assert_eq!(again, expected_tokens(&prompt, 40, VOCABULARY), "after step {failing} failed");
+        }
+        settled(&handle).await;
+        assert!(handle.is_alive());
+    }
+}
+
+#[tokio::test]
+async fn logits_that_are_not_numbers_fail_their_request_alone() {
+    let (engine, gate) = with_fault(3, SimFaultKind::NotANumber(1)).start_gated();
+    let handle = engine.handle();
+    let first = handle.submit(request(&prompt(1, 9), 20)).unwrap();
+    gate.arrive();
+    let second = handle.submit(Request { sequences: 2, ..request(&prompt(2, 9), 20) }).unwrap();
+    let third = handle.submit(request(&prompt(3, 9), 20)).unwrap();
+    gate.pass();
+    drop(gate);
+    assert_eq!(tokens(first).await, expected_tokens(&prompt(1, 9), 20, VOCABULARY));
+    let failed = outcome(second).await;
+    assert!(matches!(&failed.failure, Some(Failure::Step(message)) if message.contains("not numbers")));
+    assert_eq!(failed.tokens.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2], "of steps 1 and 2");
+    assert_eq!(tokens(third).await, expected_tokens(&prompt(3, 9), 20, VOCABULARY));
+    settled(&handle).await;
+}
+
+#[tokio::test]
+async fn a_bias_that_bans_everything_fails_the_request_alone() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    let mut banned = request(&[1, 2], 5);
+    banned.sampling.bias = (0..VOCABULARY).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let other = handle.submit(request(&[1, 2], 5)).unwrap();
+    let failed = outcome(handle.submit(banned).unwrap()).await;
+    assert!(matches!(&failed.failure, Some(Failure::Step(message)) if message.contains("no token")));
+    assert_eq!(tokens(other).await, expected_tokens(&[1, 2], 5, VOCABULARY));
+    settled(&handle).await;
+}
+
+#[tokio::test]
+async fn a_dead_runner_fails_everything_and_says_so() {
+    for (kind, reason) in [
+        (SimFaultKind::Fatal, "failed to run the model: a simulated fatal fault"),
+        (SimFaultKind::Panic, "a simulated panic"),
+    ] {
+        let mut setup = with_fault(4, kind);
+        setup.engine.sequences_max = 2;
+        let (engine, gate) = setup.start_gated();
+        let handle = engine.handle();
+        let streams: Vec<_> =
+            (0..5).map(|which| handle.submit(request(&prompt(which, 10), 90)).unwrap()).collect();
+        drop(gate);
+        for stream in streams {
+            let outcome = outcome(stream).await;
+            assert_eq!(outcome.failure, Some(Failure::Stopped));
+            assert!(!handle.is_alive(), "seen by whoever sees the failure");
+        }
+        assert_eq!(handle.dead().await.reason, reason);
+        assert_eq!(handle.load().borrow().state, EngineState::Dead);
+        assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+        assert_eq!(handle.drain().await.unwrap_err().reason, reason);
+        assert_eq!(engine.shutdown().unwrap_err().reason, reason);
+        assert_eq!(handle.waiting(), 0);
+    }
+}
+
+#[tokio::test]
+async fn draining_finishes_what_there_is_and_takes_nothing_more() {
+    let mut setup = Setup::new(100);
+    setup.engine.sequences_max = 2;
+    let (engine, gate) = setup.start_gated();
+    let handle = engine.handle();
+    let streams: Vec<_> =
+        (0..6).map(|which| handle.submit(request(&prompt(which, 10), 20)).unwrap()).collect();
+    gate.arrive();
+    handle.begin_drain();
+    assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Draining);
+    assert!(handle.is_alive());
+    gate.pass();
+    gate.arrive();
+    assert_eq!(handle.load().borrow().state, EngineState::Draining);
+    gate.pass();
+    drop(gate);
+    handle.drain().await.unwrap();
+    for (which, stream) in (0..).zip(streams) {
+        assert_eq!(tokens(stream).await, expected_tokens(&prompt(which, 10), 20, VOCABULARY));
+    }
+    assert!(!handle.is_alive());
+    assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+    let mut dead = std::pin::pin!(handle.dead());
+    assert_eq!(dead.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending, "it did not die");
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn dropping_the_engine_fails_what_is_unfinished() {
+    let engine = Setup::new(1000).start();
+    let handle = engine.handle();
+    let mut stream = handle.submit(request(&[1, 2, 3], 7000)).unwrap();
+    stream.next().await.unwrap();
+    drop(engine);
+    let mut last = None;
+    while let Some(event) = stream.next().await {
+        last = Some(event);
+    }
+    let finished = matches!(last, Some(server_engine::Event::Finished { .. }));
+    assert!(finished || last == Some(server_engine::Event::Failed(Failure::Stopped)), "{last:?}");
+    assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+    assert_eq!(handle.waiting(), 0);
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_at_once() {
+    let mut setup = Setup::new(100);
+    setup.engine.sequences_max = 1;
+    setup.engine.waiting_max = 3;
+    let (engine, gate) = setup.start_gated();
+    let handle = engine.handle();
+    let mut streams = vec![handle.submit(request(&[1, 2, 3], 4)).unwrap()];
+    gate.arrive();
+    gate.pass();
+    gate.arrive();
+    assert_eq!(handle.waiting(), 0, "the first has started");
+    for which in 0..3 {
+        assert_eq!(handle.waiting(), which);
+        streams.push(handle.submit(request(&[1, 2, 3], 4)).unwrap());
+    }
+    for _ in 0..2 {
+        let refused = handle.submit(request(&[1, 2, 3], 4)).unwrap_err();
+        assert_eq!(refused, SubmitError::Rejected(Rejected::QueueFull));
+    }
+    gate.pass();
+    drop(gate);
+    for stream in streams {
+        assert_eq!(tokens(stream).await, expected_tokens(&[1, 2, 3], 4, VOCABULARY));
+    }
+    assert_eq!(handle.waiting(), 0);
+    assert_eq!(tokens(handle.submit(request(&[9], 4)).unwrap()).await, expected_tokens(&[9], 4, VOCABULARY));
+}
+
+#[tokio::test]
+async fn what_can_never_be_served_is_refused_by_name() {
+    let mut setup = Setup::new(10);
+    setup.engine.sequences_max = 4;
+    let engine = setup.start();
+    let handle = engine.handle();
+    let check = |request: Request, expected: SubmitError, message: &str| {
+        let refused = handle.submit(request).unwrap_err();
+        assert_eq!(refused, expected);
+        assert!(refused.to_string().contains(message), "{refused}");
+    };
+    check(request(&[], 5), SubmitError::Rejected(Rejected::EmptyPrompt), "empty");
+    let too_long = |prompt_tokens| Rejected::TooLong { prompt_tokens, sequence_tokens_max: 80 };
+    check(request(&[1; 79], 2), SubmitError::Rejected(too_long(79)), "80");
+    check(request(&[1; 3], u32::MAX), SubmitError::Rejected(too_long(3)), "3 tokens");
+    let many = Rejected::TooManySequences { sequences: 5, sequences_max: 4 };
+    let five = Request { sequences: 5, ..request(&[1], 1) };
+    check(five, SubmitError::Rejected(many), "5 sequences");
+    let none = Request { sequences: 0, ..request(&[1], 1) };
+    check(none, SubmitError::Invalid { parameter: "sequences" }, "sequences");
+    let cold = Sampling { temperature: -1.0, ..Sampling::greedy() };
+    let cold = Request { sampling: cold, ..request(&[1], 1) };
+    check(cold, SubmitError::Invalid { parameter: "temperature" }, "temperature");
+    let unknown = SubmitError::UnknownToken { token: VOCABULARY, vocabulary: VOCABULARY };
+    check(request(&[1, VOCABULARY], 1), unknown, "token 300");
+    let biased = Sampling { bias: vec![(VOCABULARY, 1.0)], ..Sampling::greedy() };
+    check(Request { sampling: biased, ..request(&[1], 1) }, unknown, "300 tokens");
+    assert_eq!(handle.waiting(), 0);
+
+    let longest = tokens(handle.submit(request(&[1; 79], 1)).unwrap()).await;
+    assert_eq!(longest, expected_tokens(&[1; 79], 1, VOCABULARY));
+}

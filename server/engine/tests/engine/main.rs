@@ -1,0 +1,11 @@
+//! The engine as its users see it, over the simulated runner: what comes out equals what a model without a
+//! cache would say, whatever else happens at the same time. No test waits for time to pass.
+
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod streams;
+#[cfg(test)]
+mod support;
+#[cfg(test)]
+mod timing;

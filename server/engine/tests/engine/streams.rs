@@ -1,0 +1,271 @@
+//! What comes out of many requests at once, and of those that are dropped.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::sim::expected_tokens;
+use server_engine::{Event, FinishReason, Request, Sampling, StopRule};
+use tokio::task::JoinSet;
+
+use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
+
+/// One of many: some share a prefix, some do not.
+fn one_of_many(which: u32, rng: &mut StdRng) -> Request {
+    let mut tokens = if which.is_multiple_of(3) { prompt(0, 40) } else { Vec::new() };
+    tokens.extend(prompt(which, rng.random_range(1..60)));
+    request(&tokens, rng.random_range(1..40))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_200_streams_half_are_dropped_and_the_others_do_not_notice() {
+    let mut rng = StdRng::seed_from_u64(1);
+    // Two sequences of the longest fit: they come and go, and are preempted.
+    let engine = Setup::new(40).start();
+    let handle = engine.handle();
+    let mut tasks = JoinSet::new();
+    for which in 0..200 {
+        let request = one_of_many(which, &mut rng);
+        let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
+        let events_max = (which % 2 == 1).then(|| rng.random_range(0..request.stop.tokens_max + 2));
+        let mut stream = handle.submit(request).unwrap();
+        tasks.spawn(async move {
+            match events_max {
+                None => assert_eq!(tokens(stream).await, expected, "of stream {which}"),
+                Some(events_max) => {
+                    for _ in 0..events_max {
+                        let event = stream.next().await;
+                        assert!(event.is_some(), "stream {which} ended early");
+                    }
+                }
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn streams_dropped_at_any_step_give_their_blocks_back() {
+    // The same in lock step, so that drops meet waiting requests, half computed prompts and decodes alike.
+    for seed in 0..20 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (engine, gate) = Setup::new(60).start_gated();
+        let handle = engine.handle();
+        let mut streams = Vec::new();
+        for which in 0..40 {
+            let request = one_of_many(which, &mut rng);
+            let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
+            let dropped = which % 2 == 1 && request.stop.tokens_max > 3;
+            streams.push((which, handle.submit(request).unwrap(), expected, dropped));
+        }
+        let mut dropped = 0;
+        while streams.iter().any(|stream| stream.3) {
+            gate.arrive();
+            streams.retain(|stream| {
+                let drop_now = stream.3 && rng.random_bool(0.1);
+                dropped += u32::from(drop_now);
+                !drop_now
+            });
+            gate.pass();
+        }
+        drop(gate);
+        assert!(dropped > 10, "{dropped} were dropped");
+        for (which, stream, expected, _) in streams {
+            assert_eq!(tokens(stream).await, expected, "of stream {which} with seed {seed}");
+        }
+        settled(&handle).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
+    let (engine, gate) = Setup::new(100).start_gated();
+    let handle = engine.handle();
+    let kept = handle.submit(request(&prompt(1, 20), 30)).unwrap();
+    gate.arrive();
+    let dropped = handle.submit(Request { sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
+    gate.pass();
+    for _ in 0..2 {
+        assert!(gate.arrive().rows.len() > 1);
+        gate.pass();
+    }
+    let batch = gate.arrive();
+    assert_eq!(batch.rows.len(), 4, "all three have forked");
+    assert_eq!(handle.load().borrow().load.running, 4);
+    drop(dropped);
+    gate.pass();
+    assert_eq!(gate.arrive().rows.len(), 1);
+    let load = handle.load().borrow().load;
+    assert_eq!((load.running, load.waiting), (1, 0));
+    gate.pass();
+    drop(gate);
+    assert_eq!(tokens(kept).await, expected_tokens(&prompt(1, 20), 30, VOCABULARY));
+    settled(&handle).await;
+}
+
+#[tokio::test]
+async fn a_dropped_request_gives_its_place_in_the_queue_back() {
+    let mut setup = Setup::new(100);
+    setup.engine.sequences_max = 1;
+    setup.engine.waiting_max = 2;
+    let (engine, gate) = setup.start_gated();
+    let handle = engine.handle();
+    let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
+    gate.arrive();
+    let waiting = handle.submit(request(&[4], 5)).unwrap();
+    drop(waiting);
+    gate.pass();
+    gate.arrive();
+    assert_eq!(handle.waiting(), 0);
+    gate.pass();
+    drop(gate);
+    assert_eq!(tokens(running).await, expected_tokens(&[1, 2, 3], 5, VOCABULARY));
+}
+
+#[tokio::test]
+async fn a_seed_gives_the_same_output_alone_and_among_others() {
+    let request = |seed| sampled(&prompt(9, 30), 25, seed);
+    let mut alone = Vec::new();
+    for seed in 0..8 {
+        let engine = Setup::new(200).start();
+        alone.push(tokens(engine.handle().submit(request(seed)).unwrap()).await);
+    }
+    let mut distinct = alone.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 8, "other seeds give other outputs");
+
+    let engine = Setup::new(60).start();
+    let handle = engine.handle();
+    let mut rng = StdRng::seed_from_u64(3);
+    let mut others = Vec::new();
+    let mut streams = Vec::new();
+    for seed in 0..8 {
+        for which in 0..6 {
+            others.push(handle.submit(one_of_many(which + seed, &mut rng)).unwrap());
+        }
+        streams.push(handle.submit(request(u64::from(seed))).unwrap());
+    }
+    for (stream, alone) in streams.into_iter().zip(alone) {
+        assert_eq!(tokens(stream).await, alone);
+    }
+}
+
+#[tokio::test]
+async fn prefix_caching_changes_nothing_but_what_is_computed() {
+    for prefix_caching in [false, true] {
+        let mut setup = Setup::new(100);
+        setup.engine.prefix_caching = prefix_caching;
+        let (engine, reports) = setup.start_observed();
+        let handle = engine.handle();
+        for (round, cached) in [(0, 0), (1, 48), (2, 48)] {
+            let mut tokens = prompt(4, 50);
+            tokens.extend(prompt(round, 7));
+            let outcome = outcome(handle.submit(request(&tokens, 20)).unwrap()).await;
+            assert_eq!(outcome.tokens, [expected_tokens(&tokens, 20, VOCABULARY)]);
+            assert_eq!(outcome.cached_tokens, Some(if prefix_caching { cached } else { 0 }));
+        }
+        settled(&handle).await;
+        engine.shutdown().unwrap();
+        let (mut prompts, mut cached, mut prefill) = (0, 0, 0);
+        for report in reports {
+            prompts += report.prompt_tokens;
+            cached += report.cached_tokens;
+            prefill += report.prefill_tokens;
+        }
+        let expected = if prefix_caching { 96 } else { 0 };
+        assert_eq!((prompts, cached, prefill), (171, expected, 171 - expected));
+    }
+}
+
+#[tokio::test]
+async fn a_tiny_cache_preempts_and_gives_the_output_of_a_large_one() {
+    for prefix_caching in [false, true] {
+        let mut setup = Setup::new(12);
+        setup.engine.prefix_caching = prefix_caching;
+        let (engine, reports) = setup.start_observed();
+        let handle = engine.handle();
+        let streams: Vec<_> =
+            (0..10).map(|which| handle.submit(request(&prompt(which, 12), 70)).unwrap()).collect();
+        let drawn: Vec<_> =
+            (0..4).map(|seed| handle.submit(sampled(&prompt(seed, 9), 60, 5)).unwrap()).collect();
+        for (which, stream) in (0..).zip(streams) {
+            assert_eq!(tokens(stream).await, expected_tokens(&prompt(which, 12), 70, VOCABULARY));
+        }
+        for (seed, stream) in (0..).zip(drawn) {
+            let large = Setup::new(1000).start();
+            let alone = tokens(large.handle().submit(sampled(&prompt(seed, 9), 60, 5)).unwrap()).await;
+            assert_eq!(tokens(stream).await, alone);
+        }
+        settled(&handle).await;
+        engine.shutdown().unwrap();
+        let preemptions: u32 = reports.iter().map(|report| report.preemptions).sum();
+        assert!(preemptions > 0);
+    }
+}
+
+#[tokio::test]
+async fn siblings_share_a_prompt_and_then_go_their_own_ways() {
+    for blocks_total in [12, 500] {
+        let engine = Setup::new(blocks_total).start();
+        let handle = engine.handle();
+        let greedy = Request { sequences: 4, ..request(&prompt(3, 21), 30) };
+        let greedy = outcome(handle.submit(greedy).unwrap()).await;
+        assert_eq!(greedy.tokens, vec![expected_tokens(&prompt(3, 21), 30, VOCABULARY); 4]);
+        assert_eq!(greedy.reasons, [Some(FinishReason::Length); 4]);
+
+        let drawn = Request { sequences: 4, ..sampled(&prompt(3, 21), 30, 77) };
+        let together = outcome(handle.submit(drawn.clone()).unwrap()).await;
+        let alone = outcome(handle.submit(Request { sequences: 1, ..drawn.clone() }).unwrap()).await;
+        assert_eq!(together.tokens[0], alone.tokens[0], "the first does not depend on how many there are");
+        let mut distinct = together.tokens.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 4);
+        settled(&handle).await;
+    }
+}
+
+#[tokio::test]
+async fn stop_tokens_end_a_sequence_but_not_too_early() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    let free = expected_tokens(&prompt(5, 10), 20, VOCABULARY);
+    let with_stop = |tokens_min| Request {
+        stop: StopRule { tokens: vec![free[6]], tokens_max: 20, tokens_min },
+        ..request(&prompt(5, 10), 20)
+    };
+    assert_eq!(free.iter().position(|&token| token == free[6]), Some(6), "the test has no meaning otherwise");
+
+    let stopped = outcome(handle.submit(with_stop(6)).unwrap()).await;
+    assert_eq!(stopped.tokens, [free[..7].to_vec()]);
+    assert_eq!(stopped.reasons, [Some(FinishReason::Stop)]);
+    let later = outcome(handle.submit(with_stop(7)).unwrap()).await;
+    assert_eq!(later.tokens[0][..6], free[..6]);
+    assert!(later.tokens[0].len() > 7 && !later.tokens[0][..7].contains(&free[6]), "{later:?}");
+}
+
+#[tokio::test]
+async fn logprobs_come_with_each_token_as_many_as_asked_for() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    for count in [0, 5] {
+        let mut asked = request(&prompt(5, 10), 8);
+        asked.sampling = Sampling { logprobs: Some(count), ..asked.sampling };
+        let mut stream = handle.submit(asked).unwrap();
+        let mut seen = 0;
+        while let Some(event) = stream.next().await {
+            if let Event::Token { token, logprobs, .. } = event {
+                let logprobs = logprobs.unwrap();
+                assert_eq!(logprobs.chosen.token, token);
+                assert_eq!(logprobs.top.len(), count as usize);
+                assert!(logprobs.top.is_sorted_by(|a, b| a.logprob >= b.logprob));
+                assert!(logprobs.top.first().is_none_or(|top| *top == logprobs.chosen), "greedy");
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 8);
+    }
+}

@@ -1,0 +1,196 @@
+//! An engine over the simulated runner, and requests for it.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use server_engine::sim::{SimConfig, SimCosts, SimRunner};
+use server_engine::{
+    CacheLayout, Clock, Engine, EngineConfig, EngineHandle, EngineState, Event, Failure, FinishReason,
+    Logits, ModelRunner, Request, RunError, Sampling, StepReport, StopRule, TokenId, TokenStream,
+};
+use server_scheduler::Batch;
+
+pub(crate) const VOCABULARY: u32 = 300;
+
+/// What to start.
+pub(crate) struct Setup {
+    pub(crate) sim: SimConfig,
+    pub(crate) engine: EngineConfig,
+}
+
+impl Setup {
+    /// A cache of so many blocks of 8 tokens, chunks of 64 tokens, and no time passes.
+    pub(crate) fn new(blocks_total: u32) -> Self {
+        let clock = Clock::simulated();
+        Self {
+            sim: SimConfig {
+                block_tokens: 8,
+                blocks_total,
+                vocabulary: VOCABULARY,
+                costs: SimCosts::default(),
+                faults: Vec::new(),
+            },
+            engine: EngineConfig {
+                batch_tokens_max: 64,
+                sequences_max: 32,
+                waiting_max: 1000,
+                sequence_tokens_max: 100_000,
+                prefix_caching: true,
+                clock,
+            },
+        }
+    }
+
+    pub(crate) fn runner(&self) -> SimRunner {
+        SimRunner::new(self.sim.clone(), self.engine.clock.clone())
+    }
+
+    pub(crate) fn start(self) -> Engine {
+        Engine::start(self.engine.clone(), Box::new(self.runner()), Box::new(|_| {})).unwrap()
+    }
+
+    /// Starts an engine that shows each step's report. The receiver is to be kept or dropped, not left full
+    /// (it has no limit).
+    pub(crate) fn start_observed(self) -> (Engine, Receiver<StepReport>) {
+        let (sender, reports) = channel();
+        let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
+        (Engine::start(self.engine.clone(), Box::new(self.runner()), observer).unwrap(), reports)
+    }
+
+    /// Starts an engine whose steps wait in the gate.
+    pub(crate) fn start_gated(self) -> (Engine, Gate) {
+        let (batches, shown) = channel();
+        let (go, permits) = channel();
+        let runner = Gated { inner: self.runner(), batches, permits };
+        let (sender, reports) = channel();
+        let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
+        let engine = Engine::start(self.engine, Box::new(runner), observer).unwrap();
+        (engine, Gate { shown, go, reports })
+    }
+}
+
+/// Holds each step before it is computed. Dropped, it lets all pass.
+pub(crate) struct Gate {
+    shown: Receiver<Batch>,
+    go: Sender<()>,
+    pub(crate) reports: Receiver<StepReport>,
+}
+
+impl Gate {
+    /// Waits until a step is held, and shows it.
+    pub(crate) fn arrive(&self) -> Batch {
+        self.shown.recv().unwrap()
+    }
+
+    /// Lets the step that is held pass.
+    pub(crate) fn pass(&self) {
+        self.go.send(()).unwrap();
+    }
+
+    /// Lets all pass, and goes on to show the reports.
+    pub(crate) fn release(self) -> Receiver<StepReport> {
+        self.reports
+    }
+}
+
+struct Gated {
+    inner: SimRunner,
+    batches: Sender<Batch>,
+    permits: Receiver<()>,
+}
+
+impl ModelRunner for Gated {
+    fn layout(&self) -> CacheLayout {
+        self.inner.layout()
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        // Both fail once the gate is gone.
+        let _ = self.batches.send(batch.clone());
+        let _ = self.permits.recv();
+        self.inner.run(batch)
+    }
+}
+
+pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
+    Request {
+        prompt: prompt.to_vec(),
+        sequences: 1,
+        sampling: Sampling::greedy(),
+        stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
+    }
+}
+
+/// A request that draws from the whole vocabulary, hot enough for all seeds to differ.
+pub(crate) fn sampled(prompt: &[TokenId], tokens_max: u32, seed: u64) -> Request {
+    let sampling =
+        Sampling { temperature: 4.0, top_p: 0.98, repetition_penalty: 1.1, seed, ..Sampling::greedy() };
+    Request { sampling, ..request(prompt, tokens_max) }
+}
+
+/// Some prompt of this length; another for another `which`.
+pub(crate) fn prompt(which: u32, length: u32) -> Vec<TokenId> {
+    (0..length).map(|position| (which * 7919 + position * position * 31 + 17) % VOCABULARY).collect()
+}
+
+/// All that came of a request.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) cached_tokens: Option<u32>,
+    /// By sequence.
+    pub(crate) tokens: Vec<Vec<TokenId>>,
+    pub(crate) reasons: Vec<Option<FinishReason>>,
+    pub(crate) failure: Option<Failure>,
+}
+
+/// Reads a stream to its end, and checks the order of its events.
+pub(crate) async fn outcome(mut stream: TokenStream) -> Outcome {
+    let mut outcome = Outcome::default();
+    while let Some(event) = stream.next().await {
+        add(&mut outcome, event);
+    }
+    assert!(stream.next().await.is_none() && stream.try_next().is_none(), "nothing comes after the end");
+    outcome
+}
+
+pub(crate) fn add(outcome: &mut Outcome, event: Event) {
+    assert!(outcome.failure.is_none(), "{event:?} after a failure");
+    match event {
+        Event::Started { cached_tokens } => {
+            assert!(outcome.tokens.is_empty(), "started after a token");
+            assert!(outcome.cached_tokens.replace(cached_tokens).is_none(), "started twice");
+        }
+        Event::Token { index, token, .. } => {
+            assert!(outcome.cached_tokens.is_some(), "a token before the start");
+            let index = index as usize;
+            if outcome.tokens.len() <= index {
+                outcome.tokens.resize(index + 1, Vec::new());
+                outcome.reasons.resize(index + 1, None);
+            }
+            assert!(outcome.reasons[index].is_none(), "a token after the end");
+            outcome.tokens[index].push(token);
+        }
+        Event::Finished { index, reason } => {
+            assert!(outcome.reasons[index as usize].replace(reason).is_none(), "finished twice");
+        }
+        Event::Failed(failure) => outcome.failure = Some(failure),
+    }
+}
+
+/// The output of a request's only sequence.
+pub(crate) async fn tokens(stream: TokenStream) -> Vec<TokenId> {
+    let outcome = outcome(stream).await;
+    assert_eq!(outcome.failure, None);
+    assert_eq!(outcome.tokens.len(), 1);
+    outcome.tokens.into_iter().next().unwrap()
+}
+
+/// Waits until the engine has nothing to do, and checks that nobody holds a block or a place in the queue.
+pub(crate) async fn settled(handle: &EngineHandle) {
+    let mut load = handle.load();
+    let idle = load
+        .wait_for(|now| now.state == EngineState::Serving && now.load.running == 0 && now.load.waiting == 0);
+    let now = idle.await.unwrap().load;
+    assert_eq!(now.blocks_active, 0, "{now:?}");
+    assert_eq!(now.blocks_free + now.blocks_evictable, now.blocks_total, "{now:?}");
+    assert_eq!(handle.waiting(), 0);
+}
