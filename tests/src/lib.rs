@@ -1,6 +1,10 @@
 //! What the tests of the whole repository share: the rules of the tree, and a harness around the real
-//! server process. It decides nothing about the products and no product depends on it.
+//! server process. It decides nothing about the products and no product depends on it: it sees what a user
+//! sees.
 
+pub mod http;
+pub mod process;
+pub mod server;
 pub mod tidy;
 
 use std::path::{Path, PathBuf};
@@ -9,4 +13,10 @@ use std::path::{Path, PathBuf};
 #[must_use]
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// The sample model that `make fetch` puts into the tree.
+#[must_use]
+pub fn sample_model() -> PathBuf {
+    root().join(".deps/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 }

@@ -1,0 +1,178 @@
+//! The real server as a child process.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::process::{Ended, Process, await_condition};
+
+/// How long a server may take to load the sample model, on a busy machine.
+pub const START_LIMIT: Duration = Duration::from_secs(120);
+/// How long a server may take to end after it was asked to.
+pub const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// A server that is ready. Dropping it kills it.
+#[derive(Debug)]
+pub struct Server {
+    process: Process,
+    address: String,
+}
+
+/// The server binary that was built together with this test.
+///
+/// # Errors
+/// There is none.
+pub fn binary() -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let folder = test.parent().and_then(Path::parent).context("the test is not in a target folder")?;
+    let binary = folder.join("server");
+    if !binary.is_file() {
+        bail!("{} is not there: build it with `cargo build -p server`", binary.display());
+    }
+    Ok(binary)
+}
+
+/// A server without arguments, and without those that the environment holds.
+///
+/// # Errors
+/// The server is not there.
+pub fn bare_command() -> anyhow::Result<Command> {
+    let mut command = Command::new(binary()?);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
+        command.env_remove(name);
+    }
+    Ok(command)
+}
+
+/// A server on a free port, with the sample model, and `arguments`.
+///
+/// # Errors
+/// The server or the model is not there.
+pub fn command(arguments: &[&str]) -> anyhow::Result<Command> {
+    command_for(&crate::sample_model(), arguments)
+}
+
+/// A server on a free port, with `model` and `arguments`.
+///
+/// # Errors
+/// The server is not there.
+pub fn command_for(model: &Path, arguments: &[&str]) -> anyhow::Result<Command> {
+    let mut command = bare_command()?;
+    command.arg("--model").arg(model);
+    command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-port", "0"]).args(arguments);
+    Ok(command)
+}
+
+impl Server {
+    /// Starts a server with the sample model and `arguments` and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not become ready within [`START_LIMIT`].
+    pub fn start(arguments: &[&str]) -> anyhow::Result<Self> {
+        if !crate::sample_model().is_file() {
+            bail!("the sample model is not there: run `make fetch`");
+        }
+        Self::from_command(&mut command(arguments)?)
+    }
+
+    /// Starts `command`, which runs a server on a free port, and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn from_command(command: &mut Command) -> anyhow::Result<Self> {
+        let process = Process::start(command)?;
+        let address = process.await_line(START_LIMIT, address)?;
+        let server = Self { process, address };
+        await_condition("the server to be ready", START_LIMIT, || server.is_ready().then_some(()))
+            .with_context(|| server.process.output())?;
+        Ok(server)
+    }
+
+    /// The server that the tests of one binary share: started by the first that asks, ended with the last
+    /// that lets go.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let server = Arc::new(Self::start(&[]).expect("the server starts"));
+            *shared = Arc::downgrade(&server);
+            server
+        })
+    }
+
+    /// `path` on this server.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Host and port it listens on.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Waits for its end, once something has made it end.
+    ///
+    /// # Errors
+    /// It goes on.
+    pub fn wait(self) -> anyhow::Result<Ended> {
+        self.process.wait(STOP_LIMIT)
+    }
+
+    fn is_ready(&self) -> bool {
+        let address = self.address.clone();
+        probe(&address, "/v2/health/ready").is_ok_and(|status| status == 200)
+    }
+}
+
+/// The status of a GET request, without an asynchronous runtime.
+///
+/// # Errors
+/// Nobody answers.
+pub fn probe(address: &str, path: &str) -> anyhow::Result<u16> {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.write_all(
+        format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes(),
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no HTTP answer")
+}
+
+/// The HTTP address in the line of the log that tells it.
+fn address(line: &str) -> Option<String> {
+    let address = line.split("http://").nth(1)?;
+    let end = address.find(|letter: char| !letter.is_ascii_digit() && letter != '.' && letter != ':');
+    let address = address[..end.unwrap_or(address.len())].trim_end_matches(['.', ':']);
+    address.contains(':').then(|| address.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::address;
+
+    #[test]
+    fn finds_the_address_in_a_line_of_the_log() {
+        assert_eq!(
+            address("INFO listening on http://127.0.0.1:4321 grpc=1"),
+            Some("127.0.0.1:4321".to_owned())
+        );
+        assert_eq!(address("INFO loading"), None);
+    }
+}

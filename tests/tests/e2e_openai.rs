@@ -1,0 +1,165 @@
+//! The real model behind the OpenAI API: over plain HTTP, with the official clients, and as the README says.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tests::http::{self, Stream};
+use tests::process::Process;
+use tests::server::Server;
+
+const CLIENT_LIMIT: Duration = Duration::from_secs(300);
+
+async fn model(server: &Server) -> String {
+    let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
+    models.body["data"][0]["id"].as_str().expect("a model has an id").to_owned()
+}
+
+async fn paris(server: &Server) -> Value {
+    json!({
+        "model": model(server).await,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    })
+}
+
+#[tokio::test]
+async fn says_paris_on_both_paths_streaming_and_not() {
+    let server = Server::shared();
+    let mut body = paris(&server).await;
+    for version in ["/v1", "/v3"] {
+        let url = server.url(&format!("{version}/chat/completions"));
+        body["stream"] = json!(false);
+        let whole = http::post(&url, &body).await.unwrap();
+        assert_eq!(whole.status, 200, "{}", whole.body);
+        assert!(whole.text().contains("Paris"), "{}", whole.body);
+        body["stream"] = json!(true);
+        assert_eq!(Stream::open(&url, &body).await.unwrap().text().await.unwrap(), whole.text());
+    }
+}
+
+#[tokio::test]
+async fn answers_probes_and_reports_metrics() {
+    let server = Server::shared();
+    for path in ["/v2/health/live", "/v2/health/ready", "/metrics"] {
+        assert_eq!(http::get(&server.url(path)).await.unwrap().status, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn refuses_bad_input_with_one_clear_message_and_goes_on() {
+    let server = Server::shared();
+    let url = server.url("/v3/chat/completions");
+    let good = paris(&server).await;
+    let with = |key: &str, value: Value| {
+        let mut body = good.clone();
+        body[key] = value;
+        body.to_string()
+    };
+    let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    let cases = [
+        ("malformed JSON", "{\"model\": ".to_owned(), 400),
+        ("10,000 nested arrays", format!("{{\"messages\": {nested}}}"), 400),
+        ("no object", "[]".to_owned(), 400),
+        ("an empty body", String::new(), 400),
+        ("a wrong type", with("messages", json!("hello")), 400),
+        ("a value out of range", with("temperature", json!(-1)), 400),
+        ("a number too large", with("max_tokens", json!(1e30)), 400),
+        ("no messages", with("messages", json!([])), 400),
+        ("an unknown role", with("messages", json!([{"role": "oracle", "content": "x"}])), 400),
+        (
+            "a prompt too long",
+            with("messages", json!([{"role": "user", "content": "word ".repeat(20_000)}])),
+            400,
+        ),
+        ("an unknown model", with("model", json!("no-such-model")), 404),
+    ];
+    for (what, body, status) in cases {
+        let answer = http::post_text(&url, body).await.unwrap();
+        assert_eq!(answer.status, status, "{what}: {}", answer.body);
+        let message = answer.body["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.len() > 10 && !message.contains("panicked"), "{what}: {}", answer.body);
+    }
+    let ignored = http::post_text(&url, with("no_such_field", json!({"a": [1]}))).await.unwrap();
+    assert_eq!(ignored.status, 200, "an unknown field is ignored: {}", ignored.body);
+    let deep = with("no_such_field", json!("here")).replace("\"here\"", &nested);
+    let deep = http::post_text(&url, deep).await.unwrap();
+    assert!([200, 400].contains(&deep.status), "ignored or refused: {}", deep.body);
+    assert!(!server.process().output().contains("panicked"), "{}", server.process().output());
+}
+
+#[tokio::test]
+async fn refuses_a_body_that_is_too_large() {
+    let server = Server::shared();
+    let answer = http::post_text(&server.url("/v3/chat/completions"), " ".repeat(64 << 20)).await;
+    // The server answers early and closes; a client still sending may see the closing first.
+    if let Ok(answer) = answer {
+        assert_eq!(answer.status, 413, "{}", answer.body);
+    }
+    assert_eq!(http::get(&server.url("/v2/health/ready")).await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn the_official_python_client_works() {
+    let server = Server::shared();
+    let script = tests::root().join("tests/clients/python/client.py");
+    run_client(&server, Command::new(python()).arg("-B").arg(script)).await;
+}
+
+#[tokio::test]
+async fn the_official_javascript_client_works() {
+    let server = Server::shared();
+    run_client(&server, Command::new("node").arg(tests::root().join("tests/clients/js/client.js"))).await;
+}
+
+async fn run_client(server: &Server, command: &mut Command) {
+    command.arg(server.url("/v3")).arg(model(server).await);
+    let ended =
+        Process::start(command).expect("the client starts").wait(CLIENT_LIMIT).expect("the client ends");
+    assert!(ended.status.success(), "{}\n--- server ---\n{}", ended.output, server.process().output());
+    assert!(ended.output.contains("scenarios passed"), "{}", ended.output);
+}
+
+#[tokio::test]
+async fn the_examples_of_the_readme_work_as_they_stand() {
+    let server: Arc<Server> = Server::shared();
+    let readme = std::fs::read_to_string(tests::root().join("README.md")).unwrap();
+    let examples = examples(&readme);
+    let languages: Vec<&str> = examples.iter().map(|(language, _)| *language).collect();
+    assert_eq!(languages, ["sh", "python", "js"]);
+    for (language, code) in examples {
+        assert!(code.contains("http://127.0.0.1:8000"), "{code}");
+        let code = code.replace("127.0.0.1:8000", server.address());
+        let mut command = match language {
+            "sh" => Command::new("bash"),
+            "python" => Command::new(python()),
+            _ => Command::new("node"),
+        };
+        match language {
+            "js" => command.args(["--input-type=module", "--eval"]),
+            _ => command.arg("-c"),
+        };
+        command.arg(code).current_dir(tests::root().join("tests/clients/js"));
+        let ended = Process::start(&mut command).unwrap().wait(CLIENT_LIMIT).unwrap();
+        assert!(ended.status.success() && ended.output.contains("Paris"), "{language}: {}", ended.output);
+    }
+}
+
+/// Language and code of the blocks marked as tested.
+fn examples(text: &str) -> Vec<(&str, String)> {
+    let mut found = Vec::new();
+    for block in text.split("<!-- tested -->\n```").skip(1) {
+        let (language, rest) = block.split_once('\n').expect("a block has a first line");
+        let (code, _) = rest.split_once("\n```").expect("a block ends");
+        found.push((language, code.to_owned()));
+    }
+    found
+}
+
+fn python() -> std::path::PathBuf {
+    let python = tests::root().join(".deps/venv-clients/bin/python");
+    assert!(Path::new(&python).exists(), "the Python client is not installed: run `scripts/clients`");
+    python
+}

@@ -1,0 +1,150 @@
+//! The server as a process: what it says when it cannot start, and how it ends.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+use tests::http::{self, Stream};
+use tests::process::{Ended, Process, await_condition, group_exists};
+use tests::server::{START_LIMIT, STOP_LIMIT, Server, bare_command, binary, command, command_for, probe};
+
+/// Runs a server that must not start, and checks that it says why in one line.
+fn refusal(command: &mut Command, mentions: &str) -> Ended {
+    let ended = Process::start(command).and_then(|process| process.wait(START_LIMIT)).expect("it ends");
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.output);
+    assert!(!ended.output.contains("panicked"), "{}", ended.output);
+    let errors: Vec<&str> = ended.output.lines().filter(|line| line.starts_with("error:")).collect();
+    assert!(matches!(errors[..], [line] if line.contains(mentions)), "{mentions}: {}", ended.output);
+    ended
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    refusal(&mut command_for(&folder.path().join("gone.gguf"), &[]).unwrap(), "gone.gguf");
+    // A directory without a model in it.
+    refusal(&mut command_for(folder.path(), &[]).unwrap(), &folder.path().display().to_string());
+}
+
+#[test]
+fn a_truncated_model_is_refused_wherever_it_ends() {
+    let whole = std::fs::read(tests::sample_model()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("short.gguf");
+    // Within the header, the metadata, the directory of tensors, the weights, and a byte before the end.
+    for length in [0, 3, 20, 1000, 1_000_000, 1_790_000, 50_000_000, whole.len() - 1] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        refusal(&mut command_for(&path, &[]).unwrap(), "short.gguf");
+    }
+    std::fs::write(&path, "this is no model at all, but long enough to look at").unwrap();
+    refusal(&mut command_for(&path, &[]).unwrap(), "short.gguf");
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (http, grpc) in [(port.as_str(), "0"), ("0", port.as_str())] {
+        let mut command = bare_command().unwrap();
+        command.arg("--model").arg(tests::sample_model());
+        refusal(command.args(["--host", "127.0.0.1", "--port", http, "--grpc-port", grpc]), &port);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_under_the_cache_costs_the_cache_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let server = command(&["--cache-dir", &cache.display().to_string()]).unwrap();
+    // No file may grow beyond a megabyte: writing fails in the middle, as on a full disk.
+    let mut limited = Command::new("bash");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$@\"", "limited"]);
+    limited.arg(server.get_program()).args(server.get_args());
+    let server = Server::from_command(&mut limited).unwrap();
+    let answer = http::post(&server.url("/v1/completions"), &capital(&server, 4).await).await.unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let output = server.process().output();
+    assert!(output.contains("cache") && !output.contains("panicked"), "{output}");
+}
+
+#[tokio::test]
+async fn on_sigterm_it_finishes_what_runs_and_takes_nothing_new() {
+    let server = Server::start(&[]).unwrap();
+    let url = server.url("/v1/completions");
+    let mut body = capital(&server, 200).await;
+    let whole = http::post(&url, &body).await.unwrap();
+    body["stream"] = json!(true);
+    let mut stream = Stream::open(&url, &body).await.unwrap();
+    let first = stream.next().await.unwrap().expect("the stream has begun");
+    server.process().signal("TERM").unwrap();
+    await_condition("new connections to be refused", STOP_LIMIT, || {
+        (!probe(server.address(), "/v2/health/ready").is_ok_and(|status| status == 200)).then_some(())
+    })
+    .unwrap();
+    let rest = stream.text().await.expect("the stream that ran is finished");
+    assert_eq!(format!("{}{rest}", http::delta(&first)), whole.text());
+    let ended = server.wait().unwrap();
+    assert!(ended.status.success(), "{:?}\n{}", ended.status, ended.output);
+}
+
+#[test]
+fn killed_it_leaves_no_process_and_no_file_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::from_command(
+        command(&[])
+            .unwrap()
+            .current_dir(folder.path())
+            .env("TMPDIR", folder.path())
+            .env("HOME", folder.path()),
+    )
+    .unwrap();
+    let group = server.process().id();
+    let address = server.address().to_owned();
+    server.process().signal("KILL").unwrap();
+    assert!(!server.wait().unwrap().status.success());
+    assert!(!group_exists(group), "a process is left");
+    assert_eq!(files_in(folder.path()), [""; 0]);
+    TcpListener::bind(&address).expect("the port is free again");
+}
+
+#[test]
+fn make_run_prints_an_example_that_works_and_ctrl_c_leaves_nothing() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let mut script = Command::new(tests::root().join("scripts/run"));
+    script.args(["--grpc-port", "0"]).env("PORT", &port).env("SERVER", binary().unwrap());
+    let run = Process::start(script.env_remove("MODEL")).unwrap();
+    run.await_line(START_LIMIT, |line| line.starts_with("Ready.").then_some(())).unwrap();
+    run.await_line(START_LIMIT, |line| (line == "  }'").then_some(())).unwrap();
+    let output = run.output();
+    let example = &output[output.find("  curl ").unwrap()..];
+    let example = &example[..example.find("}'").unwrap() + 2];
+    let answer =
+        Process::start(Command::new("bash").args(["-c", example])).unwrap().wait(START_LIMIT).unwrap();
+    assert!(answer.output.contains("Paris"), "{example}\n{}", answer.output);
+
+    let group = run.id();
+    run.signal_group("INT").unwrap();
+    let ended = run.wait(STOP_LIMIT).unwrap();
+    assert!(ended.status.success(), "{:?}\n{}", ended.status, ended.output);
+    await_condition("all it started to be gone", STOP_LIMIT, || (!group_exists(group)).then_some(()))
+        .unwrap();
+    assert!(probe(&format!("127.0.0.1:{port}"), "/v2/health/live").is_err(), "somebody still listens");
+}
+
+/// A completion of `tokens` tokens.
+async fn capital(server: &Server, tokens: u32) -> serde_json::Value {
+    let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
+    json!({
+        "model": models.body["data"][0]["id"],
+        "prompt": "The capital of France is",
+        "temperature": 0,
+        "max_tokens": tokens,
+        "ignore_eos": true,
+    })
+}
+
+fn files_in(folder: &Path) -> Vec<String> {
+    let entries = folder.read_dir().expect("the folder can be listed");
+    entries.flatten().map(|entry| entry.path().display().to_string()).collect()
+}
