@@ -34,6 +34,9 @@ pub struct EngineConfig {
     pub clock: Clock,
 }
 
+/// Upper limit of [`EngineConfig::waiting_max`].
+pub const WAITING_MAX: u32 = 1 << 20;
+
 /// Why an engine could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -43,6 +46,9 @@ pub enum StartError {
         /// The field of [`EngineConfig`] or [`CacheLayout`].
         name: &'static str,
     },
+    /// More may never wait: the queue is allocated at once.
+    #[error("waiting_max is greater than {WAITING_MAX}")]
+    TooManyWaiting,
     /// The operating system has no thread for it.
     #[error("failed to start the engine's thread")]
     Thread(#[source] std::io::Error),
@@ -143,6 +149,9 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
     ];
     if let Some((name, ..)) = sizes.into_iter().find(|(_, size, min)| size < min) {
         return Err(StartError::TooSmall { name });
+    }
+    if config.waiting_max > WAITING_MAX {
+        return Err(StartError::TooManyWaiting);
     }
     Ok(SchedulerConfig {
         block_tokens,

@@ -19,7 +19,7 @@ pub mod sim;
 mod stream;
 
 pub use clock::Clock;
-pub use engine::{Engine, EngineConfig, StartError};
+pub use engine::{Engine, EngineConfig, StartError, WAITING_MAX};
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{Event, Failure, Request, Sampling, TokenLogprob, TokenLogprobs};

@@ -109,13 +109,21 @@ pub(super) fn gather(logits: &[f32], cut: Cut, kept: &mut Vec<Candidate>) {
     }
 }
 
-/// The smallest prefix of `candidates` whose weights add up to `mass`, by halving: a selection at the
-/// middle, then the half in which the sum crosses `mass`. Reorders the candidates.
+/// Buckets that a large number of candidates is put into, by their logits.
+const BUCKETS: usize = 1024;
+
+/// The smallest prefix of `candidates` whose weights add up to `mass`. Leaves rubbish in `candidates`.
+///
+/// Many are first put into buckets by their logits, of which only that in which the sum crosses `mass` is
+/// looked into. There it goes by halving: a selection at the middle, then the half in which the sum crosses.
 ///
 /// # Panics
 /// If there are none.
-pub(super) fn nucleus(candidates: &mut [Candidate], mut mass: f64) -> Cut {
-    let mut rest = candidates;
+pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cut {
+    if candidates.len() > BUCKETS {
+        mass -= keep_bucket(candidates, mass);
+    }
+    let mut rest = &mut candidates[..];
     while rest.len() > 1 {
         let middle = rest.len() / 2;
         rest.select_nth_unstable_by(middle, more_probable);
@@ -129,6 +137,34 @@ pub(super) fn nucleus(candidates: &mut [Candidate], mut mass: f64) -> Cut {
         }
     }
     Cut::after(&rest[0])
+}
+
+/// Keeps the candidates of the bucket in which the sum of weights crosses `mass`, the last that has any if
+/// rounding leaves none, and returns the weight of all more probable ones.
+fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
+    let logits = || candidates.iter().map(|candidate| candidate.logit);
+    let max = logits().fold(f32::NEG_INFINITY, f32::max);
+    let min = logits().fold(f32::INFINITY, f32::min);
+    // Infinite or not a number where all are equal or too far apart: the cast makes that a bucket as well,
+    // and each step is monotonous, so no bucket holds a token more probable than one of those before it.
+    let scale = (BUCKETS - 1) as f32 / (max - min);
+    let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);
+
+    let mut sums = [0f64; BUCKETS];
+    for candidate in &*candidates {
+        sums[bucket(candidate)] += f64::from(candidate.weight);
+    }
+    let (mut before, mut sum, mut crossing) = (0.0, 0.0, 0);
+    for (index, &weight) in sums.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+        before = sum;
+        sum += weight;
+        crossing = index;
+        if sum >= mass {
+            break;
+        }
+    }
+    candidates.retain(|candidate| bucket(candidate) == crossing);
+    before
 }
 
 // No short cut within a block: without one the compiler compares several at a time.

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
-use server_engine::{EngineState, Failure, Rejected, Request, Sampling, SubmitError};
+use server_engine::{Engine, EngineState, Failure, Rejected, Request, Sampling, SubmitError};
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
@@ -224,4 +224,25 @@ async fn what_can_never_be_served_is_refused_by_name() {
 
     let longest = tokens(handle.submit(request(&[1; 79], 1)).unwrap()).await;
     assert_eq!(longest, expected_tokens(&[1; 79], 1, VOCABULARY));
+}
+
+#[test]
+fn an_engine_that_could_compute_nothing_does_not_start() {
+    let start = |change: fn(&mut Setup)| {
+        let mut setup = Setup::new(10);
+        change(&mut setup);
+        let runner = Box::new(setup.runner());
+        Engine::start(setup.engine, runner, Box::new(|_| {})).err().map(|error| error.to_string())
+    };
+    let message = |text: &str| Some(text.to_owned());
+    assert_eq!(start(|setup| setup.engine.batch_tokens_max = 0), message("batch_tokens_max is too small"));
+    assert_eq!(start(|setup| setup.engine.sequences_max = 0), message("sequences_max is too small"));
+    assert_eq!(start(|setup| setup.engine.waiting_max = 0), message("waiting_max is too small"));
+    assert_eq!(
+        start(|setup| setup.engine.sequence_tokens_max = 1),
+        message("sequence_tokens_max is too small")
+    );
+    let many = "waiting_max is greater than 1048576";
+    assert_eq!(start(|setup| setup.engine.waiting_max = u32::MAX), message(many));
+    assert_eq!(start(|_| {}), None);
 }
