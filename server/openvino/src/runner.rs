@@ -36,16 +36,45 @@ impl OpenVinoRunner {
         Ok(Self { inputs, output: None, cache, request, _compiled: compiled, _core: core, layout })
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<(), Error> {
+    /// Like [`ModelRunner::run`], but gives the logits of the tokens at `wanted` in [`Batch::tokens`] instead
+    /// of those of the rows that sample: to score what is given.
+    ///
+    /// # Errors
+    /// The step failed.
+    pub fn score(&mut self, batch: &Batch, wanted: &[u32]) -> Result<Logits<'_>, Error> {
+        self.step(batch, wanted.len(), wanted.iter().map(|token| i64::from(*token)))?;
+        self.logits(wanted.len())
+    }
+
+    fn step(&mut self, batch: &Batch, count: usize, wanted: impl Iterator<Item = i64>) -> Result<(), Error> {
         // The output is the request's own memory: not to be held while it runs.
         self.output = None;
         for copy in &batch.copies {
             self.cache.copy(*copy)?;
         }
         self.inputs.fill(batch)?;
+        // A model computes at least one row of logits: without a wanted one, that of the last token.
+        match count {
+            0 => self.inputs.wanted_rows.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
+            _ => self.inputs.wanted_rows.write(count, wanted)?,
+        }
         self.request.infer()?;
         self.output = Some(self.request.output()?);
         Ok(())
+    }
+
+    /// The last step's logits, of which `rows` were wanted.
+    fn logits(&self, rows: usize) -> Result<Logits<'_>, Error> {
+        let vocabulary = self.layout.vocabulary;
+        if rows == 0 {
+            return Ok(Logits::new(&[], vocabulary));
+        }
+        let output = self.output.as_ref().expect("invariant: a step leaves its output");
+        let values = output.values::<f32>()?;
+        if values.len() == rows * vocabulary as usize {
+            return Ok(Logits::new(values, vocabulary));
+        }
+        Err(Error::runtime("read the logits", &format!("there are {} of them for {rows} rows", values.len())))
     }
 }
 
@@ -56,18 +85,10 @@ impl ModelRunner for OpenVinoRunner {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let failed = |error: Error| RunError { message: error.chain(), fatal: false };
-        self.step(batch).map_err(failed)?;
-        let output = self.output.as_ref().expect("invariant: a step leaves its output");
-        let values = output.values::<f32>().map_err(failed)?;
         let rows = batch.sampling_rows().count();
-        if rows == 0 {
-            return Ok(Logits::new(&[], self.layout.vocabulary));
-        }
-        if values.len() != rows * self.layout.vocabulary as usize {
-            let message = format!("the model gave {} logits for {rows} rows", values.len());
-            return Err(RunError { message, fatal: false });
-        }
-        Ok(Logits::new(values, self.layout.vocabulary))
+        let wanted = batch.sampling_rows().map(|row| i64::from(row.tokens.end) - 1);
+        self.step(batch, rows, wanted).map_err(failed)?;
+        self.logits(rows).map_err(failed)
     }
 }
 
@@ -137,13 +158,7 @@ impl Inputs {
         self.block_indices_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
         let context = batch.rows.iter().map(|row| row.past + row.tokens.end - row.tokens.start).max();
         self.max_context_len.values_mut::<i32>()?[0] = context.unwrap_or(0).cast_signed();
-        // A model computes at least one row of logits: without a wanted one, the last.
-        let wanted = batch.sampling_rows().count();
-        if wanted == 0 {
-            let last = batch.tokens.len() as i64 - 1;
-            return self.wanted_rows.write(1, std::iter::once(last));
-        }
-        self.wanted_rows.write(wanted, batch.sampling_rows().map(|row| i64::from(row.tokens.end) - 1))
+        Ok(())
     }
 }
 

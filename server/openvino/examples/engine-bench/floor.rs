@@ -1,0 +1,74 @@
+//! `floor`: the bare model over the batches the scheduler makes; nothing is sampled, nothing is sent.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use server_engine::{ModelRunner, SchedulerConfig};
+use server_scheduler::{Batch, NewRequest, Scheduler, SequenceId, StopRule};
+
+use crate::scenario::{Generate, Work};
+use crate::{Args, Runner};
+
+pub(crate) fn run(args: &Args, mut runner: Runner, scenario: &Generate) -> anyhow::Result<Value> {
+    steps(args, &mut runner, &scenario.warmup)?;
+    let (steps, output_tokens) = steps(args, &mut runner, &scenario.requests)?;
+    let seconds: f64 = steps.iter().sum();
+    Ok(json!({ "steps": steps, "seconds": seconds, "output_tokens": output_tokens }))
+}
+
+fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec<f64>, usize)> {
+    let mut scheduler = Scheduler::new(config(args, runner));
+    let mut produced = vec![0; work.len()];
+    let mut submitted = vec![false; work.len()];
+    let (mut steps, mut batch, mut sampled, mut events) =
+        (Vec::new(), Batch::default(), Vec::new(), Vec::new());
+    loop {
+        for (index, one) in work.iter().enumerate() {
+            let due = one.arrival.is_none_or(|arrival| produced[arrival.after_request] >= arrival.tokens);
+            if due && !submitted[index] {
+                submitted[index] = true;
+                submit(&mut scheduler, index, one)?;
+            }
+        }
+        scheduler.schedule(&mut batch);
+        if batch.rows.is_empty() {
+            return Ok((steps, produced.iter().sum()));
+        }
+        let started = Instant::now();
+        runner.run(&batch)?;
+        steps.push(started.elapsed().as_secs_f64());
+        sampled.clear();
+        for id in &batch.samples {
+            // Which token does not matter, but it must not be the same everywhere.
+            let index = id.0 as usize;
+            sampled.push((*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
+            produced[index] += 1;
+        }
+        scheduler.commit(&batch, &sampled, &mut events);
+        events.clear();
+    }
+}
+
+fn submit(scheduler: &mut Scheduler, index: usize, work: &Work) -> anyhow::Result<()> {
+    let request = NewRequest {
+        sequences: vec![SequenceId(index as u64)],
+        prompt: work.prompt.clone(),
+        stop: StopRule { tokens: Vec::new(), tokens_max: work.max_tokens, tokens_min: 0 },
+    };
+    scheduler
+        .submit(request)
+        .map_err(|rejected| anyhow::anyhow!("request {index} was rejected: {rejected:?}"))
+}
+
+pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
+    let layout = runner.layout();
+    SchedulerConfig {
+        block_tokens: layout.block_tokens,
+        blocks_total: layout.blocks_total,
+        batch_tokens_max: args.max_batched_tokens,
+        sequences_max: args.max_num_seqs,
+        waiting_max: 4096,
+        sequence_tokens_max: layout.block_tokens * (layout.blocks_total - 1),
+        prefix_caching: !args.no_prefix_caching,
+    }
+}

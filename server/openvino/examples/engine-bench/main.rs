@@ -1,0 +1,145 @@
+//! Runs a scenario of `tests/bench/README.md` on the engine, in process: what benchmarks and conformance tests
+//! compare with other engines.
+
+mod floor;
+mod generate;
+mod scenario;
+mod score;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Parser;
+use scenario::Scenario;
+use serde_json::{Value, json};
+use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Weights, load};
+
+/// Runs one scenario and writes its result.
+#[derive(Debug, Parser)]
+struct Args {
+    /// A GGUF file, or the directory of an OpenVINO IR.
+    #[arg(long)]
+    model: PathBuf,
+    /// The scenario.
+    #[arg(long)]
+    scenario: PathBuf,
+    /// Where the result is written.
+    #[arg(long)]
+    out: PathBuf,
+    /// How a GGUF file's weights are held: auto, compact, fine or rounded.
+    #[arg(long, default_value = "auto")]
+    weights: String,
+    /// The KV cache, in MiB.
+    #[arg(long, default_value_t = 2048)]
+    kv_cache_mib: u64,
+    /// Most tokens computed in one step.
+    #[arg(long, default_value_t = 512)]
+    max_batched_tokens: u32,
+    /// Most sequences that run at once.
+    #[arg(long, default_value_t = 256)]
+    max_num_seqs: u32,
+    /// Compute every prompt in full.
+    #[arg(long)]
+    no_prefix_caching: bool,
+    /// A property for the device's plugin, `KEY=VALUE`; may be repeated.
+    #[arg(long)]
+    plugin_config: Vec<String>,
+    /// A token that ends a sequence unless `ignore_eos`; may be repeated.
+    #[arg(long)]
+    stop_token: Vec<u32>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let text = std::fs::read_to_string(&args.scenario)
+        .with_context(|| format!("failed to read {}", args.scenario.display()))?;
+    let scenario: Scenario = serde_json::from_str(&text).context("failed to read the scenario")?;
+    let started = Instant::now();
+    let (runner, loaded) = load(&args.config()?, &mut |_| {})?;
+    let load_seconds = started.elapsed().as_secs_f64();
+    let folder = args.scenario.parent().unwrap_or(Path::new("."));
+    let (kind, body) = match scenario {
+        Scenario::Generate(work) => ("generate", generate::run(&args, runner, work)?),
+        Scenario::Floor(work) => ("floor", floor::run(&args, runner, &work)?),
+        Scenario::Score(work) => ("score", score::run(runner, &work, folder)?),
+    };
+    let mut result = args.head(kind, &loaded);
+    result["load_seconds"] = json!(load_seconds);
+    result["memory_peak_bytes"] = json!(memory_peak_bytes());
+    let Value::Object(body) = body else { anyhow::bail!("invariant: a result is an object") };
+    result.as_object_mut().context("invariant: the head is an object")?.extend(body);
+    std::fs::write(&args.out, serde_json::to_string(&result)?)
+        .with_context(|| format!("failed to write {}", args.out.display()))
+}
+
+impl Args {
+    fn config(&self) -> anyhow::Result<Config> {
+        let properties = self
+            .plugin_config
+            .iter()
+            .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
+            .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
+            .collect::<anyhow::Result<_>>()?;
+        let weights = match self.weights.as_str() {
+            "auto" => Weights::Auto,
+            "compact" => Weights::As(Form::Compact),
+            "fine" => Weights::As(Form::Fine),
+            "rounded" => Weights::As(Form::Rounded),
+            other => anyhow::bail!("--weights {other}: not one of auto, compact, fine, rounded"),
+        };
+        Ok(Config {
+            model: self.model.clone(),
+            device: "CPU".to_owned(),
+            properties,
+            weights,
+            cache_bytes: Some(self.kv_cache_mib << 20),
+            graph_folder: None,
+            cache_tokens_max: 0,
+        })
+    }
+
+    fn head(&self, kind: &str, loaded: &Loaded) -> Value {
+        let threads = self.plugin_config.iter().find_map(|one| one.strip_prefix("INFERENCE_NUM_THREADS="));
+        let threads = threads
+            .and_then(|threads| threads.parse().ok())
+            .or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+        json!({
+            "engine": "ovfleet",
+            "version": env!("CARGO_PKG_VERSION"),
+            "model": self.model,
+            "kind": kind,
+            "config": {
+                "inference_precision": loaded.inference_precision,
+                "kv_cache_precision": loaded.cache_precision,
+                "threads": threads,
+                "batch_tokens_max": self.max_batched_tokens,
+                "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
+                "block_tokens": loaded.layout.block_tokens,
+                "prefix_caching": !self.no_prefix_caching,
+                "weights": loaded.form.map(|form| format!("{form:?}").to_lowercase()),
+            },
+        })
+    }
+
+    /// The scheduler's limits over this runner's cache.
+    fn engine_config(&self) -> server_engine::EngineConfig {
+        server_engine::EngineConfig {
+            batch_tokens_max: self.max_batched_tokens,
+            sequences_max: self.max_num_seqs,
+            waiting_max: 4096,
+            sequence_tokens_max: u32::MAX,
+            prefix_caching: !self.no_prefix_caching,
+            clock: server_engine::Clock::real(),
+        }
+    }
+}
+
+/// The most memory this process has held, as the kernel counts it.
+fn memory_peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+type Runner = OpenVinoRunner;

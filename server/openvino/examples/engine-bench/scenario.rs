@@ -1,0 +1,56 @@
+//! The scenario file.
+
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum Scenario {
+    Generate(Generate),
+    Floor(Generate),
+    Score(Score),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Generate {
+    #[serde(default)]
+    pub(crate) warmup: Vec<Work>,
+    pub(crate) requests: Vec<Work>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Work {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) max_tokens: u32,
+    #[serde(default)]
+    pub(crate) ignore_eos: bool,
+    #[serde(default)]
+    pub(crate) logprobs: Option<u32>,
+    #[serde(default)]
+    pub(crate) arrival: Option<Arrival>,
+}
+
+/// When request `after_request` has produced `tokens` tokens, or ended.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Arrival {
+    pub(crate) after_request: usize,
+    pub(crate) tokens: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Score {
+    pub(crate) windows: Vec<Vec<u32>>,
+    #[serde(default)]
+    pub(crate) logits: Option<WantedLogits>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WantedLogits {
+    pub(crate) file: String,
+    /// Pairs of window and position.
+    pub(crate) rows: Vec<(usize, usize)>,
+}
