@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""`make bench-engine`: our engine and openvino_genai, each in process, alternating, medians of the rounds.
+
+Both get the same prompts in the same arrival pattern with the same precisions, threads and cache size. On `ir` both
+run the same IR. On `gguf` ours runs the file and the peer the IR it makes of it (whose zero points it rounds).
+The floor is the bare compiled model stepped over the batches of the same case, nothing sampled or sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import pathlib
+import statistics
+import sys
+
+import engines
+from cases import CASES, Case, measure, medians, scenario
+
+DOCUMENT = engines.ROOT / "docs" / "benchmarks.md"
+MARKS = "<!-- bench-engine: begin -->", "<!-- bench-engine: end -->"
+RECORD = engines.WORK / "bench-engine.json"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [case.name for case in CASES]
+    parser.add_argument("--engine", help="the engine-bench binary")
+    parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file")
+    parser.add_argument("--forms", nargs="+", choices=["ir", "gguf"], default=["ir", "gguf"])
+    parser.add_argument("--cases", nargs="+", choices=names, default=names)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=49_152, help="tokens of prompts are below this")
+    parser.add_argument("--inference-precision", default="f32")
+    parser.add_argument("--kv-cache-precision", default="u8")
+    parser.add_argument("--weights", default="auto")
+    parser.add_argument("--batch-tokens-max", type=int, default=256, help="ours: the server's default")
+    parser.add_argument("--peer-batch-tokens-max", type=int, default=512, help="the peer's: it is faster with 512 than 256")
+    parser.add_argument("--no-floor", action="store_true")
+    parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
+    return parser.parse_args()
+
+
+class Bench:
+    """The two engines and what they said so far."""
+
+    def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
+        self.args, self.folder = args, folder
+        self.engine = engines.find_engine(args.engine)
+        self.ir = engines.peer_ir(args.model)
+        self.base = engines.Setup(
+            self.ir,
+            inference_precision=args.inference_precision,
+            kv_cache_precision=args.kv_cache_precision,
+            prefix_caching=True,
+            weights=args.weights,
+        )
+        self.configs: dict[str, dict] = {}
+
+    def ours(self, form: str, work: dict) -> dict:
+        """One run of our engine."""
+        model = self.ir if form == "ir" else self.args.model
+        setup = self.base.with_model(model, batch_tokens_max=self.args.batch_tokens_max)
+        result = engines.run_engine(self.engine, setup, work, self.folder)
+        self.configs[f"ovfleet on {form}"] = result["config"]
+        return result
+
+    def peer(self, work: dict) -> dict:
+        """One run of the peer."""
+        setup = self.base.with_model(self.ir, batch_tokens_max=self.args.peer_batch_tokens_max)
+        result = engines.run_peer(setup, work, self.folder)
+        self.configs["openvino_genai on ir"] = result["config"]
+        return result
+
+    def round(self, case: Case, seed: int) -> dict[str, dict]:
+        """One round of a case: every engine once, in an order that turns from round to round."""
+        work = scenario(case, seed, self.args.vocabulary)
+        runs = [("peer", lambda: measure(case, self.peer(work)))]
+        for form in self.args.forms:
+            runs.append((form, lambda form=form: measure(case, self.ours(form, work))))
+            if case.concurrent and not self.args.no_floor:
+                runs.append((f"floor {form}", lambda form=form: self.floor(form, work)))
+        turn = seed % len(runs)
+        measured = {}
+        for name, run in runs[turn:] + runs[:turn]:
+            measured[name] = run()
+            note = f"  {case.name:7} round {seed + 1}  {name:11} {measured[name]['figure']:9.3f}"
+            print(note, file=sys.stderr, flush=True)
+        return measured
+
+    def floor(self, form: str, work: dict) -> dict:
+        """The bare model over the case's batches."""
+        result = self.ours(form, work | {"kind": "floor"})
+        return {"figure": result["output_tokens"] / result["seconds"]}
+
+
+def row_of(case: Case, form: str, rounds: list[dict]) -> tuple[str, bool]:
+    """A row of a table, and whether the ratio is as wanted."""
+    ours, peer = (medians([each[name] for each in rounds]) for name in (form, "peer"))
+    ratio = statistics.median(each[form]["figure"] / each["peer"]["figure"] for each in rounds)
+    wanted = case.wanted(form)
+    good = ratio <= wanted if case.is_gap else ratio >= wanted
+    floor = f"floor {form}"
+    share = "–"
+    if floor in rounds[0]:
+        bare = statistics.median(each[floor]["figure"] for each in rounds)
+        share = f"{bare:.0f}: {ours['figure'] / bare:.2f}"
+        if form == "ir":
+            share += f" / {peer['figure'] / bare:.2f}"
+    unit = (lambda value: f"{value * 1000:.0f} ms") if case.is_gap else (lambda value: f"{value:.0f} tok/s")
+    cells = [
+        case.title,
+        unit(ours["figure"]),
+        unit(peer["figure"]),
+        f"**{ratio:.2f}**",
+        f"{'≤' if case.is_gap else '≥'} {wanted:.2f} {'✓' if good else '✗'}",
+        pair(ours, peer, "first_token_p50"),
+        pair(ours, peer, "first_token_p99"),
+        pair(ours, peer, "gap_p50"),
+        share,
+    ]
+    return "| " + " | ".join(cells) + " |", good
+
+
+def pair(ours: dict, peer: dict, key: str) -> str:
+    """Two delays in milliseconds."""
+    return f"{ours[key] * 1000:.0f} / {peer[key] * 1000:.0f}"
+
+
+HEAD = (
+    "| case | ovfleet | openvino_genai | ratio | wanted | first token p50, ms | first token p99, ms "
+    "| between tokens p50, ms | floor, tok/s: share |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def tables(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
+    """Everything that is printed, and whether all ratios are as wanted."""
+    args = bench.args
+    lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
+    lines += [f"{args.model.name}, medians of {args.rounds} rounds; settings as read back from the engines:"]
+    lines += [f"- {name}: {json.dumps(config)}" for name, config in sorted(bench.configs.items())]
+    all_good = True
+    titles = {"ir": "Both on the same IR", "gguf": "ovfleet on the GGUF file, the peer on the IR it makes of it"}
+    for form in args.forms:
+        lines += ["", f"**{titles[form]}** (pairs: ovfleet / openvino_genai)", "", HEAD]
+        for case in CASES:
+            if case.name in measured:
+                row, good = row_of(case, form, measured[case.name])
+                lines.append(row)
+                all_good &= good
+    return "\n".join(lines), all_good
+
+
+def update(text: str) -> None:
+    """Replaces what stands between the marks of the document."""
+    document = DOCUMENT.read_text()
+    before, rest = document.split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    command = "`make bench-engine` (`" + " ".join(["bench_engine.py", *sys.argv[1:]]) + "`)"
+    DOCUMENT.write_text(f"{before}{MARKS[0]}\n{command}\n\n{text}\n{MARKS[1]}{after}")
+
+
+def main() -> None:
+    args = arguments()
+    measured: dict[str, list[dict]] = {}
+    with engines.scratch() as folder:
+        bench = Bench(args, pathlib.Path(folder))
+        for seed in range(args.rounds):
+            for case in CASES:
+                if case.name in args.cases:
+                    measured.setdefault(case.name, []).append(bench.round(case, seed))
+    RECORD.write_text(json.dumps({"configs": bench.configs, "measured": measured}, indent=1))
+    text, good = tables(bench, measured)
+    print(text)
+    if args.update:
+        update(text)
+    if args.strict and not good:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

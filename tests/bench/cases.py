@@ -1,0 +1,119 @@
+"""The cases of the benchmark: what is asked, what is measured, and what ratio to the peer is wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
+# Shared prefix, as of a long system prompt.
+PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 64, 16
+# A long prompt that arrives beside streams that decode.
+LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
+# Sequential requests in the case of one at a time, whose single run would be too short to measure.
+SINGLE_REQUESTS = 4
+# Ids that are ordinary text in any vocabulary used here.
+TOKEN_MIN = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    name: str
+    title: str
+    # Of our figure to the peer's: at least this in tokens/s, or at most this where the figure is a gap.
+    wanted_ir: float
+    wanted_gguf: float
+    # Whether the figure is the longest gap, in seconds, and not tokens per second.
+    is_gap: bool = False
+    # Concurrent requests; 0 for the cases that are made otherwise.
+    concurrent: int = 0
+
+    def wanted(self, form: str) -> float:
+        """The ratio that is wanted on an IR or a GGUF file."""
+        return self.wanted_ir if form == "ir" else self.wanted_gguf
+
+
+CASES = (
+    Case("c1", "1 at a time", 1.0, 1.0, concurrent=1),
+    Case("c8", "8 concurrent", 1.0, 1.0, concurrent=8),
+    Case("c32", "32 concurrent", 1.05, 1.0, concurrent=32),
+    Case("c64", "64 concurrent", 1.05, 1.0, concurrent=64),
+    Case("prefix", "16 concurrent, shared prefix of 1,024", 1.0, 1.0),
+    Case("gap", "4k prompt beside 8 streams: longest gap", 0.5, 0.5, is_gap=True),
+)
+
+
+def request(prompt: list[int], max_tokens: int, arrival: dict | None = None) -> dict:
+    """A request of a scenario that runs to its last token."""
+    return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "arrival": arrival}
+
+
+def scenario(case: Case, seed: int, vocabulary: int) -> dict:
+    """The case as a scenario; another seed gives other prompts of the same lengths."""
+    rng = random.Random(f"{case.name} {seed}")
+
+    def prompt(tokens: int) -> list[int]:
+        return [rng.randrange(min(TOKEN_MIN, vocabulary // 2), vocabulary) for _ in range(tokens)]
+
+    warmup = [request(prompt(PROMPT_TOKENS), 8) for _ in range(min(case.concurrent or 8, 8))]
+    if case.name == "prefix":
+        shared = prompt(PREFIX_TOKENS)
+        requests = [request(shared + prompt(OWN_TOKENS), PREFIX_OUTPUT_TOKENS) for _ in range(PREFIX_CONCURRENT)]
+    elif case.name == "gap":
+        requests = [request(prompt(STREAM_PROMPT_TOKENS), STREAM_OUTPUT_TOKENS) for _ in range(STREAMS)]
+        arrival = {"after_request": 0, "tokens": LONG_AFTER_TOKENS}
+        requests.append(request(prompt(LONG_TOKENS), 8, arrival))
+    elif case.concurrent == 1:
+        requests = [
+            request(prompt(PROMPT_TOKENS), OUTPUT_TOKENS, after(index, OUTPUT_TOKENS)) for index in range(SINGLE_REQUESTS)
+        ]
+    else:
+        requests = [request(prompt(PROMPT_TOKENS), OUTPUT_TOKENS) for _ in range(case.concurrent)]
+    return {"kind": "generate", "warmup": warmup, "requests": requests}
+
+
+def after(index: int, tokens: int) -> dict | None:
+    """The arrival of a request that follows the one before it."""
+    return {"after_request": index - 1, "tokens": tokens} if index else None
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which this share lies; nearest rank."""
+    values = sorted(values)
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def measure(case: Case, result: dict) -> dict:
+    """What a run says: the figure of the case, and its delays."""
+    requests = result["requests"]
+    output = sum(len(row["tokens"]) for row in requests)
+    waits = [row["times"][0] - row["arrived"] for row in requests]
+    gaps = [later - earlier for row in requests for earlier, later in zip(row["times"], row["times"][1:])]
+    measured = {
+        "tokens_per_second": output / result["seconds"],
+        "first_token_p50": quantile(waits, 0.5),
+        "first_token_p99": quantile(waits, 0.99),
+        "gap_p50": quantile(gaps, 0.5),
+        "gap_p99": quantile(gaps, 0.99),
+        "load_seconds": result["load_seconds"],
+        "memory_peak_bytes": result["memory_peak_bytes"],
+    }
+    if case.is_gap:
+        arrived = requests[STREAMS]["arrived"]
+        measured["figure"] = max(
+            later - earlier
+            for row in requests[:STREAMS]
+            for earlier, later in zip(row["times"], row["times"][1:])
+            if later > arrived
+        )
+    else:
+        measured["figure"] = measured["tokens_per_second"]
+    return measured
+
+
+def medians(rows: list[dict]) -> dict:
+    """Key by key."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}

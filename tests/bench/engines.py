@@ -1,0 +1,153 @@
+"""Runs scenarios (README.md) on our engine and on the peer, each in a process of its own, and says on what."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPS = ROOT / ".deps"
+WORK = DEPS / "work"
+SAMPLE = DEPS / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+PEER = pathlib.Path(__file__).with_name("peer.py")
+ENGINES = (ROOT / "target" / "release" / "engine-bench", ROOT / "target" / "release" / "examples" / "engine-bench")
+# A run that takes longer hangs.
+RUN_SECONDS_MAX = 1800
+CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
+
+
+class Failed(Exception):
+    """A run that gave no result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Everything that decides about speed or result, for both engines alike."""
+
+    model: pathlib.Path
+    inference_precision: str = "f32"
+    kv_cache_precision: str = "u8"
+    threads: int = len(os.sched_getaffinity(0))
+    batch_tokens_max: int = 512
+    kv_cache_gib: int = 2
+    prefix_caching: bool = False
+    # Ours alone: how a GGUF file's weights are held.
+    weights: str = "auto"
+
+    def with_model(self, model: pathlib.Path, **changes) -> Setup:
+        """The same with another model."""
+        return dataclasses.replace(self, model=model, **changes)
+
+
+def find_engine(path: str | None) -> pathlib.Path:
+    """The `engine-bench` binary."""
+    for candidate in [pathlib.Path(path)] if path else ENGINES:
+        if candidate.is_file():
+            return candidate
+    raise SystemExit(f"there is no {path or ENGINES[0]}: build it with `cargo build --release`")
+
+
+def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
+    """One run of our engine."""
+    command = [
+        engine,
+        f"--model={setup.model}",
+        f"--weights={setup.weights}",
+        f"--kv-cache-size={setup.kv_cache_gib}GiB",
+        f"--kv-cache-precision={setup.kv_cache_precision}",
+        f"--max-batched-tokens={setup.batch_tokens_max}",
+        f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
+        f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",
+        *([] if setup.prefix_caching else ["--no-prefix-caching"]),
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OVFLEET_")}
+    return run(command, scenario, folder, environment)
+
+
+def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
+    """One run of openvino_genai, of an IR directory."""
+    command = [
+        sys.executable,
+        PEER,
+        f"--model={setup.model}",
+        f"--inference-precision={setup.inference_precision}",
+        f"--kv-cache-precision={setup.kv_cache_precision}",
+        f"--threads={setup.threads}",
+        f"--batch-tokens-max={setup.batch_tokens_max}",
+        f"--kv-cache-gib={setup.kv_cache_gib}",
+        *(["--prefix-caching"] if setup.prefix_caching else []),
+    ]
+    return run(command, scenario, folder, dict(os.environ))
+
+
+def run(command: list, scenario: dict, folder: pathlib.Path, environment: dict) -> dict:
+    """Writes the scenario, runs the command on it, reads the result."""
+    paths = folder / "scenario.json", folder / "result.json"
+    paths[0].write_text(json.dumps(scenario))
+    paths[1].unlink(missing_ok=True)
+    command = [str(part) for part in (*command, f"--scenario={paths[0]}", f"--out={paths[1]}")]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False
+    )
+    if done.returncode != 0 or not paths[1].exists():
+        raise Failed(f"{' '.join(command)}\nexit {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    result = json.loads(paths[1].read_text())
+    for index, request in enumerate(result.get("requests", [])):
+        if request["error"] is not None:
+            raise Failed(f"{' '.join(command)}\nrequest {index} failed: {request['error']}")
+    return result
+
+
+def scratch() -> tempfile.TemporaryDirectory:
+    """A folder for one program's runs; deleted with the object."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(dir=WORK, prefix="run-")
+
+
+def peer_ir(model: pathlib.Path) -> pathlib.Path:
+    """The IR directory that openvino_genai makes of a GGUF file; made once.
+
+    It rounds zero points: for the peer this *is* the model, and for our engine an IR like others."""
+    folder = WORK / f"ir-{model.stem}"
+    if (folder / "complete").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / model.name
+    link.unlink(missing_ok=True)
+    link.symlink_to(model.resolve())
+    program = (
+        "import sys, openvino_genai\n"
+        "openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(link)], check=True, stderr=subprocess.DEVNULL)
+    if not (folder / "openvino_model.xml").exists():
+        raise Failed(f"openvino_genai saved no IR of {model}")
+    (folder / "complete").touch()
+    return folder
+
+
+def machine() -> str:
+    """The processor in one line, with the flags that decide about precision and speed."""
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    name = re.search(r"^model name\s*: (.*)$", text, re.M)
+    flags = set((re.search(r"^flags\s*: (.*)$", text, re.M) or re.match("()", "")).group(1).split())
+    memory = int(re.search(r"MemTotal:\s*(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)) / 2**20
+    has = " ".join(flag for flag in CPU_FLAGS if flag in flags) or "none of the flags that matter"
+    return f"{name.group(1) if name else 'unknown'}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB; {has}"
+
+
+def versions() -> str:
+    """The versions of both sides' runtimes, and ours by commit."""
+    import importlib.metadata
+
+    commit = subprocess.run(
+        ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    runtime = importlib.metadata.version("openvino")
+    return f"ovfleet {commit or 'unknown'}, OpenVINO {runtime}, openvino_genai {importlib.metadata.version('openvino-genai')}"
