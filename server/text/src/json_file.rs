@@ -1,0 +1,90 @@
+//! Reads the JSON files of a model's folder, with errors that name file and field.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::LoadError;
+
+/// A JSON file should be no larger, bytes. (The largest tokenizer.json known has 40 MB.)
+const FILE_BYTES_MAX: u64 = 512 << 20;
+
+/// A JSON file's content, with its path for errors. An absent file is like an empty object.
+#[derive(Debug)]
+pub(crate) struct JsonFile {
+    pub(crate) path: PathBuf,
+    pub(crate) value: Value,
+}
+
+/// Reads a text file; `None` if there is none.
+pub(crate) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
+    let failed = |source| LoadError::Read { path: path.to_owned(), source };
+    match fs::metadata(path) {
+        Ok(about) if about.len() > FILE_BYTES_MAX => {
+            Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, "the file is too large")))
+        }
+        Ok(_) => fs::read_to_string(path).map(Some).map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+impl JsonFile {
+    /// Reads `folder/name`.
+    pub(crate) fn read(folder: &Path, name: &str) -> Result<Self, LoadError> {
+        let path = folder.join(name);
+        let value = match read_text(&path)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|source| LoadError::Json { path: path.clone(), source })?,
+            None => Value::Null,
+        };
+        Ok(Self { path, value })
+    }
+
+    /// The field, unless it is absent or null.
+    pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+        self.value.get(field).filter(|value| !value.is_null())
+    }
+
+    /// An error about a field.
+    pub(crate) fn fault(&self, field: &str, problem: &str) -> LoadError {
+        LoadError::Field { path: self.path.clone(), field: field.to_owned(), problem: problem.to_owned() }
+    }
+
+    /// The field as a number of any kind.
+    pub(crate) fn f32(&self, field: &str) -> Result<Option<f32>, LoadError> {
+        self.get(field)
+            .map(|value| value.as_f64().map(|v| v as f32).ok_or_else(|| self.fault(field, "is not a number")))
+            .transpose()
+    }
+
+    /// The field as an unsigned integer.
+    pub(crate) fn u32(&self, field: &str) -> Result<Option<u32>, LoadError> {
+        self.get(field)
+            .map(|value| {
+                let value = value.as_u64().and_then(|value| u32::try_from(value).ok());
+                value.ok_or_else(|| self.fault(field, "is not an unsigned 32-bit integer"))
+            })
+            .transpose()
+    }
+
+    /// The field as a boolean.
+    pub(crate) fn bool(&self, field: &str) -> Result<Option<bool>, LoadError> {
+        self.get(field)
+            .map(|value| value.as_bool().ok_or_else(|| self.fault(field, "is not a boolean")))
+            .transpose()
+    }
+
+    /// The field as a token: a string, or an object whose `content` is one.
+    pub(crate) fn token(&self, field: &str) -> Result<Option<&str>, LoadError> {
+        self.get(field)
+            .map(|value| {
+                let text = value.as_str().or_else(|| value.get("content")?.as_str());
+                text.ok_or_else(|| self.fault(field, "is neither a string nor an object with content"))
+            })
+            .transpose()
+    }
+}

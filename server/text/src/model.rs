@@ -1,0 +1,199 @@
+//! Loads everything textual of a model, from a GGUF file or from a folder.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde_json::Value as Json;
+use server_gguf::{GgufFile, Value};
+
+use crate::{
+    ChatTemplate, GenerationDefaults, LoadError, Tokenizer,
+    json_file::{self, JsonFile},
+    template, tokenizer,
+};
+
+/// The textual side of a model.
+#[derive(Debug)]
+pub struct ModelText {
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// How conversations are written. Base models have none.
+    pub chat_template: Option<ChatTemplate>,
+    /// What its publisher recommends.
+    pub defaults: GenerationDefaults,
+    /// Tokens of prompt and answer together that the model was made for, if it says so.
+    pub context_tokens_max: Option<u32>,
+    /// Tokens in the vocabulary as the model's configuration has it: the width of its logits.
+    pub vocabulary_size: u32,
+    /// What the model calls itself, or else the name of its file or folder.
+    pub name: String,
+}
+
+/// What replaces or completes the model's own information.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Of a GGUF file with byte-level BPE: the pre-tokenizer to use instead of the one it names.
+    pub pre_tokenizer: Option<String>,
+}
+
+impl ModelText {
+    /// Loads from `path`: a GGUF file, or a folder with `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A file is missing, unreadable or not what it should be; the message names file and field.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        Self::load_with(path, &LoadOptions::default())
+    }
+
+    /// Like [`ModelText::load`], with options.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, LoadError> {
+        let path = path.as_ref();
+        let about = fs::metadata(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        if about.is_dir() {
+            Self::from_folder(path)
+        } else {
+            Self::from_gguf(&GgufFile::open(path)?, options)
+        }
+    }
+
+    /// Loads from an open GGUF file.
+    ///
+    /// # Errors
+    /// As [`ModelText::load`].
+    pub fn from_gguf(file: &GgufFile, options: &LoadOptions) -> Result<Self, LoadError> {
+        let tokenizer = Arc::new(tokenizer::from_gguf(file, options.pre_tokenizer.as_deref())?);
+        let text = |key: &str| file.get(key).and_then(Value::str);
+        Ok(Self {
+            chat_template: gguf_template(file, &tokenizer)?,
+            defaults: GenerationDefaults::from_gguf(file, &tokenizer)?,
+            context_tokens_max: file.get_of_architecture("context_length").and_then(Value::u32),
+            vocabulary_size: tokenizer.vocabulary_size(),
+            name: text("general.name")
+                .filter(|name| !name.is_empty())
+                .map_or_else(|| name_of(file.path()), str::to_owned),
+            tokenizer,
+        })
+    }
+
+    fn from_folder(folder: &Path) -> Result<Self, LoadError> {
+        let tokenizer_config = JsonFile::read(folder, "tokenizer_config.json")?;
+        let config = JsonFile::read(folder, "config.json")?;
+        let generation = JsonFile::read(folder, "generation_config.json")?;
+        let tokenizer = Arc::new(tokenizer::from_folder(folder, &tokenizer_config)?);
+        let vocabulary_size = field(&config, "vocab_size").unwrap_or(tokenizer.vocabulary_size());
+        Ok(Self {
+            chat_template: folder_template(folder, &tokenizer_config, &tokenizer)?,
+            defaults: GenerationDefaults::from_folder(&generation, &config, &tokenizer)?,
+            context_tokens_max: ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"]
+                .iter()
+                .find_map(|name| field(&config, name)),
+            vocabulary_size,
+            name: name_of(folder),
+            tokenizer,
+        })
+    }
+}
+
+/// A number of the configuration, or of its part about text (in models that also see).
+fn field(config: &JsonFile, name: &str) -> Option<u32> {
+    let value = config.get(name).or_else(|| config.get("text_config")?.get(name))?;
+    u32::try_from(value.as_u64()?).ok()
+}
+
+fn name_of(path: &Path) -> String {
+    let path: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The named templates of a GGUF file: `tokenizer.chat_template` and `tokenizer.chat_template.{name}`.
+fn gguf_template(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LoadError> {
+    const KEY: &str = "tokenizer.chat_template";
+    let fault = |key: &str, problem: String| LoadError::Field {
+        path: file.path().to_owned(),
+        field: key.to_owned(),
+        problem,
+    };
+    let mut sources = Vec::new();
+    for (key, value) in file.metadata() {
+        let name = match key.strip_prefix(KEY) {
+            Some("") => template::DEFAULT,
+            Some(rest) if rest.starts_with('.') => &rest[1..],
+            _ => continue,
+        };
+        let source = value.str().ok_or_else(|| fault(key, "is not a string".to_owned()))?;
+        sources.push((name.to_owned(), source.to_owned()));
+    }
+    let written = |token: Option<u32>| token.map(|token| tokenizer.token_text(token));
+    chat_template(sources, [written(tokenizer.bos()), written(tokenizer.eos())])
+        .map_err(|problem| fault(KEY, problem))
+}
+
+/// The templates of a folder: files of their own come before fields of the configuration.
+fn folder_template(
+    folder: &Path,
+    config: &JsonFile,
+    tokenizer: &Tokenizer,
+) -> Result<Option<ChatTemplate>, LoadError> {
+    const FIELD: &str = "chat_template";
+    let path = folder.join("chat_template.jinja");
+    let written = |field: &str, token: Option<u32>| -> Result<Option<String>, LoadError> {
+        let text = config.token(field)?.map(str::to_owned);
+        Ok(text.or_else(|| token.map(|token| tokenizer.token_text(token))))
+    };
+    let special = [written("bos_token", tokenizer.bos())?, written("eos_token", tokenizer.eos())?];
+    if let Some(source) = json_file::read_text(&path)? {
+        let mut sources = vec![(template::DEFAULT.to_owned(), source)];
+        sources.extend(additional_templates(&folder.join("additional_chat_templates"))?);
+        let fault = |problem| LoadError::Field { path, field: "the template".to_owned(), problem };
+        return chat_template(sources, special).map_err(fault);
+    }
+    // Models that also see keep it in a file of its own.
+    let own = JsonFile::read(folder, "chat_template.json")?;
+    let file = if config.get(FIELD).is_some() { config } else { &own };
+    let sources = match file.get(FIELD) {
+        None => Vec::new(),
+        Some(Json::String(source)) => vec![(template::DEFAULT.to_owned(), source.clone())],
+        Some(Json::Array(named)) => named
+            .iter()
+            .map(|named| {
+                let text = |field: &str| named.get(field)?.as_str().map(str::to_owned);
+                text("name").zip(text("template"))
+            })
+            .collect::<Option<_>>()
+            .ok_or_else(|| file.fault(FIELD, "has an element without name and template"))?,
+        Some(_) => return Err(file.fault(FIELD, "is neither a string nor a list")),
+    };
+    chat_template(sources, special).map_err(|problem| file.fault(FIELD, &problem))
+}
+
+/// The templates in files `{name}.jinja` of a folder that need not exist.
+fn additional_templates(folder: &Path) -> Result<Vec<(String, String)>, LoadError> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
+    let mut sources = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|extension| extension == "jinja")
+            && let Some(source) = json_file::read_text(&path)?
+        {
+            sources.push((name_of(&path), source));
+        }
+    }
+    sources.sort();
+    Ok(sources)
+}
+
+fn chat_template(
+    sources: Vec<(String, String)>,
+    [bos, eos]: [Option<String>; 2],
+) -> Result<Option<ChatTemplate>, String> {
+    if sources.is_empty() {
+        return Ok(None);
+    }
+    ChatTemplate::new(sources, bos, eos).map(Some).map_err(|error| error.to_string())
+}

@@ -1,0 +1,100 @@
+use super::*;
+
+/// The same, by searching every prefix of the whole text.
+fn naive(text: &str, stops: &[&str], include_stop: bool) -> (String, Option<usize>) {
+    for end in 0..=text.len() {
+        let prefix = &text.as_bytes()[..end];
+        let mut hits: Vec<_> =
+            stops.iter().enumerate().filter(|(_, s)| prefix.ends_with(s.as_bytes())).collect();
+        hits.retain(|(_, stop)| !stop.is_empty());
+        hits.sort_by_key(|(index, stop)| (std::cmp::Reverse(stop.len()), *index));
+        if let Some((index, stop)) = hits.first() {
+            let end = if include_stop { end } else { end - stop.len() };
+            return (text[..end].to_owned(), Some(*index));
+        }
+    }
+    (text.to_owned(), None)
+}
+
+fn filtered(pieces: &[&str], stops: &[&str], include_stop: bool) -> (String, Option<usize>) {
+    let mut filter = StopFilter::new(stops, include_stop);
+    let mut text = String::new();
+    let mut seen = String::new();
+    for piece in pieces {
+        seen.push_str(piece);
+        match filter.push(piece) {
+            Filtered::Text(piece) => {
+                assert!(!piece.is_empty());
+                text.push_str(&piece);
+            }
+            Filtered::Held => {}
+            Filtered::Stopped { text: last, stop } => return (text + &last, Some(stop)),
+        }
+        // What is held back is exactly the longest suffix that begins a stop string.
+        let begins = |suffix: &str| stops.iter().any(|s| s.len() > suffix.len() && s.starts_with(suffix));
+        let held = &seen[text.len()..];
+        let longest = (0..=seen.len()).filter(|&at| seen.is_char_boundary(at)).map(|at| &seen[at..]);
+        assert_eq!(held, longest.into_iter().find(|suffix| suffix.is_empty() || begins(suffix)).unwrap());
+    }
+    (text + &filter.finish(), None)
+}
+
+/// A small generator: deterministic, good enough to mix cases.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+#[test]
+fn any_cutting_gives_what_a_search_of_the_whole_text_gives() {
+    const ALPHABET: [&str; 5] = ["a", "b", "é", "\n", "😀"];
+    let mut dice = Dice(8);
+    for _ in 0..20_000 {
+        let word = |dice: &mut Dice, length: usize| -> String {
+            (0..length).map(|_| ALPHABET[dice.below(if length % 2 == 0 { 2 } else { 5 })]).collect()
+        };
+        let length = dice.below(4) + 1;
+        let stops: Vec<String> = (0..length)
+            .map(|_| {
+                let n = dice.below(5);
+                word(&mut dice, n)
+            })
+            .collect();
+        let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+        let pieces: Vec<String> = (0..dice.below(8))
+            .map(|_| {
+                let n = dice.below(6);
+                word(&mut dice, n)
+            })
+            .collect();
+        let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+        let include = dice.below(2) == 1;
+        let expected = naive(&pieces.concat(), &stops, include);
+        assert_eq!(filtered(&pieces, &stops, include), expected, "{pieces:?} {stops:?}");
+    }
+}
+
+#[test]
+fn text_that_cannot_begin_a_stop_string_is_given_out_at_once() {
+    let mut filter = StopFilter::new(["\n\nUser:"], false);
+    assert_eq!(filter.push("Hello"), Filtered::Text("Hello".into()));
+    assert_eq!(filter.push("\n"), Filtered::Held);
+    assert_eq!(filter.push("\n"), Filtered::Held);
+    assert_eq!(filter.push("\nUs"), Filtered::Text("\n".into()));
+    assert_eq!(filter.push("ual"), Filtered::Text("\n\nUsual".into()));
+    assert_eq!(filter.push("\n\nUser: x"), Filtered::Stopped { text: String::new(), stop: 0 });
+    assert_eq!(filter.push("more"), Filtered::Stopped { text: String::new(), stop: 0 });
+    assert_eq!(filter.finish(), "");
+}
+
+#[test]
+fn without_stop_strings_everything_passes() {
+    let mut filter = StopFilter::new([""; 1], false);
+    assert_eq!(filter.push("abc"), Filtered::Text("abc".into()));
+    assert_eq!(filter.push(""), Filtered::Held);
+    assert_eq!(filter.finish(), "");
+}

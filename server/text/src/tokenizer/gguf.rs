@@ -1,0 +1,289 @@
+//! The tokenizer that a GGUF file's metadata describes.
+
+use server_gguf::{GgufFile, Value};
+use tokenizers::{
+    AddedToken, NormalizerWrapper,
+    models::bpe::{BPE, BpeBuilder, Vocab},
+    normalizers::replace::Replace,
+};
+
+use super::{
+    Added, Encoder, Pipeline, Tokenizer,
+    pre::{self, Pre},
+    spm::{self, Kind, Options, Pieces, Spm},
+};
+use crate::{
+    LoadError,
+    vocabulary::{Vocabulary, byte_level_bytes, fallback_byte},
+};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const KINDS: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// Builds the tokenizer of `file`. `pre_tokenizer` replaces the name that the file gives.
+pub(crate) fn from_gguf(file: &GgufFile, pre_tokenizer: Option<&str>) -> Result<Tokenizer, LoadError> {
+    let metadata = Metadata { file };
+    match metadata.require(MODEL, Value::str, "is not a string")? {
+        "gpt2" => byte_level(&metadata, pre_tokenizer),
+        "gemma4" => sentencepiece_merges(&metadata),
+        "llama" => sentencepiece_scores(&metadata),
+        other => {
+            Err(metadata.fault(MODEL, format!("is {other:?}; only gpt2, llama and gemma4 are supported")))
+        }
+    }
+}
+
+/// Byte-level BPE, as GPT-2 introduced it.
+fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<Tokenizer, LoadError> {
+    let name = match pre_tokenizer {
+        Some(name) => name,
+        None => metadata.optional(PRE, Value::str, "is not a string")?.unwrap_or("default"),
+    };
+    let pre = pre::named(name).ok_or_else(|| {
+        metadata
+            .fault(PRE, format!("is {name:?}, which is not known; name one that cuts text in the same way"))
+    })?;
+    let tokens = metadata.tokens()?;
+    let kinds = metadata.kinds(tokens.len())?;
+    let builder = metadata.merges(tokens)?.ignore_merges(pre.ignore_merges);
+    let pipeline = metadata.pipeline(builder, tokens, &kinds, |inner| set_pre(inner, &pre))?;
+    let bytes = |text: &str, kind| match kind {
+        Kind::Normal | Kind::Unused => byte_level_bytes(text),
+        Kind::Byte => fallback_byte(text).map_or_else(|| text.as_bytes().to_vec(), |byte| vec![byte]),
+        Kind::Unknown | Kind::Control | Kind::UserDefined => text.as_bytes().to_vec(),
+    };
+    let special = metadata.special_tokens(tokens, None)?;
+    Ok(Tokenizer {
+        encoder: Encoder::Pipeline(pipeline),
+        vocabulary: vocabulary(tokens, &kinds, &special, bytes),
+        added: metadata.added(&special, pre.adds_bos)?,
+        bos: special.bos,
+        eos: special.eos,
+        space_prefix: false,
+    })
+}
+
+fn set_pre(inner: &mut tokenizers::Tokenizer, pre: &Pre) -> Result<(), tokenizers::Error> {
+    inner.with_normalizer(pre.normalizer())?;
+    inner.with_pre_tokenizer(Some(pre.pre_tokenizer()?));
+    Ok(())
+}
+
+/// SentencePiece's alphabet with merges instead of scores (Gemma 4).
+fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
+    let tokens = metadata.tokens()?;
+    let kinds = metadata.kinds(tokens.len())?;
+    let special = metadata.special_tokens(tokens, None)?;
+    let mut builder = metadata.merges(tokens)?.byte_fallback(true).fuse_unk(true);
+    if let Some(unknown) = special.unknown {
+        builder = builder.unk_token(tokens[unknown as usize].clone());
+    }
+    let pipeline = metadata.pipeline(builder, tokens, &kinds, |inner| {
+        inner.with_normalizer(Some(NormalizerWrapper::Replace(Replace::new(" ", spm::SPACE)?)))?;
+        Ok(())
+    })?;
+    Ok(Tokenizer {
+        encoder: Encoder::Pipeline(pipeline),
+        vocabulary: vocabulary(tokens, &kinds, &special, sentencepiece_bytes),
+        added: metadata.added(&special, true)?,
+        bos: special.bos,
+        eos: special.eos,
+        space_prefix: false,
+    })
+}
+
+/// SentencePiece BPE with scores (Llama 2, Mistral, Gemma, Phi-3 and others).
+fn sentencepiece_scores(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
+    let tokens = metadata.tokens()?;
+    let kinds = metadata.kinds(tokens.len())?;
+    let scores = metadata.require(SCORES, Value::f32s, "is not an array of floats")?;
+    if scores.len() < tokens.len() {
+        return Err(metadata.fault(SCORES, "has fewer elements than there are tokens".to_owned()));
+    }
+    if scores.iter().any(|score| score.is_nan()) {
+        return Err(metadata.fault(SCORES, "has an element that is not a number".to_owned()));
+    }
+    let special = metadata.special_tokens(tokens, Some((1, 2, 0)))?;
+    let flag = |key: &str, default: bool| -> Result<bool, LoadError> {
+        Ok(metadata.optional(key, Value::bool, "is not a boolean")?.unwrap_or(default))
+    };
+    let name = metadata.file.get("general.name").and_then(Value::str).unwrap_or_default().to_lowercase();
+    let options = Options {
+        add_space_prefix: flag("tokenizer.ggml.add_space_prefix", true)?,
+        remove_extra_whitespaces: flag("tokenizer.ggml.remove_extra_whitespaces", false)?,
+        strip_after_special: name.contains("phi-3") || name.contains("phi3"),
+    };
+    let pieces = Pieces { tokens, scores, kinds: &kinds, unknown: special.unknown, options };
+    let spm = Spm::new(&pieces).map_err(|problem| metadata.fault(TOKENS, problem))?;
+    Ok(Tokenizer {
+        encoder: Encoder::Spm(spm),
+        vocabulary: vocabulary(tokens, &kinds, &special, sentencepiece_bytes),
+        added: metadata.added(&special, true)?,
+        bos: special.bos,
+        eos: special.eos,
+        space_prefix: options.add_space_prefix,
+    })
+}
+
+fn sentencepiece_bytes(text: &str, kind: Kind) -> Vec<u8> {
+    match kind {
+        Kind::Byte => fallback_byte(text).map_or_else(|| text.as_bytes().to_vec(), |byte| vec![byte]),
+        Kind::Normal | Kind::Unused => text.replace(spm::SPACE, " ").into_bytes(),
+        Kind::Unknown | Kind::Control | Kind::UserDefined => text.as_bytes().to_vec(),
+    }
+}
+
+fn vocabulary(
+    tokens: &[String],
+    kinds: &[Kind],
+    special: &SpecialTokens,
+    bytes: impl Fn(&str, Kind) -> Vec<u8>,
+) -> Vocabulary {
+    let mut vocabulary = Vocabulary::default();
+    for (id, (text, &kind)) in (0..).zip(tokens.iter().zip(kinds)) {
+        let is_special = kind.is_special() || special.bos == Some(id) || special.eos == Some(id);
+        vocabulary.push(&bytes(text, kind), is_special);
+    }
+    vocabulary
+}
+
+#[derive(Debug)]
+struct SpecialTokens {
+    bos: Option<u32>,
+    eos: Option<u32>,
+    unknown: Option<u32>,
+}
+
+struct Metadata<'a> {
+    file: &'a GgufFile,
+}
+
+impl<'a> Metadata<'a> {
+    fn fault(&self, key: &str, problem: String) -> LoadError {
+        LoadError::Field { path: self.file.path().to_owned(), field: key.to_owned(), problem }
+    }
+
+    fn optional<T>(
+        &self,
+        key: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+        problem: &str,
+    ) -> Result<Option<T>, LoadError> {
+        let Some(value) = self.file.get(key) else { return Ok(None) };
+        convert(value).map(Some).ok_or_else(|| self.fault(key, problem.to_owned()))
+    }
+
+    fn require<T>(
+        &self,
+        key: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+        problem: &str,
+    ) -> Result<T, LoadError> {
+        self.optional(key, convert, problem)?.ok_or_else(|| self.fault(key, "is missing".to_owned()))
+    }
+
+    fn tokens(&self) -> Result<&'a [String], LoadError> {
+        let tokens = self.require(TOKENS, Value::strs, "is not an array of strings")?;
+        if tokens.is_empty() {
+            return Err(self.fault(TOKENS, "is empty".to_owned()));
+        }
+        Ok(tokens)
+    }
+
+    /// What each token is for; without information all are normal.
+    fn kinds(&self, tokens: usize) -> Result<Vec<Kind>, LoadError> {
+        let Some(numbers) = self.optional(KINDS, Value::i64s, "is not an array of integers")? else {
+            return Ok(vec![Kind::Normal; tokens]);
+        };
+        if numbers.len() < tokens {
+            return Err(self.fault(KINDS, "has fewer elements than there are tokens".to_owned()));
+        }
+        Ok(numbers.into_iter().take(tokens).map(Kind::from_number).collect())
+    }
+
+    fn merges(&self, tokens: &[String]) -> Result<BpeBuilder, LoadError> {
+        let mut vocab = Vocab::with_capacity(tokens.len());
+        for (id, token) in (0..).zip(tokens) {
+            if vocab.insert(token.clone(), id).is_some() {
+                return Err(self.fault(TOKENS, format!("has {token:?} twice")));
+            }
+        }
+        let merges = self.require(MERGES, Value::strs, "is not an array of strings")?;
+        let merges = merges
+            .iter()
+            .map(|merge| {
+                // The second half never begins with a space, the first may be one in raw alphabets.
+                let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+                let (left, right) = merge.split_at(at?);
+                Some((left.to_owned(), right[1..].to_owned()))
+            })
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| self.fault(MERGES, "has an element that is not two tokens".to_owned()))?;
+        Ok(BPE::builder().vocab_and_merges(vocab, merges))
+    }
+
+    /// A pipeline around byte pairs; `set` gives it what comes before them.
+    fn pipeline(
+        &self,
+        builder: BpeBuilder,
+        tokens: &[String],
+        kinds: &[Kind],
+        set: impl FnOnce(&mut tokenizers::Tokenizer) -> Result<(), tokenizers::Error>,
+    ) -> Result<Pipeline, LoadError> {
+        let build = || {
+            let mut inner = tokenizers::Tokenizer::new(builder.build()?);
+            set(&mut inner)?;
+            let verbatim = tokens.iter().zip(kinds).filter(|(text, kind)| {
+                (kind.is_special() || **kind == Kind::UserDefined) && !text.is_empty()
+            });
+            inner
+                .add_tokens(verbatim.map(|(text, kind)| {
+                    AddedToken::from(text.clone(), kind.is_special()).normalized(false)
+                }))?;
+            Pipeline::new(&inner)
+        };
+        build().map_err(|error: tokenizers::Error| self.fault(MERGES, format!("cannot be used: {error}")))
+    }
+
+    /// The file's special tokens, or else `defaults`: beginning, end and unknown.
+    fn special_tokens(
+        &self,
+        tokens: &[String],
+        defaults: Option<(u32, u32, u32)>,
+    ) -> Result<SpecialTokens, LoadError> {
+        let find = |key: &str, default: Option<u32>| -> Result<Option<u32>, LoadError> {
+            let id = self.optional(key, Value::u32, "is not a token id")?;
+            match id {
+                Some(id) if (id as usize) < tokens.len() => Ok(Some(id)),
+                // Writers put the largest number where there is no such token.
+                Some(u32::MAX) => Ok(None),
+                Some(id) => Err(self.fault(key, format!("is {id}, but there are {} tokens", tokens.len()))),
+                None => Ok(default.filter(|&id| (id as usize) < tokens.len())),
+            }
+        };
+        Ok(SpecialTokens {
+            bos: find("tokenizer.ggml.bos_token_id", defaults.map(|ids| ids.0))?,
+            eos: find("tokenizer.ggml.eos_token_id", defaults.map(|ids| ids.1))?,
+            unknown: find("tokenizer.ggml.unknown_token_id", defaults.map(|ids| ids.2))?,
+        })
+    }
+
+    fn added(&self, special: &SpecialTokens, adds_bos: bool) -> Result<Added, LoadError> {
+        let wanted = |key: &str, default: bool, id: Option<u32>| -> Result<Option<u32>, LoadError> {
+            match (self.optional(key, Value::bool, "is not a boolean")?, id) {
+                (Some(true), None) => Err(self.fault(key, "is true, but there is no such token".to_owned())),
+                (Some(true), id) => Ok(id),
+                (Some(false), _) => Ok(None),
+                (None, id) => Ok(id.filter(|_| default)),
+            }
+        };
+        Ok(Added::Tokens {
+            before: wanted("tokenizer.ggml.add_bos_token", adds_bos, special.bos)?,
+            after: wanted("tokenizer.ggml.add_eos_token", false, special.eos)?,
+        })
+    }
+}

@@ -1,0 +1,203 @@
+//! The tokenizer of a model's folder, as `transformers` would use it: `tokenizer.json`, with what
+//! `tokenizer_config.json` and `special_tokens_map.json` add to it.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::AddedToken;
+
+use super::{Added, Encoder, Pipeline, Tokenizer};
+use crate::{
+    LoadError,
+    json_file::{self, JsonFile},
+    vocabulary::{Vocabulary, byte_level_bytes, fallback_byte},
+};
+
+/// A vocabulary may not have ids above this. (Ids may have gaps; the table of tokens has none.)
+const TOKEN_ID_MAX: u32 = 1 << 24;
+
+const FILE: &str = "tokenizer.json";
+
+/// Loads the tokenizer of `folder`.
+pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer, LoadError> {
+    let path = folder.join(FILE);
+    let text =
+        json_file::read_text(&path)?.ok_or(LoadError::NoFile { folder: folder.to_owned(), file: FILE })?;
+    let json = |source| LoadError::Json { path: path.clone(), source };
+    let fault = |field: &str, problem: String| LoadError::Field {
+        path: path.clone(),
+        field: field.to_owned(),
+        problem,
+    };
+    let outline: Outline = serde_json::from_str(&text).map_err(json)?;
+    let mut inner: tokenizers::Tokenizer = text
+        .parse()
+        .map_err(|error: tokenizers::Error| fault("the tokenizer", format!("cannot be used: {error}")))?;
+    add_tokens_of_config(&mut inner, config)?;
+    let decoder = Decoder::parse(&outline.decoder).map_err(|problem| fault("decoder", problem))?;
+    let special_tokens_map = JsonFile::read(folder, "special_tokens_map.json")?;
+    let named = |field: &str| -> Result<Option<u32>, LoadError> {
+        let text = match config.token(field)? {
+            Some(text) => Some(text),
+            None => special_tokens_map.token(field)?,
+        };
+        Ok(text.and_then(|text| inner.token_to_id(text)))
+    };
+    let (bos, eos) = (named("bos_token")?, named("eos_token")?);
+    let also_special = [bos, eos, named("pad_token")?];
+    let vocabulary =
+        vocabulary(&inner, &decoder, &also_special).map_err(|problem| fault("the vocabulary", problem))?;
+    let added = added(config, bos, eos)?;
+    let pipeline =
+        Pipeline::new(&inner).map_err(|error| fault("the tokenizer", format!("cannot be used: {error}")))?;
+    Ok(Tokenizer {
+        encoder: Encoder::Pipeline(pipeline),
+        vocabulary,
+        added,
+        bos,
+        eos,
+        space_prefix: decoder.strip_start,
+    })
+}
+
+/// The part of a `tokenizer.json` that is looked at here.
+#[derive(Deserialize)]
+struct Outline {
+    #[serde(default)]
+    decoder: Value,
+}
+
+/// Tokens that only `tokenizer_config.json` knows.
+fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) -> Result<(), LoadError> {
+    const FIELD: &str = "added_tokens_decoder";
+    let Some(tokens) = config.get(FIELD).and_then(Value::as_object) else { return Ok(()) };
+    let mut tokens: Vec<(u32, AddedToken)> = tokens
+        .iter()
+        .map(|(id, token)| Some((id.parse().ok()?, AddedToken::deserialize(token).ok()?)))
+        .collect::<Option<_>>()
+        .ok_or_else(|| config.fault(FIELD, "is not a map of ids to tokens"))?;
+    tokens.retain(|(_, token)| inner.token_to_id(&token.content).is_none());
+    tokens.sort_by_key(|(id, _)| *id);
+    for (id, token) in tokens {
+        let content = token.content.clone();
+        inner.add_tokens([token]).map_err(|error| config.fault(FIELD, &error.to_string()))?;
+        if inner.token_to_id(&content) != Some(id) {
+            return Err(config.fault(FIELD, &format!("gives {content:?} an id that does not follow {FILE}")));
+        }
+    }
+    Ok(())
+}
+
+/// For these classes the configuration's flags win over the post-processor.
+fn added(config: &JsonFile, bos: Option<u32>, eos: Option<u32>) -> Result<Added, LoadError> {
+    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
+    let class = class.strip_suffix("Fast").unwrap_or(class);
+    if !matches!(class, "LlamaTokenizer" | "CodeLlamaTokenizer" | "GemmaTokenizer" | "CohereTokenizer") {
+        return Ok(Added::PostProcessor);
+    }
+    let (add_bos, add_eos) = (config.bool("add_bos_token")?, config.bool("add_eos_token")?);
+    if add_bos.is_none() && add_eos.is_none() {
+        return Ok(Added::PostProcessor);
+    }
+    // The class' own defaults.
+    let (add_bos, add_eos) = (add_bos.unwrap_or(true), add_eos.unwrap_or(false));
+    Ok(Added::Tokens { before: bos.filter(|_| add_bos), after: eos.filter(|_| add_eos) })
+}
+
+fn vocabulary(
+    inner: &tokenizers::Tokenizer,
+    decoder: &Decoder,
+    also_special: &[Option<u32>],
+) -> Result<Vocabulary, String> {
+    let all = inner.get_vocab(true);
+    let highest = all.values().copied().max().ok_or("is empty")?;
+    if highest > TOKEN_ID_MAX {
+        return Err(format!("has id {highest}, above the limit of {TOKEN_ID_MAX}"));
+    }
+    let mut texts: Vec<Option<&str>> = vec![None; highest as usize + 1];
+    for (text, &id) in &all {
+        texts[id as usize] = Some(text);
+    }
+    let added = inner.get_added_tokens_decoder();
+    let mut vocabulary = Vocabulary::default();
+    for (id, text) in (0..).zip(texts) {
+        let token = added.get(&id);
+        let special = token.is_some_and(|token| token.special) || also_special.contains(&Some(id));
+        let text = token.map(|token| token.content.as_str()).or(text).unwrap_or_default();
+        vocabulary.push(&decoder.bytes(text), special);
+    }
+    Ok(vocabulary)
+}
+
+/// A decoder that gives each token its bytes, whatever stands beside it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Decoder {
+    /// Applied to a token's text, in order.
+    replace: Vec<(String, String)>,
+    byte_fallback: bool,
+    byte_level: bool,
+    /// A space at the start of the whole text is taken away.
+    strip_start: bool,
+}
+
+impl Decoder {
+    fn parse(value: &Value) -> Result<Self, String> {
+        let mut decoder = Self::default();
+        decoder.add(value)?;
+        Ok(decoder)
+    }
+
+    fn add(&mut self, value: &Value) -> Result<(), String> {
+        let unsupported = || format!("is not supported: {value}");
+        match value.get("type").and_then(Value::as_str) {
+            Some("Sequence") => {
+                let steps = value.get("decoders").and_then(Value::as_array).ok_or_else(unsupported)?;
+                steps.iter().try_for_each(|step| self.add(step))?;
+            }
+            Some("ByteLevel") => self.byte_level = true,
+            Some("ByteFallback") => self.byte_fallback = true,
+            Some("Fuse") => {}
+            Some("Replace") => {
+                let pattern = value.pointer("/pattern/String").and_then(Value::as_str);
+                let content = value.get("content").and_then(Value::as_str);
+                let (pattern, content) = pattern.zip(content).ok_or_else(unsupported)?;
+                self.replace.push((pattern.to_owned(), content.to_owned()));
+            }
+            Some("Strip") => {
+                let number = |field: &str| value.get(field).and_then(Value::as_u64);
+                let content = value.get("content").and_then(Value::as_str);
+                match (content, number("start"), number("stop")) {
+                    (Some(" "), Some(start @ (0 | 1)), Some(0)) => self.strip_start |= start == 1,
+                    _ => return Err(unsupported()),
+                }
+            }
+            Some("Metaspace") => {
+                let space = value.get("replacement").and_then(Value::as_str).ok_or_else(unsupported)?;
+                self.replace.push((space.to_owned(), " ".to_owned()));
+                self.strip_start |= match value.get("prepend_scheme").and_then(Value::as_str) {
+                    Some(scheme) => scheme != "never",
+                    None => value.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(true),
+                };
+            }
+            _ => return Err(unsupported()),
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, text: &str) -> Vec<u8> {
+        let mut text = text.to_owned();
+        for (pattern, content) in &self.replace {
+            text = text.replace(pattern, content);
+        }
+        if self.byte_fallback
+            && let Some(byte) = fallback_byte(&text)
+        {
+            return vec![byte];
+        }
+        if self.byte_level { byte_level_bytes(&text) } else { text.into_bytes() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

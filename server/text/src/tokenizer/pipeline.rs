@@ -1,0 +1,103 @@
+//! A pipeline of the `tokenizers` crate, usable with and without recognising special tokens.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tokenizers::{
+    AddedVocabulary, DecoderWrapper, Model, ModelWrapper, NormalizerWrapper, PostProcessorWrapper,
+    PreTokenizerWrapper, Token, TokenizerImpl,
+};
+
+use super::EncodeError;
+
+type Inner =
+    TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// The crate can be told to take special tokens for text only once and for all, so there are two pipelines;
+/// they share the model, which is nearly all of the memory.
+pub(super) struct Pipeline {
+    parsing_special: Inner,
+    plain: Inner,
+}
+
+impl Pipeline {
+    /// Takes over what a `tokenizer.json` describes. Truncation and padding are not taken over: a server
+    /// refuses long prompts, it does not cut them.
+    pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> Result<Self, tokenizers::Error> {
+        let mut added: AddedVocabulary = tokenizer.get_added_vocabulary().clone();
+        added.set_encode_special_tokens(false);
+        let parsing_special: Inner = tokenizers::TokenizerBuilder::new()
+            .with_model(SharedModel(Arc::new(tokenizer.get_model().clone())))
+            .with_normalizer(tokenizer.get_normalizer().cloned())
+            .with_pre_tokenizer(tokenizer.get_pre_tokenizer().cloned())
+            .with_post_processor(tokenizer.get_post_processor().cloned())
+            .with_decoder(None)
+            .with_added_vocabulary(added)
+            .build()?;
+        let mut plain = parsing_special.clone();
+        plain.set_encode_special_tokens(true);
+        Ok(Self { parsing_special, plain })
+    }
+
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        post_process: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, EncodeError> {
+        let inner = if parse_special { &self.parsing_special } else { &self.plain };
+        let encoding =
+            inner.encode_fast(text, post_process).map_err(|error| EncodeError(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    pub(super) fn token_id(&self, text: &str) -> Option<u32> {
+        self.plain.token_to_id(text)
+    }
+}
+
+impl fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipeline").finish_non_exhaustive()
+    }
+}
+
+/// A model that clones cheaply.
+#[derive(Clone)]
+struct SharedModel(Arc<ModelWrapper>);
+
+impl Model for SharedModel {
+    type Trainer = <ModelWrapper as Model>::Trainer;
+
+    fn tokenize(&self, sequence: &str) -> tokenizers::Result<Vec<Token>> {
+        self.0.tokenize(sequence)
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.0.token_to_id(token)
+    }
+
+    fn id_to_token(&self, id: u32) -> Option<String> {
+        self.0.id_to_token(id)
+    }
+
+    fn get_vocab(&self) -> HashMap<String, u32> {
+        self.0.get_vocab()
+    }
+
+    fn get_vocab_size(&self) -> usize {
+        self.0.get_vocab_size()
+    }
+
+    fn save(&self, folder: &Path, prefix: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
+        self.0.save(folder, prefix)
+    }
+
+    fn get_trainer(&self) -> Self::Trainer {
+        self.0.get_trainer()
+    }
+}

@@ -1,0 +1,102 @@
+//! Tokens become text one at a time as they do all at once.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Arc;
+
+use server_gguf::{GgufFile, write::GgufWriter};
+use server_text::{DetokenizeOptions, Detokenizer, LoadOptions, ModelText, Tokenizer};
+use tempfile::TempDir;
+
+/// SentencePiece with every byte, some pieces and a special token.
+fn tokenizer(add_space_prefix: bool) -> Arc<Tokenizer> {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
+    let mut kinds = vec![2i32, 3, 3];
+    tokens.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
+    kinds.extend([6; 256]);
+    let pieces = ["▁", "a", "▁b", "é", "▁日", "😀", ""];
+    tokens.extend(pieces.map(str::to_owned));
+    kinds.extend([1; 7]);
+    let mut writer = GgufWriter::new("llama");
+    writer
+        .metadata("tokenizer.ggml.model", "llama")
+        .metadata("tokenizer.ggml.scores", vec![0f32; tokens.len()])
+        .metadata("tokenizer.ggml.token_type", kinds)
+        .metadata("tokenizer.ggml.tokens", tokens)
+        .metadata("tokenizer.ggml.add_space_prefix", add_space_prefix);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.gguf");
+    writer.write(&path).unwrap();
+    ModelText::from_gguf(&GgufFile::open(&path).unwrap(), &LoadOptions::default()).unwrap().tokenizer
+}
+
+fn options(skip_special: bool) -> DetokenizeOptions {
+    DetokenizeOptions { skip_special, continues_text: false }
+}
+
+fn byte(byte: u8) -> u32 {
+    u32::from(byte) + 3
+}
+
+#[test]
+fn joined_pieces_equal_the_whole_text_for_any_tokens() {
+    let mut state = 8u64;
+    let mut dice = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    // Beginnings and continuations of characters, and bytes that are neither.
+    let bytes =
+        [0x20, 0x61, 0x80, 0xbf, 0xc3, 0xa9, 0xe2, 0x96, 0x81, 0xed, 0xa0, 0xf0, 0x9f, 0x98, 0xf4, 0xff];
+    for prefix in [true, false] {
+        let tokenizer = tokenizer(prefix);
+        for _ in 0..20_000 {
+            let tokens: Vec<u32> = (0..dice(12))
+                .map(|_| match dice(3) {
+                    0 => dice(tokenizer.vocabulary_size() as usize + 3) as u32,
+                    _ => byte(bytes[dice(bytes.len())]),
+                })
+                .collect();
+            let skip = dice(2) == 1;
+            let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), options(skip));
+            let mut text: String = tokens.iter().map(|token| detokenizer.push(*token)).collect();
+            text.push_str(&detokenizer.finish());
+            assert_eq!(text, tokenizer.decode(&tokens, skip), "{tokens:?}");
+        }
+    }
+}
+
+#[test]
+fn no_half_character_is_given_out() {
+    let mut detokenizer = Detokenizer::new(tokenizer(false), options(true));
+    assert_eq!([0xf0, 0x9f, 0x98].map(|b| detokenizer.push(byte(b))), ["", "", ""]);
+    assert_eq!(detokenizer.push(byte(0x80)), "😀");
+    assert_eq!(detokenizer.push(byte(0xe2)), "");
+    assert_eq!(detokenizer.push(byte(b'x')), "\u{fffd}x");
+    assert_eq!(detokenizer.push(byte(0xff)), "\u{fffd}");
+    assert_eq!(detokenizer.push(byte(0xe2)), "");
+    assert_eq!(detokenizer.finish(), "\u{fffd}");
+}
+
+#[test]
+fn a_leading_space_is_kept_where_text_goes_on() {
+    let tokenizer = tokenizer(true);
+    let b = tokenizer.token_id("▁b").unwrap();
+    let first = |continues_text| {
+        let options = DetokenizeOptions { skip_special: true, continues_text };
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), options);
+        detokenizer.push(1) + &detokenizer.push(b) + &detokenizer.push(b)
+    };
+    assert_eq!(first(false), "b b");
+    assert_eq!(first(true), " b b");
+}
+
+#[test]
+fn special_tokens_are_left_out_when_asked() {
+    let tokenizer = tokenizer(false);
+    let text = |skip| {
+        let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), options(skip));
+        [1, byte(b'a'), 2].map(|token| detokenizer.push(token)).concat()
+    };
+    assert_eq!((text(true).as_str(), text(false).as_str()), ("a", "<s>a</s>"));
+}

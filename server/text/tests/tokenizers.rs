@@ -1,0 +1,271 @@
+//! Tokenizers rebuilt from GGUF metadata give the tokens that other implementations give.
+//!
+//! `golden/byte_level.json`: a byte-level BPE vocabulary, and for each pre-tokenizer the tokens of nasty texts
+//! as found by cutting with another regular expression engine and merging naively. `golden/sentencepiece*.json`:
+//! a SentencePiece model and what the SentencePiece library makes of those texts.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{fs, path::PathBuf};
+
+use serde_json::Value as Json;
+use server_gguf::{GgufFile, write::GgufWriter};
+use server_text::{LoadError, LoadOptions, ModelText, Tokenizer};
+use tempfile::TempDir;
+
+fn golden(name: &str) -> Json {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn strings(value: &Json) -> Vec<String> {
+    value.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+fn load(writer: &GgufWriter, options: &LoadOptions) -> Result<ModelText, LoadError> {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.gguf");
+    writer.write(&path).unwrap();
+    ModelText::from_gguf(&GgufFile::open(&path).unwrap(), options)
+}
+
+fn byte_level(golden: &Json, pre: &str) -> GgufWriter {
+    let tokens = strings(&golden["tokens"]);
+    let (special, user) = (strings(&golden["special"]), strings(&golden["user_defined"]));
+    let kind = |token| {
+        if special.contains(token) {
+            3
+        } else if user.contains(token) {
+            4
+        } else {
+            1
+        }
+    };
+    let kinds: Vec<i32> = tokens.iter().map(kind).collect();
+    let mut writer = GgufWriter::new("llama");
+    writer
+        .metadata("tokenizer.ggml.model", "gpt2")
+        .metadata("tokenizer.ggml.pre", pre)
+        .metadata("tokenizer.ggml.token_type", kinds)
+        .metadata("tokenizer.ggml.merges", strings(&golden["merges"]))
+        .metadata(
+            "tokenizer.ggml.bos_token_id",
+            tokens.iter().position(|t| t == "<|im_start|>").unwrap() as u32,
+        )
+        .metadata(
+            "tokenizer.ggml.eos_token_id",
+            tokens.iter().position(|t| t == "<|im_end|>").unwrap() as u32,
+        )
+        .metadata("tokenizer.ggml.tokens", tokens);
+    writer
+}
+
+fn compare(golden: &Json, kind: &str, parse_special: bool) {
+    let texts = strings(&golden["texts"]);
+    let lists = strings(&golden["lists"]);
+    for (pre, expected) in golden[kind].as_object().unwrap() {
+        let model = load(&byte_level(golden, pre), &LoadOptions::default()).unwrap();
+        let mut wrong = Vec::new();
+        for (text, list) in texts.iter().zip(expected.as_array().unwrap()) {
+            let expected = ids(&lists[list.as_u64().unwrap() as usize]);
+            let tokens = model.tokenizer.encode(text, false, parse_special).unwrap();
+            if tokens != expected {
+                let show = |tokens: &[u32]| -> Vec<String> {
+                    tokens.iter().map(|token| model.tokenizer.token_text(*token)).collect()
+                };
+                wrong.push(format!("{text:?}\n  {:?}\n  {:?}", show(&tokens), show(&expected)));
+            }
+        }
+        assert!(wrong.is_empty(), "{pre}: {} wrong\n{}", wrong.len(), wrong.join("\n"));
+    }
+}
+
+#[test]
+fn every_named_pre_tokenizer_cuts_text_as_it_should() {
+    compare(&golden("byte_level.json"), "plain", false);
+}
+
+#[test]
+fn special_tokens_are_parsed_when_asked_for() {
+    compare(&golden("byte_level.json"), "parsed", true);
+}
+
+/// Texts come back as they were; composing ones may have become composed.
+#[test]
+fn byte_level_text_survives_the_way_to_tokens_and_back() {
+    let golden = golden("byte_level.json");
+    for pre in ["smollm", "llama-bpe", "deepseek-llm", "viking"] {
+        let model = load(&byte_level(&golden, pre), &LoadOptions::default()).unwrap();
+        for text in strings(&golden["texts"]) {
+            let tokens = model.tokenizer.encode(&text, false, false).unwrap();
+            assert_eq!(model.tokenizer.decode(&tokens, false), text, "{pre}");
+        }
+    }
+}
+
+fn sentencepiece(golden: &Json) -> GgufWriter {
+    let numbers = |key: &str| golden[key].as_array().unwrap().clone();
+    let scores: Vec<f32> = numbers("scores").iter().map(|v| v.as_f64().unwrap() as f32).collect();
+    let kinds: Vec<i32> = numbers("kinds").iter().map(|v| v.as_i64().unwrap() as i32).collect();
+    let mut writer = GgufWriter::new("llama");
+    writer
+        .metadata("tokenizer.ggml.model", "llama")
+        .metadata("tokenizer.ggml.tokens", strings(&golden["tokens"]))
+        .metadata("tokenizer.ggml.scores", scores)
+        .metadata("tokenizer.ggml.token_type", kinds)
+        .metadata("tokenizer.ggml.add_space_prefix", golden["add_space_prefix"].as_bool().unwrap());
+    writer
+}
+
+#[test]
+fn sentencepiece_models_give_the_librarys_tokens_and_text() {
+    for name in ["sentencepiece.json", "sentencepiece_prefix.json"] {
+        let golden = golden(name);
+        let model = load(&sentencepiece(&golden), &LoadOptions::default()).unwrap();
+        let (texts, lists) = (strings(&golden["texts"]), strings(&golden["ids"]));
+        for ((text, list), decoded) in texts.iter().zip(&lists).zip(strings(&golden["decoded"])) {
+            let expected = ids(list);
+            let tokens = model.tokenizer.encode(text, false, false).unwrap();
+            // After a user-defined token GGUF's tokenizers put their space again, the library does not.
+            if !(golden["add_space_prefix"] == true && text.contains("<think>")) {
+                assert_eq!(tokens, expected, "{name} {text:?}");
+            }
+            assert_eq!(model.tokenizer.decode(&expected, false), decoded, "{name} {text:?}");
+        }
+    }
+}
+
+#[test]
+fn beginning_and_end_are_added_as_the_file_says() {
+    let golden = golden("byte_level.json");
+    let encode = |pre: &str, set: &dyn Fn(&mut GgufWriter)| {
+        let mut writer = byte_level(&golden, pre);
+        set(&mut writer);
+        load(&writer, &LoadOptions::default()).map(|model| {
+            let tokenizer = model.tokenizer;
+            let tokens = tokenizer.encode("a", true, true).unwrap();
+            let text = |token: &u32| tokenizer.token_text(*token);
+            (
+                tokens.iter().map(text).collect::<Vec<_>>().concat(),
+                tokenizer.encode("a", false, true).unwrap().len(),
+            )
+        })
+    };
+    let added = |key: &'static str, value: bool| {
+        move |writer: &mut GgufWriter| {
+            writer.metadata(&format!("tokenizer.ggml.{key}"), value);
+        }
+    };
+    assert_eq!(encode("smollm", &|_| ()).unwrap(), ("a".to_owned(), 1));
+    assert_eq!(encode("smollm", &added("add_bos_token", true)).unwrap().0, "<|im_start|>a");
+    assert_eq!(encode("smollm", &added("add_eos_token", true)).unwrap().0, "a<|im_end|>");
+    assert_eq!(encode("llama-bpe", &|_| ()).unwrap(), ("<|im_start|>a".to_owned(), 1));
+    assert_eq!(encode("llama-bpe", &added("add_bos_token", false)).unwrap().0, "a");
+    let error = encode("smollm", &|writer| {
+        writer
+            .metadata("tokenizer.ggml.add_bos_token", true)
+            .metadata("tokenizer.ggml.bos_token_id", u32::MAX);
+    });
+    assert!(error.unwrap_err().to_string().contains("tokenizer.ggml.add_bos_token is true, but"));
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_is_refused_by_name_and_can_be_replaced() {
+    let golden = golden("byte_level.json");
+    let writer = byte_level(&golden, "frobnicate");
+    let error = load(&writer, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.ggml.pre is \"frobnicate\""), "{error}");
+    let options = LoadOptions { pre_tokenizer: Some("smollm".to_owned()) };
+    assert!(load(&writer, &options).is_ok());
+}
+
+#[test]
+fn faulty_metadata_is_refused_with_the_name_of_the_key() {
+    let golden = golden("byte_level.json");
+    let refused = |set: &dyn Fn(&mut GgufWriter), part: &str| {
+        let mut writer = byte_level(&golden, "smollm");
+        set(&mut writer);
+        let error = load(&writer, &LoadOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(part), "{error} lacks {part}");
+    };
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.model", "rwkv");
+        },
+        "tokenizer.ggml.model is \"rwkv\"",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.tokens", 3u32);
+        },
+        "tokenizer.ggml.tokens is not an array of strings",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.merges", vec!["ab".to_owned()]);
+        },
+        "not two tokens",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.merges", vec!["a 日本".to_owned()]);
+        },
+        "tokenizer.ggml.merges cannot be used",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.token_type", vec![1i32]);
+        },
+        "fewer elements",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.eos_token_id", 1u32 << 20);
+        },
+        "tokenizer.ggml.eos_token_id is 1048576",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.chat_template", "{% if %}");
+        },
+        "tokenizer.chat_template cannot be parsed",
+    );
+    refused(
+        &|w| {
+            w.metadata("tokenizer.ggml.model", "llama");
+        },
+        "tokenizer.ggml.scores is missing",
+    );
+}
+
+#[test]
+fn tokens_know_their_bytes() {
+    let golden = golden("byte_level.json");
+    let model = load(&byte_level(&golden, "smollm"), &LoadOptions::default()).unwrap();
+    let tokenizer = &model.tokenizer;
+    let token = |text: &str| tokenizer.token_id(text).unwrap();
+    assert_eq!(tokenizer.token_bytes(token("Ċ")), b"\n");
+    assert_eq!(tokenizer.token_bytes(token("Ã")), [0xc3]);
+    assert_eq!(tokenizer.token_text(token("Ã")), "\u{fffd}");
+    assert_eq!(tokenizer.token_bytes(token("<think>")), b"<think>");
+    assert_eq!(tokenizer.token_bytes(u32::MAX), b"");
+    assert!(tokenizer.is_special(token("<|im_end|>")) && !tokenizer.is_special(token("<think>")));
+    assert_eq!(tokenizer.decode(&[token("a"), token("<|im_end|>")], true), "a");
+    assert_eq!(tokenizer.decode(&[token("a"), token("<|im_end|>")], false), "a<|im_end|>");
+    assert_eq!(model.defaults.eos, {
+        let mut eos = vec![token("<|im_end|>"), token("<|endoftext|>")];
+        eos.sort_unstable();
+        eos
+    });
+}
+
+#[test]
+fn a_tokenizer_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Tokenizer>();
+    shared::<ModelText>();
+}
