@@ -21,6 +21,8 @@ mod core;
 pub struct EngineConfig {
     /// Most tokens computed in one step, over all sequences.
     pub batch_tokens_max: u32,
+    /// Most tokens of prompts computed in a step in which sequences decode: how long a prompt may hold these up.
+    pub chunk_tokens_max: u32,
     /// Most sequences that run at once.
     pub sequences_max: u32,
     /// Most sequences that wait to be started. A burst waits as a whole until the next step, so this is not
@@ -143,6 +145,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         ("blocks_total", blocks_total, 1),
         ("vocabulary", vocabulary, 1),
         ("batch_tokens_max", config.batch_tokens_max, 1),
+        ("chunk_tokens_max", config.chunk_tokens_max, 1),
         ("sequences_max", config.sequences_max, 1),
         ("waiting_max", config.waiting_max, 1),
         ("sequence_tokens_max", config.sequence_tokens_max.min(cache_tokens), 2),
@@ -157,6 +160,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         block_tokens,
         blocks_total,
         batch_tokens_max: config.batch_tokens_max,
+        chunk_tokens_max: config.chunk_tokens_max,
         sequences_max: config.sequences_max.min(config.batch_tokens_max).min(SEQUENCES_MAX),
         // The handle keeps the limit. Preempted sequences wait as well and are refused nothing for it.
         waiting_max: config.waiting_max.saturating_add(config.sequences_max),

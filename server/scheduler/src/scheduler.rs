@@ -78,6 +78,7 @@ impl Scheduler {
         let SchedulerConfig { block_tokens, blocks_total, sequence_tokens_max, waiting_max, .. } = config;
         assert!(block_tokens > 0 && blocks_total > 0, "a cache has blocks, and a block tokens");
         assert!(config.batch_tokens_max > 0 && config.sequences_max > 0, "a step computes something");
+        assert!(config.chunk_tokens_max > 0, "prompts advance beside sequences that decode");
         assert!(waiting_max > 0, "a request waits before it runs");
         assert!(sequence_tokens_max > 1, "a sequence has a prompt and a generated token");
         assert!(

@@ -66,6 +66,7 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
         block_tokens: layout.block_tokens,
         blocks_total: layout.blocks_total,
         batch_tokens_max: args.max_batched_tokens,
+        chunk_tokens_max: args.max_chunk_tokens,
         sequences_max: args.max_num_seqs,
         waiting_max: 4096,
         sequence_tokens_max: layout.block_tokens * (layout.blocks_total - 1),

@@ -26,7 +26,7 @@ struct Progress {
     ended: bool,
 }
 
-pub(crate) fn run(args: &Args, runner: Runner, scenario: Generate) -> anyhow::Result<Value> {
+pub(crate) fn run(args: &Args, runner: Runner, scenario: &Generate) -> anyhow::Result<Value> {
     let engine = Engine::start(args.engine_config(), Box::new(runner), Box::new(|_| {}))?;
     let handle = engine.handle();
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -36,6 +36,9 @@ struct Args {
     /// Most tokens computed in one step.
     #[arg(long, default_value_t = 512)]
     max_batched_tokens: u32,
+    /// Most tokens of prompts computed in a step in which sequences decode.
+    #[arg(long, default_value_t = 192)]
+    max_chunk_tokens: u32,
     /// Most sequences that run at once.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
@@ -60,7 +63,7 @@ fn main() -> anyhow::Result<()> {
     let load_seconds = started.elapsed().as_secs_f64();
     let folder = args.scenario.parent().unwrap_or(Path::new("."));
     let (kind, body) = match scenario {
-        Scenario::Generate(work) => ("generate", generate::run(&args, runner, work)?),
+        Scenario::Generate(work) => ("generate", generate::run(&args, runner, &work)?),
         Scenario::Floor(work) => ("floor", floor::run(&args, runner, &work)?),
         Scenario::Score(work) => ("score", score::run(runner, &work, folder)?),
     };
@@ -114,6 +117,7 @@ impl Args {
                 "kv_cache_precision": loaded.cache_precision,
                 "threads": threads,
                 "batch_tokens_max": self.max_batched_tokens,
+                "chunk_tokens_max": self.max_chunk_tokens,
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,
                 "prefix_caching": !self.no_prefix_caching,
@@ -126,6 +130,7 @@ impl Args {
     fn engine_config(&self) -> server_engine::EngineConfig {
         server_engine::EngineConfig {
             batch_tokens_max: self.max_batched_tokens,
+            chunk_tokens_max: self.max_chunk_tokens,
             sequences_max: self.max_num_seqs,
             waiting_max: 4096,
             sequence_tokens_max: u32::MAX,

@@ -31,6 +31,9 @@ impl Scheduler {
         batch.clear();
         let mut budget = self.config.batch_tokens_max;
         self.schedule_decodes(batch, &mut budget);
+        if !batch.rows.is_empty() {
+            budget = budget.min(self.config.chunk_tokens_max);
+        }
         self.schedule_chunks(batch, &mut budget);
         // What was just preempted finds no room: it needs more than it gave back.
         self.admit(batch, &mut budget);

@@ -50,6 +50,36 @@ fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
 }
 
 #[test]
+fn prompts_have_the_whole_budget_until_a_sequence_decodes() {
+    let script = "
+        submit 1 a*16 max=9
+        submit 2 b*30 max=1
+        step
+        step
+        step
+    ";
+    check(
+        SchedulerConfig { chunk_tokens_max: 5, batch_tokens_max: 20, ..config() },
+        script,
+        expect![[r#"
+            > submit 1 a*16 max=9
+            > submit 2 b*30 max=1
+            > step
+            1: 0+16 [0 1 2 3] -> 1
+            2: 0+4 [4]
+            1 started, 0 cached
+            2 started, 0 cached
+            > step
+            1: 16+1 [0 1 2 3 12] -> 1
+            2: 4+5 [4 5 6]
+            > step
+            1: 17+1 [0 1 2 3 12] -> 1
+            2: 9+5 [4 5 6 7]
+        "#]],
+    );
+}
+
+#[test]
 fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
     // 2 waits for the prefix that 1 computes; 3 overtakes it and decodes by the time it starts.
     let script = "

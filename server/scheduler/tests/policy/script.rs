@@ -25,6 +25,7 @@ pub(crate) fn config() -> SchedulerConfig {
         block_tokens: 4,
         blocks_total: 16,
         batch_tokens_max: 16,
+        chunk_tokens_max: 16,
         sequences_max: 8,
         waiting_max: 8,
         sequence_tokens_max: 64,

@@ -16,6 +16,7 @@ fn config() -> SchedulerConfig {
         block_tokens: 4,
         blocks_total: 20,
         batch_tokens_max: 24,
+        chunk_tokens_max: 24,
         sequences_max: 6,
         waiting_max: 12,
         sequence_tokens_max: 48,
@@ -56,7 +57,13 @@ fn holds_when_a_sequence_can_fill_the_cache() {
 
 #[test]
 fn holds_when_there_is_room_and_little_budget() {
-    let config = SchedulerConfig { blocks_total: 400, batch_tokens_max: 7, sequences_max: 9, ..config() };
+    let config = SchedulerConfig {
+        blocks_total: 400,
+        batch_tokens_max: 7,
+        chunk_tokens_max: 3,
+        sequences_max: 9,
+        ..config()
+    };
     let totals = check(6, 15_000, Setup { config, hash: block_hash, vocabulary: 3 });
     assert_eq!(totals.preempted, 0, "there is room");
 }
