@@ -10,7 +10,7 @@ ARGS ?=
 export MODEL PORT
 
 CARGO_DENY_VERSION := 0.20.2
-SCRIPTS := .ci/run $(filter-out %.txt,$(wildcard scripts/*))
+SCRIPTS := .ci/run $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh)
 
 .PHONY: help
 help: ## List the targets.
@@ -58,6 +58,21 @@ deny: ## Check licences and sources of all dependencies; installs a pinned cargo
 	@scripts/need cargo
 	@[[ -x .deps/bin/cargo-deny ]] || $(CARGO) install --locked --version $(CARGO_DENY_VERSION) --root .deps cargo-deny
 	@.deps/bin/cargo-deny --all-features --locked check bans licenses sources
+
+# Both compare with openvino_genai in the same run, out of a Python environment of some 310 MB in .deps/.
+.PHONY: engine-bench
+engine-bench: fetch
+	@scripts/need cargo g++ python3 venv
+	@$(CARGO) build --release --locked --package server-openvino --example engine-bench
+	@tests/bench/setup.sh
+
+.PHONY: bench-engine
+bench-engine: engine-bench ## Measure the engine beside openvino_genai's, alternating; ARGS go to the program.
+	@.deps/venv-peer/bin/python tests/bench/bench_engine.py $(ARGS)
+
+.PHONY: conformance
+conformance: engine-bench ## Compare tokens and perplexity with openvino_genai and with the dequantised model.
+	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what was built. What was fetched stays; `rm -r .deps` removes that too.

@@ -102,9 +102,9 @@ async fn settled(server: &Server) -> anyhow::Result<()> {
     loop {
         let text = metrics(server).await;
         let value = |name: &str| metric(&text, name).unwrap_or_else(|| panic!("no metric {name}:\n{text}"));
-        let active = value("ovfleet_server_kv_blocks_active");
-        let running = value("ovfleet_server_running");
-        let waiting = value("ovfleet_server_waiting");
+        let active = value("ovfleet_server_blocks_active");
+        let running = value("ovfleet_server_sequences_running");
+        let waiting = value("ovfleet_server_sequences_waiting");
         if active == 0.0 && running == 0.0 && waiting == 0.0 {
             return Ok(());
         }
