@@ -35,8 +35,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--inference-precision", default="f32")
     parser.add_argument("--kv-cache-precision", default="u8")
     parser.add_argument("--weights", default="auto")
-    parser.add_argument("--batch-tokens-max", type=int, default=256, help="ours: the server's default")
-    parser.add_argument("--peer-batch-tokens-max", type=int, default=512, help="the peer's: it is faster with 512 than 256")
+    parser.add_argument("--batch-tokens-max", type=int, default=512)
+    parser.add_argument("--chunk-tokens-max", type=int, help="ours alone; without it the engine's default")
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
@@ -54,6 +54,7 @@ class Bench:
             self.ir,
             inference_precision=args.inference_precision,
             kv_cache_precision=args.kv_cache_precision,
+            batch_tokens_max=args.batch_tokens_max,
             prefix_caching=True,
             weights=args.weights,
         )
@@ -62,15 +63,14 @@ class Bench:
     def ours(self, form: str, work: dict) -> dict:
         """One run of our engine."""
         model = self.ir if form == "ir" else self.args.model
-        setup = self.base.with_model(model, batch_tokens_max=self.args.batch_tokens_max)
+        setup = self.base.with_model(model, chunk_tokens_max=self.args.chunk_tokens_max)
         result = engines.run_engine(self.engine, setup, work, self.folder)
         self.configs[f"ovfleet on {form}"] = result["config"]
         return result
 
     def peer(self, work: dict) -> dict:
         """One run of the peer."""
-        setup = self.base.with_model(self.ir, batch_tokens_max=self.args.peer_batch_tokens_max)
-        result = engines.run_peer(setup, work, self.folder)
+        result = engines.run_peer(self.base, work, self.folder)
         self.configs["openvino_genai on ir"] = result["config"]
         return result
 

@@ -67,9 +67,8 @@ def scenario(case: Case, seed: int, vocabulary: int) -> dict:
         arrival = {"after_request": 0, "tokens": LONG_AFTER_TOKENS}
         requests.append(request(prompt(LONG_TOKENS), 8, arrival))
     elif case.concurrent == 1:
-        requests = [
-            request(prompt(PROMPT_TOKENS), OUTPUT_TOKENS, after(index, OUTPUT_TOKENS)) for index in range(SINGLE_REQUESTS)
-        ]
+        arrivals = [after(index, OUTPUT_TOKENS) for index in range(SINGLE_REQUESTS)]
+        requests = [request(prompt(PROMPT_TOKENS), OUTPUT_TOKENS, arrival) for arrival in arrivals]
     else:
         requests = [request(prompt(PROMPT_TOKENS), OUTPUT_TOKENS) for _ in range(case.concurrent)]
     return {"kind": "generate", "warmup": warmup, "requests": requests}

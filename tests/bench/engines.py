@@ -16,7 +16,7 @@ DEPS = ROOT / ".deps"
 WORK = DEPS / "work"
 SAMPLE = DEPS / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PEER = pathlib.Path(__file__).with_name("peer.py")
-ENGINES = (ROOT / "target" / "release" / "engine-bench", ROOT / "target" / "release" / "examples" / "engine-bench")
+ENGINE = ROOT / "target" / "release" / "examples" / "engine-bench"
 # A run that takes longer hangs.
 RUN_SECONDS_MAX = 1800
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
@@ -37,8 +37,12 @@ class Setup:
     batch_tokens_max: int = 512
     kv_cache_gib: int = 2
     prefix_caching: bool = False
-    # Ours alone: how a GGUF file's weights are held.
+    # Tokens that end a sequence.
+    stop_tokens: tuple[int, ...] = ()
+    # Ours alone: how a GGUF file's weights are held, and the most prompt tokens beside decoding sequences
+    # (None: the default).
     weights: str = "auto"
+    chunk_tokens_max: int | None = None
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
         """The same with another model."""
@@ -47,10 +51,10 @@ class Setup:
 
 def find_engine(path: str | None) -> pathlib.Path:
     """The `engine-bench` binary."""
-    for candidate in [pathlib.Path(path)] if path else ENGINES:
-        if candidate.is_file():
-            return candidate
-    raise SystemExit(f"there is no {path or ENGINES[0]}: build it with `cargo build --release`")
+    found = pathlib.Path(path) if path else ENGINE
+    if not found.is_file():
+        raise SystemExit(f"there is no {found}: build it with `cargo build --release --example engine-bench`")
+    return found
 
 
 def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
@@ -59,11 +63,13 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         engine,
         f"--model={setup.model}",
         f"--weights={setup.weights}",
-        f"--kv-cache-size={setup.kv_cache_gib}GiB",
-        f"--kv-cache-precision={setup.kv_cache_precision}",
+        f"--kv-cache-mib={setup.kv_cache_gib * 1024}",
         f"--max-batched-tokens={setup.batch_tokens_max}",
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
+        f"--plugin-config=KV_CACHE_PRECISION={setup.kv_cache_precision}",
         f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",
+        *(f"--stop-token={token}" for token in setup.stop_tokens),
+        *([f"--max-chunk-tokens={setup.chunk_tokens_max}"] if setup.chunk_tokens_max else []),
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OVFLEET_")}
@@ -81,6 +87,7 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
         f"--threads={setup.threads}",
         f"--batch-tokens-max={setup.batch_tokens_max}",
         f"--kv-cache-gib={setup.kv_cache_gib}",
+        *(f"--stop-token={token}" for token in setup.stop_tokens),
         *(["--prefix-caching"] if setup.prefix_caching else []),
     ]
     return run(command, scenario, folder, dict(os.environ))
@@ -146,8 +153,7 @@ def versions() -> str:
     """The versions of both sides' runtimes, and ours by commit."""
     import importlib.metadata
 
-    commit = subprocess.run(
-        ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    runtime = importlib.metadata.version("openvino")
-    return f"ovfleet {commit or 'unknown'}, OpenVINO {runtime}, openvino_genai {importlib.metadata.version('openvino-genai')}"
+    command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    runtime, peer = (importlib.metadata.version(name) for name in ("openvino", "openvino-genai"))
+    return f"ovfleet {commit or 'unknown'}, OpenVINO {runtime}, openvino_genai {peer}"

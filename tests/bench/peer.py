@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--kv-cache-gib", type=int, default=2)
+    parser.add_argument("--stop-token", type=int, action="append", default=[], help="ends a sequence; repeatable")
     parser.add_argument("--prefix-caching", action="store_true")
     return parser.parse_args()
 
@@ -97,6 +98,7 @@ class Run:
         config.max_num_seqs = 256
         config.enable_prefix_caching = args.prefix_caching
         self.pipeline = openvino_genai.ContinuousBatchingPipeline(args.model, config, "CPU", properties(args))
+        self.stop_tokens = set(args.stop_token)
         self.next_id = 0
 
     def submit(self, request: dict):
@@ -104,8 +106,7 @@ class Run:
         config = self.genai.GenerationConfig()
         config.max_new_tokens = request["max_tokens"]
         config.ignore_eos = request.get("ignore_eos", False)
-        if not config.ignore_eos:
-            config.set_eos_token_id(self.pipeline.get_tokenizer().get_eos_token_id())
+        config.stop_token_ids = set() if config.ignore_eos else self.stop_tokens
         config.do_sample = False
         config.apply_chat_template = False
         # The pipeline reports the log probability of the generated token for any count above 0, no others.

@@ -32,10 +32,9 @@ def scales_and_minima(x: np.ndarray, levels: int) -> tuple[np.ndarray, ...]:
     lm = np.clip(rounded(-low, np.broadcast_to(dmin, low.shape)), 0, 63).astype(np.uint8)
     steps = np.broadcast_to((d * ls)[:, :, None], x.shape)
     q = np.clip(rounded(x + (dmin * lm)[:, :, None], steps), 0, levels).astype(np.uint8)
-    packed = np.concatenate(
-        [ls[:, :4] | (ls[:, 4:] >> 4) << 6, lm[:, :4] | (lm[:, 4:] >> 4) << 6, (ls[:, 4:] & 15) | (lm[:, 4:] & 15) << 4],
-        axis=1,
-    )
+    low_halves = (ls[:, 4:] & 15) | (lm[:, 4:] & 15) << 4
+    scales, minima = ls[:, :4] | (ls[:, 4:] >> 4) << 6, lm[:, :4] | (lm[:, 4:] >> 4) << 6
+    packed = np.concatenate([scales, minima, low_halves], axis=1)
     return np.concatenate([half(d), half(dmin), packed], axis=1), q
 
 

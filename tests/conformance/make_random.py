@@ -215,6 +215,12 @@ def name_of(arch: str, kind: str, variant: str) -> str:
     return "-".join(part for part in (arch, kind, variant) if part) + ".gguf"
 
 
+def edition() -> str:
+    """Changes with whatever decides about the files' content: where to keep them apart from older ones."""
+    sources = (HERE / name for name in ("make_random.py", "kquants.py", "corpus.txt"))
+    return f"{zlib.crc32(b''.join(source.read_bytes() for source in sources)):08x}"
+
+
 def make(folder: pathlib.Path, plan: list[tuple[str, str, str]] = PLAN) -> list[pathlib.Path]:
     """Writes the files of the plan that are not there; returns the paths of all."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""`make bench-http`: our server over HTTP beside our engine in process, alternating, medians of the rounds.
+
+The same prompts, concurrency and engine settings; the server is started for each run and stopped after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import pathlib
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import engines
+import http_load
+from cases import CASES, Case, measure, scenario
+
+SERVER = engines.ROOT / "target" / "release" / "server"
+MODEL = "bench"
+WANTED = 0.93
+READY_SECONDS_MAX = STOP_SECONDS_MAX = 120
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [case.name for case in CASES if case.concurrent]
+    parser.add_argument("--server", type=pathlib.Path, default=SERVER)
+    parser.add_argument("--engine", help="the engine-bench binary")
+    parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
+    parser.add_argument("--cases", nargs="+", choices=names, default=names)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=49_152)
+    parser.add_argument("--inference-precision", default="f32")
+    parser.add_argument("--kv-cache-precision", default="u8")
+    parser.add_argument("--batch-tokens-max", type=int, default=512)
+    parser.add_argument("--chunk-tokens-max", type=int, default=128)
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
+    return parser.parse_args()
+
+
+class Server:
+    """A server process, ready when the block is entered, stopped when it is left."""
+
+    def __init__(self, binary: pathlib.Path, setup: engines.Setup, folder: pathlib.Path):
+        self.binary, self.setup = binary, setup
+        self.log = folder / "server.log"
+
+    def command(self) -> list[str]:
+        """The server with the settings that `engines.run_engine` gives the engine."""
+        self.port, grpc_port = free_ports(2)
+        setup = self.setup
+        return [
+            str(self.binary),
+            f"--model={setup.model}",
+            f"--model-name={MODEL}",
+            f"--port={self.port}",
+            f"--grpc-port={grpc_port}",
+            f"--weights={setup.weights}",
+            f"--kv-cache-size={setup.kv_cache_gib}GiB",
+            f"--max-batched-tokens={setup.batch_tokens_max}",
+            f"--max-chunk-tokens={setup.chunk_tokens_max}",
+            f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
+            f"--kv-cache-precision={setup.kv_cache_precision}",
+            f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",
+        ]
+
+    def __enter__(self) -> Server:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("OVFLEET_")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(self.command(), env=environment, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY_SECONDS_MAX
+        while not self.ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                raise engines.Failed(f"the server did not become ready: {self.log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        return self
+
+    def ready(self) -> bool:
+        """Whether it answers and says so."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/health/ready", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def __exit__(self, *_exception) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def over_http(server: pathlib.Path, setup: engines.Setup, work: dict, folder: pathlib.Path) -> dict:
+    """One run of a scenario over HTTP."""
+    with Server(server, setup, folder) as running:
+        asyncio.run(http_load.load(running.port, MODEL, work["warmup"]))
+        result = asyncio.run(http_load.load(running.port, MODEL, work["requests"]))
+    wanted = sum(request["max_tokens"] for request in work["requests"])
+    if result["output_tokens"] != wanted:
+        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
+    return result | {"tokens_per_second": wanted / result["seconds"]}
+
+
+def one_round(args: argparse.Namespace, case: Case, seed: int, folder: pathlib.Path) -> dict[str, dict]:
+    """Both ways once, in an order that turns from round to round."""
+    setup = engines.Setup(
+        args.model,
+        inference_precision=args.inference_precision,
+        kv_cache_precision=args.kv_cache_precision,
+        batch_tokens_max=args.batch_tokens_max,
+        chunk_tokens_max=args.chunk_tokens_max,
+        prefix_caching=True,
+    )
+    engine = engines.find_engine(args.engine)
+    work = scenario(case, seed, args.vocabulary)
+    runs = [
+        ("in process", lambda: measure(case, engines.run_engine(engine, setup, work, folder))),
+        ("http", lambda: over_http(args.server, setup, work, folder)),
+    ]
+    measured = {}
+    for name, run in runs if seed % 2 else reversed(runs):
+        measured[name] = run()
+        note = f"  {case.name:4} round {seed + 1}  {name:10} {measured[name]['tokens_per_second']:8.1f} tok/s"
+        print(note, file=sys.stderr, flush=True)
+    return measured
+
+
+def main() -> None:
+    args = arguments()
+    if not args.server.is_file():
+        raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
+    measured: dict[str, list[dict]] = {}
+    with engines.scratch() as folder:
+        for seed in range(args.rounds):
+            for case in CASES:
+                if case.name in args.cases:
+                    measured.setdefault(case.name, []).append(one_round(args, case, seed, pathlib.Path(folder)))
+    (engines.WORK / "bench-http.json").write_text(json.dumps(measured, indent=1))
+    print(f"{engines.versions()}\n{engines.machine()}\nthe client alone: {asyncio.run(http_load.measure_itself()):.0f} events/s\n")
+    print("| case | over HTTP | in process | ratio | wanted | first token p50, ms: HTTP / in process |\n|---|---|---|---|---|---|")
+    all_good = True
+    for case in CASES:
+        if case.name not in measured:
+            continue
+        rounds = measured[case.name]
+        http, inside = (statistics.median(each[way]["tokens_per_second"] for each in rounds) for way in ("http", "in process"))
+        waits = [statistics.median(each[way]["first_token_p50"] for each in rounds) * 1000 for way in ("http", "in process")]
+        ratio = statistics.median(each["http"]["tokens_per_second"] / each["in process"]["tokens_per_second"] for each in rounds)
+        all_good &= ratio >= WANTED
+        print(
+            f"| {case.title} | {http:.0f} tok/s | {inside:.0f} tok/s | **{ratio:.2f}** "
+            f"| ≥ {WANTED} {'✓' if ratio >= WANTED else '✗'} | {waits[0]:.0f} / {waits[1]:.0f} |"
+        )
+    if args.strict and not all_good:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

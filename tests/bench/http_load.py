@@ -1,0 +1,125 @@
+"""A light HTTP client for streamed completions: one connection a request, no parsing beyond what is counted.
+
+Reading a stream costs some microseconds an event, so that on a machine of two cores it takes a per cent or so from
+the server it measures. `python http_load.py` measures itself against a server that does nothing but send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+# As much of the end of a stream as is kept: the last chunks, with the usage.
+TAIL_BYTES = 4096
+END = b"data: [DONE]"
+
+
+class Stream(asyncio.Protocol):
+    """One request and its answer."""
+
+    def __init__(self, message: bytes, done: asyncio.Future):
+        self.message, self.done = message, done
+        self.events, self.first, self.last, self.tail = 0, None, None, b""
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+        self.sent = time.perf_counter()
+        transport.write(self.message)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        events = data.count(b"data: ")
+        if events:
+            self.first, self.last = self.first or now, now
+            self.events += events
+        # The mark may lie across two reads.
+        self.tail = (self.tail + data)[-TAIL_BYTES:]
+        if END in self.tail[-len(data) - len(END) :]:
+            self.finish(None)
+
+    def finish(self, error: str | None) -> None:
+        """Settles the result, once."""
+        if not self.done.done():
+            self.done.set_result(error)
+        self.transport.close()
+
+    def connection_lost(self, _exception) -> None:
+        self.finish(self.tail.decode(errors="replace")[-500:] or "the server closed the connection")
+
+    def completion_tokens(self) -> int:
+        """From the usage chunk at the end."""
+        at = self.tail.rfind(b'"completion_tokens":')
+        digits = self.tail[at + 20 : at + 40].strip().split(b",")[0].split(b"}")[0]
+        return int(digits) if at >= 0 else 0
+
+
+def message(port: int, model: str, request: dict) -> bytes:
+    """The bytes of a request of a scenario."""
+    body = json.dumps({
+        "model": model,
+        "prompt": request["prompt"],
+        "max_tokens": request["max_tokens"],
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def send(port: int, message: bytes) -> Stream:
+    """One request to its end."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    _, stream = await loop.create_connection(lambda: Stream(message, done), "127.0.0.1", port)
+    error = await done
+    if error is not None:
+        raise RuntimeError(f"a request failed: {error}")
+    return stream
+
+
+async def load(port: int, model: str, requests: list[dict]) -> dict:
+    """Requests that arrive at the start all at once, those with an `arrival` one after the other."""
+    messages = [message(port, model, request) for request in requests]
+    start = time.perf_counter()
+    if any(request.get("arrival") for request in requests):
+        streams = [await send(port, one) for one in messages]
+    else:
+        streams = await asyncio.gather(*(send(port, one) for one in messages))
+    seconds = max(stream.last for stream in streams) - start
+    waits = sorted(stream.first - stream.sent for stream in streams)
+    return {
+        "seconds": seconds,
+        "output_tokens": sum(stream.completion_tokens() for stream in streams),
+        "events": sum(stream.events for stream in streams),
+        "first_token_p50": waits[len(waits) // 2],
+    }
+
+
+async def measure_itself(streams: int = 64, events: int = 500) -> float:
+    """Events per second that the client reads, with the sender on the same core."""
+    event = b'data: {"id":"cmpl-0123456789","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
+
+    async def serve(reader, writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(events):
+            writer.write(event)
+            # One read of the client's an event, as with a real server.
+            await asyncio.sleep(0)
+        writer.write(END + b"\n\n")
+        await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    result = await load(port, "none", [{"prompt": [1], "max_tokens": 1}] * streams)
+    server.close()
+    return result["events"] / result["seconds"]
+
+
+if __name__ == "__main__":
+    print(f"{asyncio.run(measure_itself()):.0f} events/s")

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""`make conformance`: is what we serve the model that the file contains?
+
+Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantised model), `prefix`
+(prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `random` (small files of every
+architecture and tensor type). Prints a line for each check and exits 1 if one fails.
+docs/reference/conformance.md tells what each means and why the tolerances are what they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+import oracle
+import quality
+from oracle import Check, engines
+
+PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", help="the engine-bench binary")
+    parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file with a chat template")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--weights", nargs="+", default=["auto"], help="the forms of weights to check")
+    parser.add_argument("--kv-cache-precision", default="u8", help="of the perplexity: as served")
+    parser.add_argument(
+        "--inference-precision",
+        default=None,
+        help="of the perplexity: as served. Default: bf16 where the processor has it, else f32",
+    )
+    return parser.parse_args()
+
+
+def served_precision() -> str:
+    """What the CPU plugin chooses by itself."""
+    words = engines.machine().split()
+    return "bf16" if {"avx512_bf16", "amx_bf16"} & set(words) else "f32"
+
+
+def run(args: argparse.Namespace, folder: pathlib.Path):
+    """All parts, check by check."""
+    engine = engines.find_engine(args.engine)
+    ir = engines.peer_ir(args.model)
+    stop_tokens = oracle.stop_tokens(ir)
+    exact = engines.Setup(args.model, inference_precision="f32", kv_cache_precision="f32", stop_tokens=stop_tokens)
+    served = exact.with_model(
+        args.model,
+        inference_precision=args.inference_precision or served_precision(),
+        kv_cache_precision=args.kv_cache_precision,
+    )
+    if "oracle-ir" in args.parts:
+        for precision in ("u8", "f32"):
+            yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision=precision), folder)
+    if "prefix" in args.parts:
+        for precision in ("u8", "f32"):
+            yield oracle.prefix_cache(engine, exact.with_model(args.model, kv_cache_precision=precision), ir, folder)
+    for weights in args.weights:
+        if "oracle-gguf" in args.parts:
+            yield from oracle.on_gguf(engine, exact.with_model(args.model, weights=weights), ir, folder)
+        if "perplexity" in args.parts:
+            yield from quality.perplexities(engine, served.with_model(args.model, weights=weights), ir, folder)
+        if "random" in args.parts:
+            yield from quality.random_files(engine, exact.with_model(args.model, weights=weights), folder)
+
+
+def main() -> None:
+    args = arguments()
+    print(f"{engines.versions()}\n{engines.machine()}", flush=True)
+    failed = passed = 0
+    with engines.scratch() as folder:
+        for check in run(args, pathlib.Path(folder)):
+            print(f"{'ok  ' if check.good else 'FAIL'} {check.name}: {check.detail}", flush=True)
+            passed, failed = passed + check.good, failed + (not check.good)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

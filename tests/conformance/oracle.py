@@ -1,0 +1,148 @@
+"""Greedy tokens against two oracles.
+
+On an IR the oracle is openvino_genai with the same inference and KV cache precision. On a GGUF file it is the
+numpy reference, which is shown our own tokens: at every position ours must be its first choice or as good as.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "bench"))
+
+import engines
+import reference
+
+OUTPUT_TOKENS = 64
+BATCH = 32
+IDENTICAL_MIN, PROMPTS = 49, 50
+# Two tokens whose log probabilities differ by less are a near-tie: what another order of the same additions
+# (f32), or of rounding to 8 bits in another chunk (u8), can turn round.
+NEAR_TIE = {"f32": 0.01, "bf16": 0.1, "f16": 0.05, "u8": 0.1}
+
+
+@dataclasses.dataclass
+class Check:
+    """One line of the report."""
+
+    name: str
+    good: bool
+    detail: str
+
+
+def near_tie(setup: engines.Setup) -> float:
+    """The tolerance for a setup: the coarser of its two precisions decides."""
+    return max(NEAR_TIE[setup.inference_precision], NEAR_TIE[setup.kv_cache_precision])
+
+
+def stop_tokens(ir: pathlib.Path) -> tuple[int, ...]:
+    """The model's end token."""
+    import openvino_genai
+
+    return (int(openvino_genai.Tokenizer(str(ir)).get_eos_token_id()),)
+
+
+def prompts(ir: pathlib.Path) -> list[list[int]]:
+    """The chat prompts as tokens, by the tokenizer of the IR directory."""
+    import openvino_genai
+
+    tokenizer = openvino_genai.Tokenizer(str(ir))
+    chats = json.loads((HERE / "prompts.json").read_text())
+    assert len(chats) == PROMPTS
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
+    return [tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist() for text in texts]
+
+
+def greedy(tokens: list[list[int]], concurrent: int, logprobs: int | None) -> dict:
+    """A scenario in which so many requests run at once, each followed by the next."""
+    requests = []
+    for index, prompt in enumerate(tokens):
+        arrival = None
+        if index >= concurrent:
+            arrival = {"after_request": index - concurrent, "tokens": OUTPUT_TOKENS}
+        requests.append({"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "logprobs": logprobs, "arrival": arrival})
+    return {"kind": "generate", "requests": requests}
+
+
+def first_difference(ours: list[int], theirs: list[int]) -> int | None:
+    """Where two outputs part; the end of the shorter counts."""
+    if ours == theirs:
+        return None
+    return next((at for at, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+
+
+def compare(name: str, ours: dict, theirs: dict, tolerance: float) -> Check:
+    """Identical outputs counted; every first difference must be a near-tie by our own log probabilities."""
+    identical, notes, unjustified = 0, [], 0
+    for index, (mine, other) in enumerate(zip(ours["requests"], theirs["requests"], strict=True)):
+        at = first_difference(mine["tokens"], other["tokens"])
+        if at is None:
+            identical += 1
+            continue
+        gap = None
+        if at < len(mine["tokens"]) and at < len(other["tokens"]):
+            top = dict((token, logprob) for token, logprob in mine["logprobs"][at]["top"])
+            rival = other["tokens"][at]
+            gap = mine["logprobs"][at]["chosen"] - top[rival] if rival in top else None
+        good = gap is not None and abs(gap) <= tolerance
+        unjustified += not good
+        told = "the other token is not in our first two" if gap is None else f"gap {gap:.4f}"
+        notes.append(f"prompt {index} at token {at}: {told}")
+    good = identical >= IDENTICAL_MIN and unjustified == 0
+    detail = f"{identical} of {len(ours['requests'])} identical, {unjustified} not near-ties (tolerance {tolerance})"
+    return Check(name, good, "; ".join([detail, *notes]))
+
+
+def on_ir(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> list[Check]:
+    """Ours alone and in batches, against the peer alone."""
+    tokens = prompts(setup.model)
+    oracle = engines.run_peer(setup, greedy(tokens, 1, None), folder)
+    label = f"IR, {setup.inference_precision} with {setup.kv_cache_precision} KV"
+    checks = []
+    for name, concurrent in (("one at a time", 1), (f"in batches of {BATCH}", BATCH)):
+        ours = engines.run_engine(engine, setup, greedy(tokens, concurrent, 2), folder)
+        checks.append(compare(f"{label}: {name} against openvino_genai", ours, oracle, near_tie(setup)))
+    return checks
+
+
+def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Check:
+    """Every prompt twice, so that the second finds its beginning in the cache: the same tokens as without."""
+    # Longer than a block, so that there is something to find.
+    tokens = [prompt for prompt in prompts(ir) if len(prompt) > 64 or len(prompt) % 3 == 0]
+    shared = max(tokens, key=len)
+    work = greedy([shared + prompt for prompt in tokens for _ in range(2)], 1, 2)
+    results = []
+    for caching in (False, True):
+        results.append(engines.run_engine(engine, dataclasses.replace(setup, prefix_caching=caching), work, folder))
+    off, on = results
+    cached = sum(row["cached_tokens"] or 0 for row in on["requests"])
+    check = compare(f"prefix cache on and off, {setup.kv_cache_precision} KV", on, off, near_tie(setup))
+    parted = sum(a["tokens"] != b["tokens"] for a, b in zip(on["requests"], off["requests"]))
+    good = cached > 0 and "0 not near-ties" in check.detail and parted <= len(work["requests"]) // PROMPTS
+    return Check(check.name, good, f"{cached} prompt tokens from the cache; {check.detail}")
+
+
+def on_gguf(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> list[Check]:
+    """Our tokens shown to the reference: how far each is from its first choice."""
+    tokens = prompts(ir)
+    ours = engines.run_engine(engine, setup, greedy(tokens, BATCH, 2), folder)
+    model = reference.Reference(str(setup.model))
+    worst, other, total = 0.0, 0, 0
+    for prompt, row in zip(tokens, ours["requests"], strict=True):
+        logits = model.logits([prompt + row["tokens"]])[0][len(prompt) - 1 : -1]
+        rows = reference.log_softmax(logits)
+        gaps = rows.max(axis=-1) - rows[np.arange(len(rows)), row["tokens"]]
+        worst, other, total = max(worst, float(gaps.max())), other + int((gaps > 0).sum()), total + len(gaps)
+    tolerance = near_tie(setup)
+    detail = (
+        f"{total - other} of {total} tokens are the reference's first choice, "
+        f"the others fall short of it by at most {worst:.4f} (tolerance {tolerance})"
+    )
+    name = f"GGUF, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}"
+    return [Check(f"{name}: against the dequantised model", worst <= tolerance, detail)]

@@ -1,0 +1,105 @@
+"""Perplexity of the sample model, and logits of random files, against the numpy reference."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import zlib
+
+import numpy as np
+
+import engines
+import kquants
+import make_random
+import oracle
+import reference
+from oracle import HERE, Check
+
+WINDOW = 384
+# What the served default may differ in perplexity from the reference.
+PERPLEXITY_SHARE_MAX = 0.01
+RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
+# Largest and root-mean-square difference of a logit, as shares of the logits' standard deviation, f32 with f32
+# KV. Weights held exactly leave only the order of additions; held on a finer grid, up to 1/32 of a step each.
+LOGITS_SHARE_MAX = {"compact": (0.02, 0.004), "fine": (0.1, 0.02), "auto": (0.1, 0.02)}
+
+
+def windows(ir: pathlib.Path) -> list[list[int]]:
+    """corpus.txt in windows of tokens."""
+    import openvino_genai
+
+    text = (HERE / "corpus.txt").read_text()
+    encoded = openvino_genai.Tokenizer(str(ir)).encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+    cut = [encoded[start : start + WINDOW] for start in range(0, len(encoded), WINDOW)]
+    return [window for window in cut if len(window) > 1]
+
+
+def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
+    """Kept in the work folder: it takes minutes, and depends on the file, the tokens and the reference alone."""
+    code = (HERE / "reference.py").read_bytes()
+    stat = model.stat()
+    key = f"{zlib.crc32(code):08x}-{zlib.crc32(json.dumps(work).encode()):08x}-{stat.st_size}-{stat.st_mtime_ns}"
+    kept = engines.WORK / f"perplexity-{key}.json"
+    if not kept.exists():
+        value = reference.perplexity(reference.Reference(str(model)).score(work))
+        kept.write_text(json.dumps(value))
+    return json.loads(kept.read_text())
+
+
+def perplexities(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> list[Check]:
+    """Ours as served, the peer's, and the reference's."""
+    work = windows(ir)
+    scenario = {"kind": "score", "windows": work}
+    wanted = reference_perplexity(setup.model, work)
+    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+    peer = reference.perplexity(engines.run_peer(setup.with_model(ir), scenario, folder)["windows"])
+    share = ours / wanted - 1
+    tokens = sum(len(window) for window in work)
+    detail = (
+        f"ours {ours:.3f} ({share:+.2%}), dequantised model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
+        f"({peer / wanted - 1:+.2%}); {tokens} tokens in windows of {WINDOW}; at most ±{PERPLEXITY_SHARE_MAX:.0%}"
+    )
+    name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}"
+    return [Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)]
+
+
+def random_windows() -> list[list[int]]:
+    """Tokens of no meaning, long enough for every sliding window among the files to matter."""
+    rng = np.random.default_rng(8)
+    return rng.integers(3, make_random.VOCABULARY, (RANDOM_WINDOWS, RANDOM_TOKENS)).tolist()
+
+
+def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> list[Check]:
+    """Every random file: all logits of ours against the reference's, and both perplexities."""
+    kquants.check()
+    paths = make_random.make(engines.WORK / f"random-{make_random.edition()}")
+    return [random_file(engine, setup.with_model(path), folder) for path in paths]
+
+
+def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Check:
+    """One of them."""
+    work = random_windows()
+    rows = [[window, position] for window in range(RANDOM_WINDOWS) for position in range(RANDOM_TOKENS)]
+    scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
+    name = f"logits of {setup.model.stem}, weights {setup.weights}"
+    wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))
+    try:
+        result = engines.run_engine(engine, setup, scenario, folder)
+    except engines.Failed as error:
+        return Check(name, False, str(error).replace("\n", " ")[-300:])
+    got = np.fromfile(folder / "logits.f32", dtype="<f4").reshape(wanted.shape)
+    difference = np.abs(got - wanted) / wanted.std()
+    worst, mean = float(difference.max()), float(np.sqrt(np.mean(difference**2)))
+    most = LOGITS_SHARE_MAX[setup.weights]
+    ours = reference.perplexity(result["windows"])
+    scores = [
+        reference.log_softmax(logits[:-1])[np.arange(RANDOM_TOKENS - 1), window[1:]]
+        for logits, window in zip(np.split(wanted, RANDOM_WINDOWS), work, strict=True)
+    ]
+    theirs = reference.perplexity(scores)
+    detail = (
+        f"largest difference {worst:.4f}, root mean square {mean:.5f} of the logits' deviation (at most {most[0]}, "
+        f"{most[1]}); perplexity {ours:.1f}, reference {theirs:.1f}"
+    )
+    good = worst <= most[0] and mean <= most[1] and abs(ours / theirs - 1) <= PERPLEXITY_SHARE_MAX
+    return Check(name, good, detail)
