@@ -30,9 +30,40 @@ pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
         if head_size.is_some() && !found {
             return Err(Error::runtime("write a weight", "a rotated projection is not in the graph"));
         }
+        if !found && entry.name.contains(FUSED) {
+            set_fused(&mut model, (&file, entry), &bytes, form)?;
+        }
     }
     check_permuted(&file, &permuted)?;
     Ok(model)
+}
+
+/// What is in the name of a tensor that holds q, k and v in one; the front end takes it apart.
+const FUSED: &str = ".attn_qkv.";
+
+/// Writes the parts of a fused q, k and v, each by the name that the front end gives it.
+fn set_fused(
+    model: &mut Model,
+    (file, entry): (&GgufFile, &TensorEntry),
+    bytes: &[u8],
+    form: Form,
+) -> Result<(), Error> {
+    let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
+    let heads = number("attention.head_count").unwrap_or(0);
+    let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
+    // The shim refuses parts of another size than the graph's.
+    let head_rows = entry.rows().checked_div(heads + 2 * kv_heads).unwrap_or(0);
+    let mut rest = bytes;
+    for (part, heads) in [(".attn_q.", heads), (".attn_k.", kv_heads), (".attn_v.", kv_heads)] {
+        let rows = (heads * head_rows) as usize;
+        let (own, others) = rest.split_at((rows * row_bytes(entry)).min(rest.len()));
+        rest = others;
+        let matrix = Matrix::new(entry.kind, (rows, entry.shape[0] as usize), own, form)?;
+        if !shim::set_weight(model, &entry.name.replace(FUSED, part), &matrix)? {
+            return Err(Error::runtime("write a weight", "a part of a fused projection is not in the graph"));
+        }
+    }
+    Ok(())
 }
 
 fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
