@@ -43,6 +43,8 @@ class Setup:
     # (None: the default).
     weights: str = "auto"
     chunk_tokens_max: int | None = None
+    # Further properties of the plugin, KEY=VALUE.
+    properties: tuple[str, ...] = ()
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
         """The same with another model."""
@@ -68,6 +70,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
         f"--plugin-config=KV_CACHE_PRECISION={setup.kv_cache_precision}",
         f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",
+        *(f"--plugin-config={one}" for one in setup.properties),
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *([f"--max-chunk-tokens={setup.chunk_tokens_max}"] if setup.chunk_tokens_max else []),
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),
