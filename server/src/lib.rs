@@ -1,1 +1,40 @@
-//! placeholder
+//! The server: OpenAI's API over HTTP in front of the engine, and the replica's load over gRPC.
+//!
+//! This is the only crate that knows HTTP. It turns requests into tokens for the engine, and tokens into
+//! answers; what is computed when is not for it to say.
+//!
+//! ```text
+//! routes ─► prepare ─► engine::Request ─► EngineHandle::submit
+//!                                               │
+//! HTTP ◄─ routes (shape) ◄─ respond (deltas) ◄─ TokenStream
+//! ```
+//!
+//! After `prepare` nobody looks at the request as it was on the wire. A client that goes away drops its
+//! answer's body, which drops the token stream, which frees the sequence: there is no other cancellation.
+
+mod app;
+mod args;
+mod backend;
+mod error;
+mod lifecycle;
+mod limits;
+mod listen;
+mod load;
+mod metrics;
+mod model;
+mod prepare;
+mod respond;
+mod routes;
+mod run;
+mod sse;
+mod telemetry;
+
+pub use app::{App, Serving};
+pub use args::{Args, Backend, ByteSize, LogFormat, SimArgs, WeightsForm};
+pub use backend::built_in_text;
+pub use lifecycle::{Lifecycle, Phase};
+pub use limits::{Limits, RETRY_AFTER_MAX};
+pub use load::{ReplicaService, publish};
+pub use metrics::Metrics;
+pub use model::Model;
+pub use routes::router;

@@ -1,0 +1,141 @@
+//! What all requests share.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use server_engine::EngineHandle;
+
+use crate::error::Error;
+use crate::lifecycle::{Lifecycle, Phase};
+use crate::limits::{Admission, Limits};
+use crate::metrics::Metrics;
+use crate::model::Model;
+
+/// The state of the server. Clones are of the same.
+#[derive(Clone, Debug)]
+pub struct App(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    epoch: u64,
+    requests: AtomicU64,
+    limits: Limits,
+    admission: Admission,
+    lifecycle: Lifecycle,
+    metrics: Metrics,
+    serving: OnceLock<Serving>,
+}
+
+/// A loaded model and the engine that computes it.
+#[derive(Debug)]
+pub struct Serving {
+    /// The model.
+    pub model: Model,
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Most sequences that run at once, for the load report.
+    pub sequences_max: u32,
+    /// Tokens that a block of the cache holds, for the load report.
+    pub block_tokens: u32,
+}
+
+impl App {
+    /// A server without a model as yet.
+    pub fn new(limits: Limits, metrics: Metrics) -> Self {
+        Self(Arc::new(Inner {
+            // The standard library seeds it from the operating system's random numbers.
+            epoch: RandomState::new().hash_one("epoch").max(1),
+            requests: AtomicU64::new(0),
+            admission: Admission::new(limits.requests_max),
+            limits,
+            lifecycle: Lifecycle::default(),
+            metrics,
+            serving: OnceLock::new(),
+        }))
+    }
+
+    /// Begins to serve. What is served is never exchanged: a second call does nothing.
+    pub fn serve(&self, serving: Serving) {
+        if self.0.serving.set(serving).is_ok() {
+            self.0.lifecycle.advance(Phase::Serving);
+        }
+    }
+
+    /// Where the process is between start and end.
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.0.lifecycle
+    }
+
+    /// Requests in work.
+    pub fn requests(&self) -> usize {
+        self.0.admission.requests()
+    }
+
+    /// Whether requests should be sent here: the engine answers and nobody has asked to drain.
+    pub fn is_ready(&self) -> bool {
+        self.0.lifecycle.phase() == Phase::Serving
+            && self.0.serving.get().is_some_and(|serving| serving.engine.is_alive())
+    }
+
+    /// Chosen at random when the process started, never 0.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.0.epoch
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.0.limits
+    }
+
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.0.admission
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// What is served, whatever the phase.
+    pub(crate) fn loaded(&self) -> Option<&Serving> {
+        self.0.serving.get()
+    }
+
+    /// What is served, if requests are taken.
+    pub(crate) fn serving(&self) -> Result<&Serving, Error> {
+        match self.0.lifecycle.phase() {
+            Phase::Starting => Err(Error::Starting),
+            Phase::Serving | Phase::Draining => self.0.serving.get().ok_or(Error::Starting),
+            Phase::Stopping => Err(Error::Stopping),
+            Phase::Stopped => Err(Error::Failed(server_engine::Failure::Stopped)),
+        }
+    }
+
+    /// A number that no other request of any process has (but for a chance of 2^-64).
+    pub(crate) fn next_id(&self) -> RequestId {
+        RequestId { epoch: self.0.epoch, number: self.0.requests.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+/// Names a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestId {
+    epoch: u64,
+    number: u64,
+}
+
+impl RequestId {
+    /// For a request that names no seed: as good as random.
+    pub(crate) fn seed(self) -> u64 {
+        // SplitMix64.
+        let mut seed = self.epoch ^ self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        seed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        seed = (seed ^ (seed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        seed ^ (seed >> 31)
+    }
+}
+
+impl std::fmt::Display for RequestId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:016x}{:08x}", self.epoch, self.number)
+    }
+}

@@ -1,0 +1,415 @@
+//! The command line, which is also where the environment is read. The comments on the fields are the help
+//! text and the reference in the documentation.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, ValueEnum};
+
+/// Serve a language model on OpenVINO, with OpenAI's API.
+///
+/// Give it a model, a GGUF file or the directory of an OpenVINO IR, and talk to it with any OpenAI client at
+/// http://HOST:PORT/v3 (or /v1). Every option can also be given as an environment variable, named beside it.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "server", version, max_term_width = 110, after_long_help = EXAMPLES)]
+pub struct Args {
+    /// The model: a GGUF file, or a directory with openvino_model.xml and tokenizer.json.
+    ///
+    /// With `--backend sim` only its tokenizer and chat template are used, and without it a tokenizer of
+    /// bytes.
+    #[arg(long, env = "OVFLEET_MODEL", value_name = "PATH", required_if_eq("backend", "openvino"))]
+    pub model: Option<PathBuf>,
+
+    /// The name by which requests ask for the model. Repeatable; the first is the one in the list of models.
+    ///
+    /// Default: the file's or directory's name.
+    #[arg(long = "model-name", env = "OVFLEET_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
+    pub model_names: Vec<String>,
+
+    /// The address to listen on. 0.0.0.0 makes the server reachable from other machines.
+    #[arg(long, env = "OVFLEET_HOST", default_value = "127.0.0.1", help_heading = "Network")]
+    pub host: IpAddr,
+
+    /// The port of the HTTP API, of health and of metrics. 0 takes any free one.
+    #[arg(long, env = "OVFLEET_PORT", default_value_t = 8000, help_heading = "Network")]
+    pub port: u16,
+
+    /// The port of the gRPC services: the load report to the router, and grpc.health.v1. 0 takes any free one.
+    #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 9000, help_heading = "Network")]
+    pub grpc_port: u16,
+
+    /// What computes: the OpenVINO runtime, or a simulator that answers gibberish at a set speed.
+    #[arg(long, env = "OVFLEET_BACKEND", value_enum, default_value = "openvino", help_heading = "Engine")]
+    pub backend: Backend,
+
+    /// The device, in OpenVINO's words: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU.
+    #[arg(long, env = "OVFLEET_DEVICE", default_value = "CPU", help_heading = "Engine")]
+    pub device: String,
+
+    /// Bytes of the KV cache, e.g. 2GiB.
+    ///
+    /// Default: half of the memory that is free once the model is loaded, but no more than --max-num-seqs
+    /// sequences of the greatest length need.
+    #[arg(long, env = "OVFLEET_KV_CACHE_SIZE", value_name = "SIZE", help_heading = "Engine")]
+    pub kv_cache_size: Option<ByteSize>,
+
+    /// The precision of the KV cache: u8, bf16, f16, f32. Default: what the device prefers.
+    #[arg(long, env = "OVFLEET_KV_CACHE_PRECISION", value_name = "TYPE", help_heading = "Engine")]
+    pub kv_cache_precision: Option<String>,
+
+    /// How the quantised weights of a GGUF file are held.
+    #[arg(long, env = "OVFLEET_WEIGHTS", value_enum, default_value = "auto", help_heading = "Engine")]
+    pub weights: WeightsForm,
+
+    /// A directory where compiled models are kept, so that the next start is faster.
+    #[arg(long, env = "OVFLEET_CACHE_DIR", value_name = "PATH", help_heading = "Engine")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// A property for OpenVINO's plugin. Repeatable; or several as a JSON object.
+    #[arg(
+        long = "plugin-config",
+        env = "OVFLEET_PLUGIN_CONFIG",
+        value_name = "KEY=VALUE",
+        value_parser = plugin_config,
+        help_heading = "Engine"
+    )]
+    pub plugin_config: Vec<Properties>,
+
+    /// Most sequences that run at once.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_NUM_SEQS",
+        value_name = "COUNT",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u32).range(1..=65_536),
+        help_heading = "Engine"
+    )]
+    pub max_num_seqs: u32,
+
+    /// Most tokens computed in one step. A longer prompt is computed in chunks.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_BATCHED_TOKENS",
+        value_name = "COUNT",
+        default_value_t = 512,
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        help_heading = "Engine"
+    )]
+    pub max_batched_tokens: u32,
+
+    /// Most prompt tokens computed in one step while other sequences generate: less makes for smaller gaps
+    /// in what they stream, more computes long prompts faster.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_CHUNK_TOKENS",
+        value_name = "COUNT",
+        default_value_t = 128,
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        help_heading = "Engine"
+    )]
+    pub max_chunk_tokens: u32,
+
+    /// Most tokens of a prompt and its answer together. Default: what the model was made for, or what the
+    /// KV cache holds if that is less.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_MODEL_LEN",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(2..),
+        help_heading = "Engine"
+    )]
+    pub max_model_len: Option<u32>,
+
+    /// Compute every prompt anew instead of reusing what is cached of prompts that begin the same.
+    #[arg(long, env = "OVFLEET_NO_PREFIX_CACHING", help_heading = "Engine")]
+    pub no_prefix_caching: bool,
+
+    /// Requests in work at once; further ones are refused with 429.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_CONCURRENT_REQUESTS",
+        value_name = "COUNT",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        help_heading = "Limits"
+    )]
+    pub max_concurrent_requests: u32,
+
+    /// Sequences that wait to be started; requests beyond are refused with 429.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_QUEUE",
+        value_name = "COUNT",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        help_heading = "Limits"
+    )]
+    pub max_queue: u32,
+
+    /// Bytes of a request's body, e.g. 4MiB; larger ones are refused with 413.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_BODY_BYTES",
+        value_name = "SIZE",
+        default_value = "8MiB",
+        help_heading = "Limits"
+    )]
+    pub max_body_bytes: ByteSize,
+
+    /// Open HTTP connections; further ones wait.
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_CONNECTIONS",
+        value_name = "COUNT",
+        default_value_t = 4096,
+        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        help_heading = "Limits"
+    )]
+    pub max_connections: u32,
+
+    /// Time a client may take to send the head of a request, and again for its body.
+    #[arg(
+        long,
+        env = "OVFLEET_READ_TIMEOUT",
+        value_name = "TIME",
+        default_value = "30s",
+        value_parser = duration,
+        help_heading = "Limits"
+    )]
+    pub read_timeout: Duration,
+
+    /// Time in which requests are finished after SIGTERM or SIGINT, before they are cut off.
+    #[arg(
+        long,
+        env = "OVFLEET_DRAIN_TIMEOUT",
+        value_name = "TIME",
+        default_value = "30s",
+        value_parser = duration,
+        help_heading = "Limits"
+    )]
+    pub drain_timeout: Duration,
+
+    /// What is logged: error, warn, info, debug, trace, or per part, e.g. info,server=debug. One line for
+    /// each request at debug. Prompts and answers are never logged.
+    #[arg(long, env = "OVFLEET_LOG", value_name = "FILTER", default_value = "info", help_heading = "Logs")]
+    pub log: String,
+
+    /// How logs are written, to standard error.
+    #[arg(long, env = "OVFLEET_LOG_FORMAT", value_enum, default_value = "text", help_heading = "Logs")]
+    pub log_format: LogFormat,
+
+    /// What the simulator simulates.
+    #[command(flatten)]
+    pub sim: SimArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  server --model model.gguf
+  server --model ./ir --model-name chat --host 0.0.0.0 --kv-cache-size 8GiB --cache-dir ./cache
+  server --backend sim --sim-step-time 20ms
+
+Then:
+  curl http://127.0.0.1:8000/v3/chat/completions -d \\
+    '{\"model\": \"model\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
+
+/// What the simulator simulates.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Simulator")]
+pub struct SimArgs {
+    /// Time of a step, whatever it computes.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_STEP_TIME",
+        value_name = "TIME",
+        default_value = "5ms",
+        value_parser = duration
+    )]
+    pub sim_step_time: Duration,
+
+    /// Time of each prompt token in a step.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_PREFILL_TOKEN_TIME",
+        value_name = "TIME",
+        default_value = "250us",
+        value_parser = duration
+    )]
+    pub sim_prefill_token_time: Duration,
+
+    /// Time of each generating sequence in a step.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_DECODE_ROW_TIME",
+        value_name = "TIME",
+        default_value = "400us",
+        value_parser = duration
+    )]
+    pub sim_decode_row_time: Duration,
+
+    /// Blocks in the KV cache.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_BLOCKS",
+        value_name = "COUNT",
+        default_value_t = 4096,
+        value_parser = clap::value_parser!(u32).range(1..=16_777_216)
+    )]
+    pub sim_blocks: u32,
+
+    /// Tokens that a block holds.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_BLOCK_TOKENS",
+        value_name = "COUNT",
+        default_value_t = 16,
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
+    pub sim_block_tokens: u32,
+
+    /// Tokens of the longest sequence, if the model does not say.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_MODEL_LEN",
+        value_name = "COUNT",
+        default_value_t = 8192,
+        value_parser = clap::value_parser!(u32).range(2..)
+    )]
+    pub sim_model_len: u32,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The OpenVINO runtime.
+    #[value(name = "openvino")]
+    OpenVino,
+    /// A simulator: no weights, costs in real time.
+    Sim,
+}
+
+/// How the quantised weights of a GGUF file are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightsForm {
+    /// Exact: `fine` where the processor gains by it and memory allows, else `compact`.
+    Auto,
+    /// Exact and small: as the file has them.
+    Compact,
+    /// Exact to a few thousandths of a quantisation step, and fast: 8 bits a weight.
+    Fine,
+    /// Small and fast, but not exact: zero points are rounded.
+    Rounded,
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: one JSON object on each line.
+    Json,
+}
+
+/// Properties for OpenVINO's plugin, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Properties(pub Vec<(String, String)>);
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+/// The units of a size, largest first.
+const UNITS: [(&str, u64); 8] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("KB", 1_000),
+];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no size: write bytes, or e.g. 512MiB, 2GiB, 1.5GiB");
+        let text = text.trim();
+        let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+        // `Gi` as Kubernetes writes it, `B` for bytes.
+        let unit = text[digits.len()..].to_ascii_lowercase();
+        let bytes = match unit.as_str() {
+            "" | "b" => 1,
+            unit => UNITS
+                .iter()
+                .find(|(name, _)| {
+                    let name = name.to_ascii_lowercase();
+                    name == unit || name.strip_suffix('b') == Some(unit)
+                })
+                .map(|(_, bytes)| *bytes)
+                .ok_or_else(wrong)?,
+        };
+        let digits = digits.trim_end();
+        if let Ok(number) = digits.parse::<u64>() {
+            return number.checked_mul(bytes).map(Self).ok_or_else(wrong);
+        }
+        let number: f64 = digits.parse().map_err(|_| wrong())?;
+        let product = number * bytes as f64;
+        // Beyond 2^53 the product is not exact, which a fraction need not be.
+        if product >= 0.0 && product < u64::MAX as f64 { Ok(Self(product as u64)) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = UNITS[..4].iter().find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes));
+        match unit {
+            Some((name, bytes)) => write!(formatter, "{}{name}", self.0 / bytes),
+            None => write!(formatter, "{}", self.0),
+        }
+    }
+}
+
+/// `30s`, `20ms`, `250us`, `2m`; seconds without a unit.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time: write e.g. 30s, 500ms, 250us, 2m");
+    let digits = text.trim_end_matches(|letter: char| letter.is_alphabetic());
+    let seconds = match &text[digits.len()..] {
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.trim().parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+}
+
+fn plugin_config(text: &str) -> Result<Properties, String> {
+    if text.trim_start().starts_with('{') {
+        let object: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))?;
+        let properties = object.into_iter().map(|(key, value)| match value {
+            serde_json::Value::String(value) => Ok((key, value)),
+            value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_)) => {
+                Ok((key, value.to_string()))
+            }
+            _ => Err(format!("the value of {key} is neither a string, a number nor a boolean")),
+        });
+        return properties.collect::<Result<_, _>>().map(Properties);
+    }
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => {
+            Ok(Properties(vec![(key.trim().to_owned(), value.to_owned())]))
+        }
+        _ => Err("neither KEY=VALUE nor a JSON object".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+use super::*;
+
+fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+    Args::try_parse_from(["server"].iter().chain(arguments))
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    use clap::CommandFactory as _;
+    Args::command().debug_assert();
+}
+
+#[test]
+fn sizes_are_read_and_shown() {
+    let read = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
+    assert_eq!(read("1000"), Ok(1000));
+    assert_eq!(read("2GiB"), Ok(2 << 30));
+    assert_eq!(read("2gi"), Ok(2 << 30));
+    assert_eq!(read("1.5 MiB"), Ok(3 << 19));
+    assert_eq!(read("3GB"), Ok(3_000_000_000));
+    for wrong in ["", "GiB", "-1", "5PiB", "1e30GiB", "NaN", "99999999999GiB"] {
+        assert!(read(wrong).is_err(), "{wrong:?}");
+    }
+    assert_eq!(ByteSize(8 << 20).to_string(), "8MiB");
+    assert_eq!(ByteSize(1001).to_string(), "1001");
+}
+
+#[test]
+fn times_are_read() {
+    assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
+    assert_eq!(duration("30"), Ok(Duration::from_secs(30)));
+    assert_eq!(duration("250us"), Ok(Duration::from_micros(250)));
+    assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+    for wrong in ["", "s", "-1s", "1y", "NaN", "1e300"] {
+        assert!(duration(wrong).is_err(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn plugin_properties_are_pairs_or_json() {
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(plugin_config("A=b=c").unwrap().0, [pair("A", "b=c")]);
+    assert_eq!(plugin_config(r#"{"A": 1, "B": "x", "C": true}"#).unwrap().0.len(), 3);
+    for wrong in ["A", "=b", "{", r#"{"A": []}"#] {
+        assert!(plugin_config(wrong).is_err(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_model_is_needed_except_to_simulate() {
+    let error = parse(&[]).unwrap_err().to_string();
+    assert!(error.contains("--model"), "{error}");
+    assert_eq!(parse(&["--backend", "sim"]).unwrap().model, None);
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    for wrong in ["--max-num-seqs=0", "--max-model-len=1", "--port=70000", "--host=nowhere", "--weights=x"] {
+        let error = parse(&["--backend=sim", wrong]).unwrap_err().to_string();
+        assert!(error.contains(wrong.split('=').next().unwrap()), "{error}");
+    }
+}

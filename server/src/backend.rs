@@ -1,0 +1,244 @@
+//! What computes: wires a runner, an engine and the model's text together. It blocks, for as long as loading
+//! a model takes.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use serde_json::{Map, Value, json};
+use server_engine::sim::{SimConfig, SimCosts, SimRunner};
+use server_engine::{CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
+use server_text::ModelText;
+
+use crate::app::Serving;
+use crate::args::{Backend, Properties, SimArgs, WeightsForm};
+use crate::metrics::Metrics;
+use crate::model::{Model, name_of};
+
+/// What is to be computed, by what, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) backend: Backend,
+    pub(crate) model: Option<PathBuf>,
+    pub(crate) names: Vec<String>,
+    #[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to tell"))]
+    pub(crate) openvino: OpenVino,
+    pub(crate) sim: SimArgs,
+    pub(crate) sequences_max: u32,
+    pub(crate) batch_tokens_max: u32,
+    pub(crate) chunk_tokens_max: u32,
+    pub(crate) waiting_max: u32,
+    pub(crate) sequence_tokens_max: Option<u32>,
+    pub(crate) prefix_caching: bool,
+}
+
+/// What only the OpenVINO runtime wants to know.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to tell"))]
+pub(crate) struct OpenVino {
+    pub(crate) device: String,
+    pub(crate) cache_bytes: Option<u64>,
+    pub(crate) cache_precision: Option<String>,
+    pub(crate) weights: WeightsForm,
+    pub(crate) cache_dir: Option<PathBuf>,
+    pub(crate) properties: Vec<Properties>,
+}
+
+impl Config {
+    /// The names of the model.
+    pub(crate) fn names(&self) -> Vec<String> {
+        match (&self.names[..], &self.model) {
+            ([], Some(path)) => vec![name_of(path)],
+            ([], None) => vec!["sim".to_owned()],
+            (names, _) => names.to_vec(),
+        }
+    }
+}
+
+/// Loads the model and starts its engine.
+///
+/// # Errors
+/// The model or the machine is not what it should be.
+pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Serving, Engine)> {
+    let started = Instant::now();
+    let text = text(config)?;
+    tracing::info!(ms = started.elapsed().as_millis() as u64, "loaded the tokenizer");
+    let context = config.sequence_tokens_max.or(text.context_tokens_max);
+    let (runner, computed): (Box<dyn ModelRunner>, String) = match config.backend {
+        Backend::Sim => (sim(config, text.vocabulary_size), "sim".to_owned()),
+        Backend::OpenVino => openvino(config, context)?,
+    };
+    let layout = runner.layout();
+    let engine = EngineConfig {
+        batch_tokens_max: config.batch_tokens_max,
+        chunk_tokens_max: config.chunk_tokens_max,
+        sequences_max: config.sequences_max,
+        waiting_max: config.waiting_max,
+        sequence_tokens_max: match config.backend {
+            Backend::Sim => context.unwrap_or(config.sim.sim_model_len),
+            Backend::OpenVino => context.unwrap_or(u32::MAX),
+        },
+        prefix_caching: config.prefix_caching,
+        clock: Clock::real(),
+    };
+    let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
+    let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
+    let model = Model::new(config.names(), text, &computed);
+    tracing::info!(
+        model = model.name(),
+        kv_cache_mib = (u64::from(blocks_total) * block_bytes) >> 20,
+        blocks_total,
+        block_tokens,
+        vocabulary,
+        sequence_tokens_max = engine.handle().limits().sequence_tokens_max,
+        ms = started.elapsed().as_millis() as u64,
+        "loaded the model"
+    );
+    let serving =
+        Serving { model, engine: engine.handle(), sequences_max: config.sequences_max, block_tokens };
+    Ok((serving, engine))
+}
+
+fn text(config: &Config) -> anyhow::Result<ModelText> {
+    match (&config.model, config.backend) {
+        (Some(path), _) => ModelText::load(path).context("failed to load the model's tokenizer"),
+        (None, Backend::Sim) => built_in_text(),
+        (None, Backend::OpenVino) => bail!("no model is given: use --model"),
+    }
+}
+
+fn sim(config: &Config, vocabulary: u32) -> Box<dyn ModelRunner> {
+    let SimArgs {
+        sim_step_time,
+        sim_prefill_token_time,
+        sim_decode_row_time,
+        sim_blocks,
+        sim_block_tokens,
+        ..
+    } = config.sim;
+    let costs = SimCosts {
+        step: sim_step_time,
+        prefill_token: sim_prefill_token_time,
+        decode_row: sim_decode_row_time,
+    };
+    let config = SimConfig {
+        block_tokens: sim_block_tokens,
+        blocks_total: sim_blocks,
+        vocabulary,
+        costs,
+        faults: Vec::new(),
+    };
+    Box::new(SimRunner::new(config, Clock::real()))
+}
+
+#[cfg(feature = "openvino")]
+fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn ModelRunner>, String)> {
+    /// Of a model that does not say what it was made for.
+    const CONTEXT_DEFAULT: u32 = 8192;
+
+    let OpenVino { device, cache_bytes, cache_precision, weights, cache_dir, properties } = &config.openvino;
+    let mut properties: Vec<(String, String)> =
+        properties.iter().flat_map(|properties| properties.0.iter().cloned()).collect();
+    let mut set = |key: &str, value: &str| {
+        // What is given by name wins.
+        if !properties.iter().any(|(known, _)| known == key) {
+            properties.push((key.to_owned(), value.to_owned()));
+        }
+    };
+    if let Some(precision) = cache_precision {
+        set("KV_CACHE_PRECISION", precision);
+    }
+    if let Some(folder) = cache_dir {
+        std::fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
+        set("CACHE_DIR", &folder.to_string_lossy());
+    }
+    let tokens = u64::from(context.unwrap_or(CONTEXT_DEFAULT)) * u64::from(config.sequences_max);
+    let config = server_openvino::Config {
+        model: config.model.clone().context("no model is given: use --model")?,
+        device: device.clone(),
+        properties,
+        weights: match weights {
+            WeightsForm::Auto => server_openvino::Weights::Auto,
+            WeightsForm::Compact => server_openvino::Weights::As(server_openvino::Form::Compact),
+            WeightsForm::Fine => server_openvino::Weights::As(server_openvino::Form::Fine),
+            WeightsForm::Rounded => server_openvino::Weights::As(server_openvino::Form::Rounded),
+        },
+        cache_bytes: *cache_bytes,
+        graph_folder: cache_dir.clone(),
+        cache_tokens_max: tokens,
+    };
+    let mut progress = |stage: server_openvino::Stage| {
+        tracing::info!(stage = stage.name, ms = stage.took.as_millis() as u64, "loading");
+    };
+    let (runner, loaded) =
+        server_openvino::load(&config, &mut progress).context("failed to load the model")?;
+    let weights =
+        loaded.form.map_or_else(|| "as published".to_owned(), |form| format!("{form:?}").to_lowercase());
+    tracing::info!(
+        device = config.device,
+        weights,
+        warm = loaded.warm,
+        inference_precision = loaded.inference_precision,
+        kv_cache_precision = loaded.cache_precision,
+        "compiled the model"
+    );
+    let computed = format!(
+        "openvino {} {weights} {} {}",
+        config.device, loaded.inference_precision, loaded.cache_precision
+    );
+    Ok((Box::new(runner), computed))
+}
+
+#[cfg(not(feature = "openvino"))]
+fn openvino(_: &Config, _: Option<u32>) -> anyhow::Result<(Box<dyn ModelRunner>, String)> {
+    bail!("this server was built without OpenVINO: only --backend sim is there")
+}
+
+/// The text side of a model that has none: a token for each byte, and a plain chat template.
+///
+/// # Errors
+/// There is no room for temporary files, by which it is loaded as any other.
+pub fn built_in_text() -> anyhow::Result<ModelText> {
+    const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+        {{ message.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+    let mut vocabulary: Map<String, Value> =
+        (0..=255).zip(0u32..).map(|(byte, id)| (byte_letter(byte).to_string(), json!(id))).collect();
+    let mut added = Vec::new();
+    for (id, text) in (256u32..).zip(special) {
+        vocabulary.insert(text.to_owned(), json!(id));
+        added.push(json!({
+            "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true
+        }));
+    }
+    let level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": level, "post_processor": null, "decoder": level,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": vocabulary, "merges": []
+        }
+    });
+    let settings = json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE});
+    let folder = tempfile::tempdir().context("failed to make a temporary directory")?;
+    for (name, content) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", settings)] {
+        std::fs::write(folder.path().join(name), content.to_string())
+            .with_context(|| format!("failed to write a temporary {name}"))?;
+    }
+    ModelText::load(folder.path()).context("failed to load the built-in tokenizer")
+}
+
+/// The letter that byte-level vocabularies write for a byte.
+fn byte_letter(byte: u8) -> char {
+    let plain = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    if plain(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !plain(other)).count() as u32;
+    char::from_u32(0x100 + before).expect("invariant: these are all letters")
+}

@@ -1,0 +1,181 @@
+//! Everything a request can be refused or fail for, and what the client is told of it: one exhaustive match
+//! to status and code, one to the label in metrics.
+
+use std::time::Duration;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use server_engine::{Failure, Rejected, SubmitError};
+use server_openai::{ErrorBody, ErrorObject, Malformed};
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    /// The body is no JSON, or a value has the wrong type.
+    #[error("{}", .0.message)]
+    Malformed(Malformed),
+    /// A value is missing or out of range, or asks for what this server does not do.
+    #[error("{message}")]
+    Invalid { param: String, message: String },
+    /// Prompt and tokens asked for are more than the model takes.
+    #[error("{message}")]
+    ContextLength { param: &'static str, message: String },
+    #[error("the model {0:?} is not served here")]
+    UnknownModel(String),
+    #[error("there is nothing at {0}")]
+    UnknownPath(String),
+    #[error("{path} does not take {method}")]
+    Method { method: String, path: String },
+    #[error("the request body is larger than {0} bytes")]
+    BodyTooLarge(usize),
+    /// It did not arrive: the connection broke, or it took too long.
+    #[error("the request body did not arrive: {0}")]
+    Body(String),
+    #[error("as many requests are in work as may be, {limit}")]
+    TooManyRequests { limit: usize, retry_after: Duration },
+    #[error("as many sequences wait as may, {limit}")]
+    QueueFull { limit: u32, retry_after: Duration },
+    #[error("the model is being loaded")]
+    Starting,
+    #[error("the server is shutting down")]
+    Stopping,
+    /// The engine refused what should have been refused before, or a part of the server broke.
+    #[error("{0}")]
+    Internal(String),
+    /// The step failed. The next request may well succeed.
+    #[error("{0}")]
+    Failed(Failure),
+}
+
+/// Time after which a client may ask a server that has no rates to go by.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+
+impl Error {
+    /// A value that is not acceptable; the message begins with the parameter's name.
+    pub(crate) fn invalid(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        let message = format!("{param}: {problem}");
+        Self::Invalid { param, message }
+    }
+
+    /// What the client is told: status, class, code and parameter.
+    fn told(&self) -> (StatusCode, &'static str, Option<&'static str>, Option<&str>) {
+        const REQUEST: &str = "invalid_request_error";
+        const SERVER: &str = "server_error";
+        const RATE: &str = "rate_limit_error";
+        match self {
+            Self::Malformed(malformed) => {
+                (StatusCode::BAD_REQUEST, REQUEST, None, malformed.param.as_deref())
+            }
+            Self::Invalid { param, .. } => (StatusCode::BAD_REQUEST, REQUEST, None, Some(param)),
+            Self::ContextLength { param, .. } => {
+                (StatusCode::BAD_REQUEST, REQUEST, Some("context_length_exceeded"), Some(param))
+            }
+            Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found"), Some("model")),
+            Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url"), None),
+            Self::Method { .. } => {
+                (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported"), None)
+            }
+            Self::BodyTooLarge(_) => {
+                (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, Some("request_too_large"), None)
+            }
+            Self::Body(_) => (StatusCode::REQUEST_TIMEOUT, REQUEST, Some("request_incomplete"), None),
+            Self::TooManyRequests { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, RATE, Some("too_many_requests"), None)
+            }
+            Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, Some("queue_full"), None),
+            Self::Starting => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("starting"), None),
+            Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopping"), None),
+            Self::Failed(Failure::Stopped) => {
+                (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopped"), None)
+            }
+            Self::Failed(Failure::Step(_)) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("step_failed"), None)
+            }
+            Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("internal"), None),
+        }
+    }
+
+    /// What it is called in metrics and logs.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::Invalid { .. } => "invalid",
+            Self::ContextLength { .. } => "too_long",
+            Self::UnknownModel(_) => "unknown_model",
+            Self::UnknownPath(_) => "unknown_path",
+            Self::Method { .. } => "method",
+            Self::BodyTooLarge(_) => "body_too_large",
+            Self::Body(_) => "body_incomplete",
+            Self::TooManyRequests { .. } => "too_many_requests",
+            Self::QueueFull { .. } => "queue_full",
+            Self::Starting => "starting",
+            Self::Stopping => "stopping",
+            Self::Internal(_) => "internal",
+            Self::Failed(Failure::Step(_)) => "step_failed",
+            Self::Failed(Failure::Stopped) => "stopped",
+        }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.told().0
+    }
+
+    pub(crate) fn body(&self) -> ErrorBody {
+        let (_, r#type, code, param) = self.told();
+        let param = param.map(str::to_owned);
+        ErrorBody { error: ErrorObject { message: self.to_string(), r#type, param, code } }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::TooManyRequests { retry_after, .. } | Self::QueueFull { retry_after, .. } => {
+                Some(*retry_after)
+            }
+            Self::Starting | Self::Stopping | Self::Failed(Failure::Stopped) => Some(RETRY_AFTER_MIN),
+            _ => None,
+        }
+    }
+
+    /// What the engine says, in the client's words.
+    pub(crate) fn from_submit(error: SubmitError, retry_after: Duration, queue_max: u32) -> Self {
+        match error {
+            SubmitError::Rejected(Rejected::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
+            SubmitError::Rejected(Rejected::TooManySequences { .. }) => {
+                Self::Invalid { param: "n".to_owned(), message: error.to_string() }
+            }
+            SubmitError::Rejected(Rejected::TooLong { .. }) => {
+                Self::ContextLength { param: "max_tokens", message: error.to_string() }
+            }
+            SubmitError::UnknownToken { .. } => {
+                Self::Invalid { param: "prompt".to_owned(), message: error.to_string() }
+            }
+            SubmitError::Draining => Self::Stopping,
+            SubmitError::Stopped => Self::Failed(Failure::Stopped),
+            SubmitError::Rejected(Rejected::EmptyPrompt) | SubmitError::Invalid { .. } => {
+                Self::Internal(format!("the engine refused the request: {error}"))
+            }
+        }
+    }
+}
+
+impl From<Malformed> for Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), axum::Json(self.body())).into_response();
+        if let Some(retry_after) = self.retry_after() {
+            let seconds = retry_after.max(RETRY_AFTER_MIN).as_secs_f64().ceil() as u64;
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if matches!(self, Self::BodyTooLarge(_) | Self::Body(_)) {
+            // What is left of the body is not read.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

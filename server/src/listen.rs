@@ -1,0 +1,83 @@
+//! The HTTP listener: connections, their limits, and how they end.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::limits::Limits;
+
+/// Takes `port` of `host`.
+///
+/// # Errors
+/// It is taken already, or may not be.
+pub(crate) async fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    let address = SocketAddr::new(host, port);
+    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address}"))
+}
+
+/// Serves `router` until `stop`, then finishes the requests that are under way.
+///
+/// # Cancel safety
+/// Dropping it cuts off all connections.
+pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
+    let graceful = GracefulShutdown::new();
+    let connections_max = limits.connections_max.min(Semaphore::MAX_PERMITS);
+    let room = Arc::new(Semaphore::new(connections_max));
+    let mut connections = JoinSet::new();
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.read_timeout);
+    loop {
+        let next = async {
+            let permit = Arc::clone(&room).acquire_owned().await.expect("invariant: it is never closed");
+            (accept(&listener).await, permit)
+        };
+        let (connection, permit) = tokio::select! {
+            next = next => next,
+            // Clears away those that have ended.
+            Some(_) = connections.join_next() => continue,
+            () = stop.cancelled() => break,
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(connection), service));
+        connections.spawn(async move {
+            // That a client goes away or talks nonsense is its own affair.
+            if let Err(error) = connection.await {
+                tracing::trace!(%error, "a connection ended");
+            }
+            drop(permit);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+}
+
+/// The next connection.
+async fn accept(listener: &TcpListener) -> TcpStream {
+    /// When the process has no more file handles, some will be free soon.
+    const PAUSE: Duration = Duration::from_millis(50);
+    loop {
+        match listener.accept().await {
+            Ok((connection, _)) => {
+                // Tokens are small and must not wait for each other.
+                if connection.set_nodelay(true).is_ok() {
+                    return connection;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}

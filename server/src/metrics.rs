@@ -1,0 +1,233 @@
+//! What Prometheus is told. `docs/reference/metrics.md` lists every name; a test compares.
+//!
+//! Counts of tokens and steps come from the engine's thread, one report a step; those of requests from the
+//! request's [`Record`]; gauges are read off the engine's load when somebody asks.
+
+mod record;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+use server_engine::{Observer, StepReport};
+
+use crate::app::App;
+
+pub(crate) use record::Record;
+
+/// All metrics of the process. Clones are of the same.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    requests_in_work: Gauge,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    request_duration: Histogram,
+    queue_time: Histogram,
+    step_time: Histogram,
+    model_time: Histogram,
+    batch_tokens: Histogram,
+    batch_rows: Histogram,
+    prompt_tokens: Counter,
+    cached_prompt_tokens: Counter,
+    generated_tokens: Counter,
+    preemptions: Counter,
+    failed_step_requests: Counter,
+    sequences_running: Gauge,
+    sequences_waiting: Gauge,
+    blocks_active: Gauge,
+    blocks_evictable: Gauge,
+    blocks_total: Gauge,
+    ready: Gauge,
+}
+
+/// Which requests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    endpoint: &'static str,
+    /// `ok`, `cancelled`, or the label of the error.
+    outcome: &'static str,
+    /// The class of the HTTP status: `2xx`, `4xx`, `5xx`.
+    status: &'static str,
+}
+
+/// 1 ms to 4 minutes.
+fn long() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 19))
+}
+
+/// 0.1 ms to 13 seconds.
+fn short() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_1, 2.0, 18))
+}
+
+/// 1 to 32768.
+fn size() -> Histogram {
+    Histogram::new(exponential_buckets(1.0, 2.0, 16))
+}
+
+impl Metrics {
+    /// Metrics at zero. `model` and `backend` go into the build info.
+    pub fn new(model: &str, backend: &str) -> Self {
+        let mut inner = Inner {
+            registry: Registry::default(),
+            requests: Family::default(),
+            requests_in_work: Gauge::default(),
+            time_to_first_token: long(),
+            inter_token_latency: short(),
+            request_duration: long(),
+            queue_time: long(),
+            step_time: short(),
+            model_time: short(),
+            batch_tokens: size(),
+            batch_rows: size(),
+            prompt_tokens: Counter::default(),
+            cached_prompt_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            preemptions: Counter::default(),
+            failed_step_requests: Counter::default(),
+            sequences_running: Gauge::default(),
+            sequences_waiting: Gauge::default(),
+            blocks_active: Gauge::default(),
+            blocks_evictable: Gauge::default(),
+            blocks_total: Gauge::default(),
+            ready: Gauge::default(),
+        };
+        inner.registry = registry(&inner, model, backend);
+        Self(Arc::new(inner))
+    }
+
+    /// Counts an answered or refused request.
+    pub(crate) fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
+        let status = match status.as_u16() {
+            ..300 => "2xx",
+            300..400 => "3xx",
+            400..500 => "4xx",
+            500.. => "5xx",
+        };
+        self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
+    }
+
+    /// Takes the engine's reports.
+    pub fn observer(&self) -> Observer {
+        let metrics = self.clone();
+        Box::new(move |report| metrics.step(report))
+    }
+
+    fn step(&self, report: &StepReport) {
+        let inner = &*self.0;
+        if report.rows > 0 {
+            inner.step_time.observe(report.step_time.as_secs_f64());
+            inner.model_time.observe(report.run_time.as_secs_f64());
+            inner.batch_tokens.observe(f64::from(report.batch_tokens));
+            inner.batch_rows.observe(f64::from(report.rows));
+        }
+        inner.prompt_tokens.inc_by(u64::from(report.prompt_tokens));
+        inner.cached_prompt_tokens.inc_by(u64::from(report.cached_tokens));
+        inner.generated_tokens.inc_by(u64::from(report.generated_tokens));
+        inner.preemptions.inc_by(u64::from(report.preemptions));
+        inner.failed_step_requests.inc_by(u64::from(report.requests_failed));
+        for time in &report.queue_times {
+            inner.queue_time.observe(time.as_secs_f64());
+        }
+    }
+
+    fn first_token(&self, after: Duration) {
+        self.0.time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    fn next_token(&self, after: Duration) {
+        self.0.inter_token_latency.observe(after.as_secs_f64());
+    }
+
+    fn request_ended(&self, after: Duration) {
+        self.0.request_duration.observe(after.as_secs_f64());
+    }
+
+    /// All metrics, as OpenMetrics text.
+    pub(crate) fn scrape(&self, app: &App) -> String {
+        let inner = &*self.0;
+        inner.ready.set(i64::from(app.is_ready()));
+        inner.requests_in_work.set(i64::try_from(app.requests()).unwrap_or(i64::MAX));
+        if let Some(serving) = app.loaded() {
+            let load = serving.engine.load().borrow().load;
+            inner.sequences_running.set(i64::from(load.running));
+            inner.sequences_waiting.set(i64::from(load.waiting));
+            inner.blocks_active.set(i64::from(load.blocks_active));
+            inner.blocks_evictable.set(i64::from(load.blocks_evictable));
+            inner.blocks_total.set(i64::from(load.blocks_total));
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &inner.registry)
+            .expect("invariant: writing to a string does not fail");
+        text
+    }
+}
+
+fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
+    let mut registry = Registry::with_prefix("ovfleet_server");
+    let info = [("version", env!("CARGO_PKG_VERSION")), ("model", model), ("backend", backend)];
+    let info = info.map(|(name, value)| (name, value.to_owned())).to_vec();
+    registry.register("build", "What is running", Info::new(info));
+
+    let counters = [
+        (
+            "prompt_tokens",
+            "Tokens of the prompts of started requests, cached ones included",
+            &inner.prompt_tokens,
+        ),
+        ("cached_prompt_tokens", "Prompt tokens taken from the prefix cache", &inner.cached_prompt_tokens),
+        ("generated_tokens", "Tokens generated", &inner.generated_tokens),
+        ("preemptions", "Times a sequence was sent back to wait because blocks ran out", &inner.preemptions),
+        (
+            "failed_step_requests",
+            "Requests that failed with a step of the model",
+            &inner.failed_step_requests,
+        ),
+    ];
+    registry.register(
+        "requests",
+        "Requests by endpoint, outcome and class of status",
+        inner.requests.clone(),
+    );
+    for (name, help, counter) in counters {
+        registry.register(name, help, counter.clone());
+    }
+    let seconds = [
+        ("time_to_first_token", "From a request's arrival to its first token", &inner.time_to_first_token),
+        ("inter_token_latency", "Between the tokens of a choice", &inner.inter_token_latency),
+        ("request_duration", "From a request's arrival to its answer's end", &inner.request_duration),
+        ("queue_time", "From a request's submission to its first step", &inner.queue_time),
+        ("step_time", "Of a step of the engine", &inner.step_time),
+        ("model_time", "Of the model, within a step", &inner.model_time),
+    ];
+    for (name, help, histogram) in seconds {
+        registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+    }
+    registry.register("batch_tokens", "Tokens computed in a step", inner.batch_tokens.clone());
+    registry.register("batch_rows", "Sequences that took part in a step", inner.batch_rows.clone());
+    let gauges = [
+        ("requests_in_work", "Requests from arrival to their answer's end", &inner.requests_in_work),
+        ("sequences_running", "Sequences that run", &inner.sequences_running),
+        ("sequences_waiting", "Sequences that wait", &inner.sequences_waiting),
+        ("blocks_active", "Blocks of the KV cache that sequences hold", &inner.blocks_active),
+        ("blocks_evictable", "Blocks nobody holds, kept for their content", &inner.blocks_evictable),
+        ("blocks_total", "Blocks of the KV cache", &inner.blocks_total),
+        ("ready", "1 if requests should be sent here", &inner.ready),
+    ];
+    for (name, help, gauge) in gauges {
+        registry.register(name, help, gauge.clone());
+    }
+    registry
+}

@@ -1,0 +1,168 @@
+//! From the engine's tokens to pieces of text: detokenised, up to the stop string, with their log
+//! probabilities. Streaming sends the pieces; not streaming adds the same pieces up.
+
+mod choice;
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use server_engine::{Event, TokenId, TokenLogprob, TokenStream};
+use server_openai::{FinishReason, PromptTokensDetails, Usage};
+use server_text::Tokenizer;
+
+use crate::error::Error;
+use crate::metrics::Record;
+use crate::prepare::TextRule;
+use choice::Choice;
+
+/// What is new in a choice.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Delta {
+    /// Text, and the tokens that begin in it (if log probabilities are wanted). Either may be empty.
+    Text { choice: u32, text: String, tokens: Vec<TokenText> },
+    /// The choice ended.
+    End { choice: u32, reason: FinishReason },
+}
+
+/// A token within a choice's text.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TokenText {
+    pub(crate) token: TokenId,
+    /// Where its text begins, in characters from the beginning of what was generated.
+    pub(crate) start: usize,
+    pub(crate) logprob: f32,
+    /// The most probable tokens, most probable first.
+    pub(crate) top: Vec<TokenLogprob>,
+}
+
+/// An answer in the making. Dropping it cancels what is left of it.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    prompts: Vec<PromptAnswer>,
+    usage: Usage,
+    record: Record,
+    failed: bool,
+}
+
+/// The answer to one of the request's prompts.
+#[derive(Debug)]
+struct PromptAnswer {
+    /// None once all choices have ended: it is dropped as soon as they have, which frees their sequences.
+    stream: Option<TokenStream>,
+    choices: Vec<Choice>,
+    /// The number of the first choice in the whole answer.
+    first: u32,
+}
+
+/// The tokens of one prompt's choices, on their way.
+pub(crate) struct Submitted {
+    pub(crate) stream: TokenStream,
+    pub(crate) choices: u32,
+    pub(crate) prompt_tokens: usize,
+}
+
+impl Answer {
+    pub(crate) fn new(
+        submitted: Vec<Submitted>,
+        tokenizer: &Arc<Tokenizer>,
+        rule: &TextRule,
+        record: Record,
+    ) -> Self {
+        let mut first = 0;
+        let mut usage = Usage::default();
+        let prompts = submitted
+            .into_iter()
+            .map(|Submitted { stream, choices, prompt_tokens }| {
+                usage.prompt_tokens += prompt_tokens as u64;
+                let prompt = PromptAnswer {
+                    stream: Some(stream),
+                    choices: (0..choices).map(|_| Choice::new(tokenizer, rule)).collect(),
+                    first,
+                };
+                first += choices;
+                prompt
+            })
+            .collect();
+        Self { prompts, usage, record, failed: false }
+    }
+
+    /// What is new, at least one delta; nothing once all choices have ended. What has gathered since the last
+    /// call comes together. After an error nothing comes.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it is ready has lost nothing.
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Delta>, Error>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<Delta>, Error>>> {
+        if self.failed {
+            return Poll::Ready(None);
+        }
+        let mut deltas = Vec::new();
+        for prompt in &mut self.prompts {
+            if let Err(error) = prompt.poll(context, &mut self.usage, &mut self.record, &mut deltas) {
+                self.failed = true;
+                self.prompts.clear();
+                self.record.failed(&error);
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+        if !deltas.is_empty() {
+            return Poll::Ready(Some(Ok(deltas)));
+        }
+        if self.prompts.iter().all(|prompt| prompt.stream.is_none()) {
+            self.record.ended(self.usage());
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+
+    /// The tokens used so far.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage { total_tokens: self.usage.prompt_tokens + self.usage.completion_tokens, ..self.usage }
+    }
+}
+
+impl PromptAnswer {
+    /// Takes all events there are.
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        usage: &mut Usage,
+        record: &mut Record,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), Error> {
+        while let Some(stream) = &mut self.stream {
+            let Poll::Ready(event) = stream.poll_next(context) else { return Ok(()) };
+            match event {
+                Some(Event::Started { cached_tokens }) => {
+                    let PromptTokensDetails { cached_tokens: cached } = &mut usage.prompt_tokens_details;
+                    *cached += u64::from(cached_tokens);
+                }
+                Some(Event::Token { index, token, logprobs }) => {
+                    let choice = &mut self.choices[index as usize];
+                    // A sequence goes on beyond its stop string for as long as others of its request run.
+                    if choice.has_ended() {
+                        continue;
+                    }
+                    usage.completion_tokens += 1;
+                    let now = Instant::now();
+                    record.token(now, choice.last_token.replace(now));
+                    choice.push(self.first + index, (token, logprobs), deltas);
+                }
+                Some(Event::Finished { index, reason }) => {
+                    self.choices[index as usize].finish(self.first + index, reason, deltas);
+                }
+                Some(Event::Failed(failure)) => return Err(Error::Failed(failure)),
+                None => self.stream = None,
+            }
+            if self.choices.iter().all(Choice::has_ended) {
+                self.stream = None;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! What is where. Everything that is nowhere is an error in OpenAI's shape too.
+
+mod chat;
+mod completions;
+mod generate;
+mod health;
+mod models;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, Uri};
+use axum::middleware;
+use axum::routing::{get, post};
+
+use crate::app::App;
+use crate::error::Error;
+
+/// The whole API.
+pub fn router(app: App) -> Router {
+    let api = Router::new()
+        .route("/chat/completions", post(chat::chat))
+        .route("/completions", post(completions::completions))
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::retrieve));
+    Router::new()
+        .nest("/v1", api.clone())
+        .nest("/v3", api)
+        .route("/v2/health/live", get(health::live))
+        .route("/v2/health/ready", get(health::ready))
+        .route("/metrics", get(health::metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method)
+        .layer(DefaultBodyLimit::max(app.limits().body_bytes_max))
+        .layer(middleware::from_fn_with_state(app.clone(), count_unrouted))
+        .with_state(app)
+}
+
+async fn unknown_path(uri: Uri) -> Error {
+    Error::UnknownPath(uri.path().to_owned())
+}
+
+async fn method(method: Method, uri: Uri) -> Error {
+    Error::Method { method: method.to_string(), path: uri.path().to_owned() }
+}
+
+/// Requests to nowhere are counted too, under one name whatever they ask for.
+async fn count_unrouted(
+    axum::extract::State(app): axum::extract::State<App>,
+    request: Request,
+    next: middleware::Next,
+) -> axum::response::Response {
+    let response = next.run(request).await;
+    match response.status() {
+        status if response.extensions().get::<generate::Counted>().is_none() && status.is_client_error() => {
+            app.metrics().count("other", "unrouted", status);
+        }
+        _ => {}
+    }
+    response
+}

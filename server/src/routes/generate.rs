@@ -1,0 +1,260 @@
+//! What the endpoints that generate text have in common: admit, prepare, submit, answer. An endpoint says
+//! how its request is prepared and what its answer looks like: [`Shape`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::FromRequest as _;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::Serialize;
+use server_openai::{FinishReason, Usage};
+use server_text::Tokenizer;
+
+use crate::app::{App, RequestId, Serving};
+use crate::error::Error;
+use crate::metrics::Record;
+use crate::model::unix_time;
+use crate::prepare::{Prepared, Reply, Target};
+use crate::respond::{Answer, Delta, Submitted, TokenText};
+use crate::sse::{self, Events};
+
+/// What sets an endpoint apart.
+pub(super) trait Shape: 'static {
+    /// In metrics and logs.
+    const ENDPOINT: &'static str;
+    /// The beginning of an answer's id.
+    const ID: &'static str;
+    /// A whole answer.
+    type Whole: Serialize;
+
+    /// Reads a body and prepares it.
+    fn prepare(body: &[u8], target: Target<'_>) -> Result<Prepared, Error>;
+    /// The first chunk of a choice, if there is one before its text.
+    fn begin(head: &Head, choice: u32, events: &mut Events);
+    /// A chunk with text.
+    fn text(head: &Head, choice: u32, piece: (String, Vec<TokenText>), events: &mut Events);
+    /// The last chunk of a choice.
+    fn end(head: &Head, choice: u32, reason: FinishReason, events: &mut Events);
+    /// The chunk with the usage.
+    fn usage(head: &Head, usage: Usage, events: &mut Events);
+    /// The whole answer.
+    fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> Self::Whole;
+}
+
+/// What all chunks of an answer have in common.
+pub(super) struct Head {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) fingerprint: String,
+    pub(super) reply: Reply,
+    /// What the text of each choice begins with.
+    pub(super) echoes: Vec<String>,
+    pub(super) tokenizer: Arc<Tokenizer>,
+}
+
+impl Head {
+    /// The `usage` of a chunk that has none.
+    pub(super) fn no_usage(&self) -> Option<Option<Usage>> {
+        self.reply.include_usage.then_some(None)
+    }
+}
+
+/// A choice, added up.
+#[derive(Default)]
+pub(super) struct WholeChoice {
+    pub(super) text: String,
+    pub(super) tokens: Vec<TokenText>,
+    pub(super) reason: Option<FinishReason>,
+}
+
+/// Marks an answer that was counted by its endpoint.
+#[derive(Clone, Copy)]
+pub(super) struct Counted;
+
+/// Answers a request.
+pub(super) async fn generate<S: Shape>(app: App, request: axum::extract::Request) -> Response {
+    let arrived = Instant::now();
+    let mut response = match begin::<S>(&app, request, arrived).await {
+        Ok((head, answer)) if head.reply.stream => streamed::<S>(head, answer).await,
+        Ok((head, answer)) => whole::<S>(head, answer).await,
+        Err(error) => {
+            app.metrics().count(S::ENDPOINT, error.label(), error.status());
+            tracing::debug!(endpoint = S::ENDPOINT, outcome = error.label(), "request refused");
+            error.into_response()
+        }
+    };
+    response.extensions_mut().insert(Counted);
+    response
+}
+
+async fn begin<S: Shape>(
+    app: &App,
+    request: axum::extract::Request,
+    arrived: Instant,
+) -> Result<(Head, Answer), Error> {
+    app.serving()?;
+    let body = read(app, request).await?;
+    let serving = app.serving()?;
+    let admitted = app.admission().admit()?;
+    let id = app.next_id();
+    let prepared = prepare::<S>(app, body, id).await?;
+    let Prepared { prompts, echoes, text, reply } = prepared;
+    let choices_each = prompts.first().map_or(1, |prompt| prompt.sequences);
+    let submitted = submit(app, serving, prompts)?;
+    let head = Head {
+        id: format!("{}-{id}", S::ID),
+        created: unix_time(),
+        fingerprint: serving.model.fingerprint.clone(),
+        reply,
+        echoes: echoes.into_iter().flat_map(|echo| vec![echo; choices_each as usize]).collect(),
+        tokenizer: Arc::clone(&serving.model.text.tokenizer),
+    };
+    let record = Record::new(app.clone(), S::ENDPOINT, head.id.clone(), (arrived, admitted));
+    Ok((head, Answer::new(submitted, &serving.model.text.tokenizer, &text, record)))
+}
+
+/// The body, no larger and no slower than the limits have it.
+async fn read(app: &App, request: axum::extract::Request) -> Result<Bytes, Error> {
+    let limits = app.limits();
+    let body = tokio::time::timeout(limits.read_timeout, Bytes::from_request(request, &()))
+        .await
+        .map_err(|_| Error::Body(format!("it took longer than {:?}", limits.read_timeout)))?;
+    body.map_err(|rejection: BytesRejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Error::BodyTooLarge(limits.body_bytes_max),
+        _ => Error::Body("the connection broke".to_owned()),
+    })
+}
+
+/// Larger bodies are prepared on a thread of their own, so that others' tokens do not wait meanwhile.
+const INLINE_BYTES_MAX: usize = 16 * 1024;
+
+async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prepared, Error> {
+    let work = move |app: &App, body: &[u8]| {
+        let Serving { model, engine, .. } = app.serving()?;
+        S::prepare(body, Target { model, limits: engine.limits(), seed: id.seed() })
+    };
+    if body.len() <= INLINE_BYTES_MAX {
+        return work(app, &body);
+    }
+    let app = app.clone();
+    let work = tokio::task::spawn_blocking(move || work(&app, &body));
+    work.await.unwrap_or_else(|_| Err(Error::Internal("failed to prepare the request".to_owned())))
+}
+
+/// All prompts or none: those already submitted are dropped with the error.
+fn submit(
+    app: &App,
+    serving: &Serving,
+    prompts: Vec<server_engine::Request>,
+) -> Result<Vec<Submitted>, Error> {
+    let limits = serving.engine.limits();
+    let submit = |prompt: server_engine::Request| {
+        let (choices, prompt_tokens) = (prompt.sequences, prompt.prompt.len());
+        match serving.engine.submit(prompt) {
+            Ok(stream) => Ok(Submitted { stream, choices, prompt_tokens }),
+            Err(error) => {
+                let retry_after: Duration = app.admission().retry_after(Instant::now());
+                Err(Error::from_submit(error, retry_after, limits.waiting_max))
+            }
+        }
+    };
+    prompts.into_iter().map(submit).collect()
+}
+
+async fn whole<S: Shape>(head: Head, mut answer: Answer) -> Response {
+    let mut choices: Vec<WholeChoice> =
+        head.echoes.iter().map(|echo| WholeChoice { text: echo.clone(), ..WholeChoice::default() }).collect();
+    while let Some(deltas) = answer.next().await {
+        let deltas = match deltas {
+            Ok(deltas) => deltas,
+            Err(error) => return error.into_response(),
+        };
+        for delta in deltas {
+            match delta {
+                Delta::Text { choice, text, tokens } => {
+                    let choice = &mut choices[choice as usize];
+                    choice.text.push_str(&text);
+                    choice.tokens.extend(tokens);
+                }
+                Delta::End { choice, reason } => choices[choice as usize].reason = Some(reason),
+            }
+        }
+    }
+    let id = head.id.clone();
+    named(axum::Json(S::whole(head, choices, answer.usage())).into_response(), &id)
+}
+
+async fn streamed<S: Shape>(head: Head, mut answer: Answer) -> Response {
+    // Until the first token an error has a status of its own, and who passes requests on may try elsewhere.
+    let first = match answer.next().await {
+        Some(Err(error)) => return error.into_response(),
+        first => first,
+    };
+    let id = head.id.clone();
+    let state = Streamed::<S> { head, answer, first: Some(first), shape: std::marker::PhantomData };
+    let events = stream::unfold(Some(state), |state| async move {
+        let mut state = state?;
+        let mut events = Events::default();
+        let more = state.next(&mut events).await;
+        Some((events.take(), more.then_some(state)))
+    });
+    named(sse::response(events), &id)
+}
+
+/// An answer that is being sent.
+struct Streamed<S> {
+    head: Head,
+    answer: Answer,
+    /// What came before the answer was begun.
+    first: Option<Option<Result<Vec<Delta>, Error>>>,
+    shape: std::marker::PhantomData<fn() -> S>,
+}
+
+impl<S: Shape> Streamed<S> {
+    /// Puts what is new into `events`. Returns whether there is more to come.
+    async fn next(&mut self, events: &mut Events) -> bool {
+        let head = &self.head;
+        let deltas = match self.first.take() {
+            Some(first) => {
+                (0..).zip(&head.echoes).for_each(|(choice, _)| S::begin(head, choice, events));
+                first
+            }
+            None => self.answer.next().await,
+        };
+        match deltas {
+            Some(Ok(deltas)) => {
+                for delta in deltas {
+                    match delta {
+                        Delta::Text { choice, text, tokens } => S::text(head, choice, (text, tokens), events),
+                        Delta::End { choice, reason } => S::end(head, choice, reason, events),
+                    }
+                }
+                true
+            }
+            // The status is long sent: the error is an event, and no [DONE] says that all is well.
+            Some(Err(error)) => {
+                events.push(&error.body());
+                false
+            }
+            None => {
+                if head.reply.include_usage {
+                    S::usage(head, self.answer.usage(), events);
+                }
+                events.done();
+                false
+            }
+        }
+    }
+}
+
+/// The official clients show this header as the request's id.
+fn named(mut response: Response, id: &str) -> Response {
+    if let Ok(id) = id.parse() {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response
+}

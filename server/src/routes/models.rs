@@ -1,0 +1,30 @@
+//! Which models there are.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use server_openai::{Model, ModelList};
+
+use crate::app::{App, Serving};
+use crate::error::Error;
+
+pub(super) async fn list(State(app): State<App>) -> Result<Json<ModelList>, Error> {
+    let serving = app.serving()?;
+    let data = serving.model.names().iter().map(|name| describe(name, serving)).collect();
+    Ok(Json(ModelList { object: "list", data }))
+}
+
+/// `id` may have slashes in it.
+pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Model>, Error> {
+    let serving = app.serving()?;
+    if serving.model.has_name(&id) { Ok(Json(describe(&id, serving))) } else { Err(Error::UnknownModel(id)) }
+}
+
+fn describe(name: &str, serving: &Serving) -> Model {
+    Model {
+        id: name.to_owned(),
+        object: "model",
+        created: serving.model.created,
+        owned_by: "ovfleet",
+        max_model_len: serving.engine.limits().sequence_tokens_max,
+    }
+}

@@ -1,0 +1,273 @@
+//! The process from start to end: ports first, so that a mistake there costs no time; then the model, while
+//! probes are already answered; then requests, until a signal; then what is left of them.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use proto::v1alpha1::replica_server::ReplicaServer;
+use server_engine::Engine;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic_health::ServingStatus;
+
+use crate::app::{App, Serving};
+use crate::args::Args;
+use crate::lifecycle::Phase;
+use crate::limits::Limits;
+use crate::load::{ReplicaService, publish};
+use crate::metrics::Metrics;
+use crate::routes::router;
+use crate::{backend, listen, telemetry};
+
+/// Time for the errors to reach the clients when the engine has died.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+impl Args {
+    /// Runs the server until it is asked to end.
+    ///
+    /// # Errors
+    /// It could not start, its engine died, or it was asked to end twice.
+    pub fn run(self) -> anyhow::Result<()> {
+        telemetry::start(&self.log, self.log_format)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context("failed to start the asynchronous runtime")?;
+        let outcome = runtime.block_on(run(self));
+        // A request that is still being prepared is of no use to anybody.
+        runtime.shutdown_background();
+        outcome
+    }
+
+    fn split(self) -> Settings {
+        let Self {
+            model,
+            model_names,
+            host,
+            port,
+            grpc_port,
+            backend,
+            device,
+            kv_cache_size,
+            kv_cache_precision,
+            weights,
+            cache_dir,
+            plugin_config,
+            max_num_seqs,
+            max_batched_tokens,
+            max_chunk_tokens,
+            max_model_len,
+            no_prefix_caching,
+            max_concurrent_requests,
+            max_queue,
+            max_body_bytes,
+            max_connections,
+            read_timeout,
+            drain_timeout,
+            log: _,
+            log_format: _,
+            sim,
+        } = self;
+        Settings {
+            host,
+            ports: [port, grpc_port],
+            drain_timeout,
+            limits: Limits {
+                body_bytes_max: usize::try_from(max_body_bytes.0).unwrap_or(usize::MAX),
+                requests_max: max_concurrent_requests as usize,
+                connections_max: max_connections as usize,
+                read_timeout,
+            },
+            backend: backend::Config {
+                backend,
+                model,
+                names: model_names,
+                openvino: backend::OpenVino {
+                    device,
+                    cache_bytes: kv_cache_size.map(|size| size.0),
+                    cache_precision: kv_cache_precision,
+                    weights,
+                    cache_dir,
+                    properties: plugin_config,
+                },
+                sim,
+                sequences_max: max_num_seqs,
+                batch_tokens_max: max_batched_tokens,
+                chunk_tokens_max: max_chunk_tokens,
+                waiting_max: max_queue,
+                sequence_tokens_max: max_model_len,
+                prefix_caching: !no_prefix_caching,
+            },
+        }
+    }
+}
+
+struct Settings {
+    host: std::net::IpAddr,
+    /// Of HTTP and of gRPC.
+    ports: [u16; 2],
+    drain_timeout: Duration,
+    limits: Limits,
+    backend: backend::Config,
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let settings = args.split();
+    let mut signals = Signals::new()?;
+    let http = listen::bind(settings.host, settings.ports[0]).await?;
+    let grpc = listen::bind(settings.host, settings.ports[1]).await?;
+    let names = settings.backend.names();
+    let metrics = Metrics::new(&names[0], if cfg!(feature = "openvino") { "openvino" } else { "sim" });
+    let app = App::new(settings.limits, metrics.clone());
+    tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
+    let stop = CancellationToken::new();
+    let mut listener = JoinSet::new();
+    listener.spawn(listen::serve(http, router(app.clone()), settings.limits, stop.clone()));
+    let mut services = JoinSet::new();
+    spawn_services(&mut services, &app, grpc);
+
+    let loading = load(settings.backend, metrics)?;
+    let engine = tokio::select! {
+        loaded = loading => {
+            let (serving, engine) = loaded.map_err(|_| anyhow!("loading the model panicked"))??;
+            app.serve(serving);
+            engine
+        }
+        () = signals.next() => {
+            tracing::info!("asked to end while the model was being loaded");
+            return Ok(());
+        }
+        Some(ended) = services.join_next() => return Err(service_ended(ended)),
+    };
+    tracing::info!("ready");
+    let handle = engine.handle();
+    tokio::select! {
+        () = signals.next() => {}
+        died = handle.dead() => return farewell(&app, &stop, &mut listener, died).await,
+        Some(ended) = services.join_next() => return Err(service_ended(ended)),
+    }
+    drain(&app, (&stop, &mut listener), settings.drain_timeout, &mut signals).await?;
+    end(engine, signals).await
+}
+
+/// Loads the model on a thread of its own, which the process does not wait for if it is to end.
+fn load(
+    config: backend::Config,
+    metrics: Metrics,
+) -> anyhow::Result<oneshot::Receiver<anyhow::Result<(Serving, Engine)>>> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("load".to_owned())
+        .spawn(move || {
+            // Nobody waits for it any more if the process is to end.
+            let _ = sender.send(backend::start(&config, &metrics));
+        })
+        .context("failed to start a thread")?;
+    Ok(receiver)
+}
+
+/// What runs beside the API, for as long as the process.
+fn spawn_services(services: &mut JoinSet<anyhow::Result<Infallible>>, app: &App, grpc: TcpListener) {
+    let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let replica = ReplicaServer::new(ReplicaService::new(app.clone(), receiver));
+    let publisher = app.clone();
+    services.spawn(async move {
+        publish(publisher, reports).await;
+        bail!("the load is not reported any more")
+    });
+    services.spawn(async move {
+        let server = tonic::transport::Server::builder().add_service(health_service).add_service(replica);
+        server.serve_with_incoming(TcpListenerStream::new(grpc)).await.context("the gRPC server failed")?;
+        bail!("the gRPC server ended")
+    });
+    let app = app.clone();
+    services.spawn(async move {
+        let mut phase = app.lifecycle().watch();
+        loop {
+            let ready = *phase.borrow_and_update() == Phase::Serving;
+            let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+            health.set_service_status("", status).await;
+            health.set_service_status("ovfleet.v1alpha1.Replica", status).await;
+            phase.changed().await.context("the lifecycle ended")?;
+        }
+    });
+}
+
+fn service_ended(ended: Result<anyhow::Result<Infallible>, tokio::task::JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(error)) => error,
+        Err(error) => anyhow!(error).context("a part of the server panicked"),
+    }
+}
+
+/// Finishes what is under way, no longer than `timeout`.
+async fn drain(
+    app: &App,
+    (stop, listener): (&CancellationToken, &mut JoinSet<()>),
+    timeout: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<()> {
+    let started = Instant::now();
+    app.lifecycle().advance(Phase::Stopping);
+    stop.cancel();
+    tracing::info!(requests = app.requests(), ?timeout, "asked to end: finishing what is under way");
+    tokio::select! {
+        _ = listener.join_next() => {}
+        () = tokio::time::sleep(timeout) => {
+            tracing::warn!(requests = app.requests(), "out of time: cutting off what is left");
+            listener.shutdown().await;
+        }
+        () = signals.next() => bail!("asked to end twice: cut off what was under way"),
+    }
+    tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
+    Ok(())
+}
+
+/// Ends the engine, which has nothing left to do.
+async fn end(engine: Engine, mut signals: Signals) -> anyhow::Result<()> {
+    let ended = tokio::task::spawn_blocking(move || engine.shutdown());
+    tokio::select! {
+        ended = ended => ended.context("the engine's end panicked")?.context("the engine failed at its end"),
+        () = signals.next() => bail!("asked to end twice"),
+    }
+}
+
+/// Lets the clients have their errors before the process ends.
+async fn farewell(
+    app: &App,
+    stop: &CancellationToken,
+    listener: &mut JoinSet<()>,
+    died: server_engine::EngineDied,
+) -> anyhow::Result<()> {
+    app.lifecycle().advance(Phase::Stopped);
+    stop.cancel();
+    let _ = tokio::time::timeout(FAREWELL, listener.join_next()).await;
+    Err(died.into())
+}
+
+/// The signals that ask the process to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let handle = |kind| signal(kind).context("failed to handle signals");
+        Ok(Self { terminate: handle(SignalKind::terminate())?, interrupt: handle(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

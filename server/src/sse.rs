@@ -1,0 +1,41 @@
+//! Server-sent events: how chunks are put on the wire.
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::Stream;
+use serde::Serialize;
+
+/// Events on their way, as bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Events(Vec<u8>);
+
+impl Events {
+    /// Adds an event.
+    pub(crate) fn push(&mut self, data: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        serde_json::to_writer(&mut self.0, data).expect("invariant: wire types are JSON");
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// Adds the event after which none comes.
+    pub(crate) fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    pub(crate) fn take(&mut self) -> Bytes {
+        std::mem::take(&mut self.0).into()
+    }
+}
+
+/// An answer of these events.
+pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    use futures_util::StreamExt as _;
+    let mut response = Response::new(Body::from_stream(events.map(Ok::<_, std::convert::Infallible>)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies that gather answers before they pass them on leave this one alone.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

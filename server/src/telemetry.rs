@@ -1,0 +1,20 @@
+//! Logs: how they are written. Never prompts, never answers: ids, counts and times.
+
+use anyhow::Context as _;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::LogFormat;
+
+/// Begins to write logs to standard error.
+///
+/// # Errors
+/// `filter` is none.
+pub(crate) fn start(filter: &str, format: LogFormat) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter).with_context(|| format!("{filter:?} is no log filter"))?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match format {
+        LogFormat::Text => logs.with_target(false).try_init(),
+        LogFormat::Json => logs.json().flatten_event(true).try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("failed to start logging: {error}"))
+}
