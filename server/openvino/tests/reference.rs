@@ -1,0 +1,101 @@
+//! What the tests of whole models share: small files of random weights, a forward pass that is plainly right,
+//! and a way to step a runner through the same tokens. Knows nothing of how the crate under test works.
+
+mod file;
+mod forward;
+mod steps;
+
+use std::path::Path;
+
+use server_gguf::TensorType;
+use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Weights, load};
+
+pub(crate) use file::Recipe;
+pub(crate) use forward::Reference;
+pub(crate) use steps::worst_difference;
+
+/// Tokens of a test's sequence: past two blocks of 32, and more than twice gemma's window.
+const LENGTH: usize = 80;
+
+/// What computes exactly: f32 throughout, and activations not quantised on their way into a projection.
+pub(crate) const EXACT: [(&str, &str); 3] = [
+    ("INFERENCE_PRECISION_HINT", "f32"),
+    ("KV_CACHE_PRECISION", "f32"),
+    ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
+];
+
+/// A file of a recipe, its tokens, and the logits that its weights give.
+pub(crate) struct Case {
+    file: tempfile::NamedTempFile,
+    tokens: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+}
+
+impl Case {
+    pub(crate) fn new(recipe: &Recipe) -> Self {
+        let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+        recipe.write(file.path());
+        let reference = Reference::open(file.path());
+        let tokens = recipe.tokens(LENGTH);
+        let logits = reference.logits(&tokens);
+        Self { file, tokens, logits }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Loads the file in `form` and gives the largest difference between its logits and the reference's, as a
+    /// part of the reference's standard deviation.
+    pub(crate) fn difference(&self, form: Form, properties: &[(&str, &str)]) -> f64 {
+        let (mut runner, _) = load_file(self.path(), form, properties).unwrap();
+        worst_difference(&mut runner, &self.tokens, &self.logits)
+    }
+}
+
+pub(crate) fn load_file(
+    path: &Path,
+    form: Form,
+    properties: &[(&str, &str)],
+) -> Result<(OpenVinoRunner, Loaded), server_openvino::Error> {
+    let config = Config {
+        model: path.to_owned(),
+        device: "CPU".to_owned(),
+        properties: properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        weights: Weights::As(form),
+        graph_folder: None,
+        cache_bytes: Some(32 << 20),
+        cache_tokens_max: 0,
+    };
+    load(&config, &mut |_| {})
+}
+
+/// The recipe of an architecture with every matrix of `kind`.
+pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
+    Recipe {
+        architecture,
+        kind,
+        values_kind: kind,
+        rope_factors: false,
+        tied: matches!(architecture, "qwen2" | "gemma3"),
+    }
+}
+
+/// The default 8-bit cache, all else exact.
+pub(crate) const DEFAULT_CACHE: [(&str, &str); 2] = [EXACT[0], EXACT[2]];
+
+/// The largest difference that is no fault, as a part of the logits' standard deviation.
+///
+/// Types without minima: rounding in f32, and the attention's scale, which the front end keeps in f16 (seen:
+/// 3e-6 to 5e-4). Compact rounds zero points near 8 to f16, 1/512 of a step (seen: 3e-3 to 8e-3). Fine rounds
+/// them to some thousandths of a step (seen: 2e-2 to 3.4e-2, the latter over gemma's seven layers). A wrong
+/// graph gives 0.4 and more.
+pub(crate) fn difference_allowed(kind: TensorType, form: Form) -> f64 {
+    let has_minima = matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K);
+    match form {
+        _ if !has_minima => 1e-3,
+        Form::Compact => 1.5e-2,
+        Form::Fine => 5e-2,
+        Form::Rounded => f64::INFINITY,
+    }
+}

@@ -1,0 +1,191 @@
+//! Small GGUF files of random weights, laid out as the converters of each architecture lay them out.
+
+use std::path::Path;
+
+use server_gguf::TensorType;
+use server_gguf::write::GgufWriter;
+
+const HIDDEN: u64 = 256;
+const FEED_FORWARD: u64 = 512;
+const HEADS: u64 = 4;
+const KV_HEADS: u64 = 2;
+const VOCABULARY: u64 = 288;
+/// Tokens that a layer with a sliding window sees; less than half of a test's sequence.
+const WINDOW: u64 = 24;
+
+/// What a file is made of. The same recipe gives the same file.
+pub(crate) struct Recipe {
+    pub(crate) architecture: &'static str,
+    /// The type of all matrices but those of `values_kind`.
+    pub(crate) kind: TensorType,
+    /// The type of the embeddings and of v, which mixed files store in more bits.
+    pub(crate) values_kind: TensorType,
+    /// Whether there is a `rope_freqs.weight`.
+    pub(crate) rope_factors: bool,
+    /// Whether the vocabulary projection is the embeddings.
+    pub(crate) tied: bool,
+}
+
+impl Recipe {
+    pub(crate) fn write(&self, path: &Path) {
+        let mut file = GgufWriter::new(self.architecture);
+        self.metadata(&mut file);
+        self.tensors(&mut Tensors { file: &mut file, random: Random(1), recipe: self });
+        file.write(path).unwrap();
+    }
+
+    pub(crate) fn tokens(&self, length: usize) -> Vec<u32> {
+        let mut random = Random(2);
+        (0..length).map(|_| (random.next() % VOCABULARY) as u32).collect()
+    }
+
+    fn is(&self, architecture: &str) -> bool {
+        self.architecture == architecture
+    }
+
+    fn layers(&self) -> u64 {
+        // Gemma's layers are five with a window, then one without; the seventh has one again.
+        if self.is("gemma3") { 7 } else { 2 }
+    }
+
+    /// Qwen3 and gemma have heads larger than their share of the hidden size.
+    fn head_size(&self) -> u64 {
+        if self.is("gemma3") || self.is("qwen3") { 128 } else { HIDDEN / HEADS }
+    }
+
+    fn metadata(&self, file: &mut GgufWriter) {
+        let mut set = |key: &str, value: u64| {
+            file.metadata(&format!("{}.{key}", self.architecture), value as u32);
+        };
+        set("context_length", 512);
+        set("embedding_length", HIDDEN);
+        set("block_count", self.layers());
+        set("feed_forward_length", FEED_FORWARD);
+        set("attention.head_count", HEADS);
+        set("attention.head_count_kv", KV_HEADS);
+        set("attention.key_length", self.head_size());
+        set("attention.value_length", self.head_size());
+        set("rope.dimension_count", self.head_size());
+        set("vocab_size", VOCABULARY);
+        if self.is("gemma3") {
+            set("attention.sliding_window", WINDOW);
+        }
+        let base = if self.is("gemma3") { 1e6f32 } else { 2e4 };
+        file.metadata(&format!("{}.rope.freq_base", self.architecture), base);
+        file.metadata(&format!("{}.attention.layer_norm_rms_epsilon", self.architecture), 1e-5f32);
+        let tokens: Vec<String> = (0..VOCABULARY).map(|token| format!("<{token}>")).collect();
+        file.metadata("tokenizer.ggml.model", "gpt2")
+            .metadata("tokenizer.ggml.pre", "default")
+            .metadata("tokenizer.ggml.tokens", tokens)
+            .metadata("tokenizer.ggml.token_type", vec![1i32; VOCABULARY as usize])
+            .metadata("tokenizer.ggml.merges", vec!["< 1".to_owned()])
+            .metadata("tokenizer.ggml.bos_token_id", 1u32)
+            .metadata("tokenizer.ggml.eos_token_id", 2u32);
+    }
+
+    fn tensors(&self, to: &mut Tensors<'_>) {
+        // Gemma multiplies its embeddings by the root of the hidden size.
+        let size = if self.is("gemma3") { 1.0 / (HIDDEN as f32).sqrt() } else { 1.0 };
+        to.values("token_embd.weight", HIDDEN, VOCABULARY, size);
+        to.norm("output_norm.weight", HIDDEN);
+        if !self.tied {
+            to.matrix("output.weight", HIDDEN, VOCABULARY);
+        }
+        if self.rope_factors {
+            let factors: Vec<f32> = (0..self.head_size() / 2).map(|i| 1.0 + 0.25 * i as f32).collect();
+            to.plain("rope_freqs.weight", &factors);
+        }
+        for layer in 0..self.layers() {
+            self.layer(to, &|name| format!("blk.{layer}.{name}"));
+        }
+    }
+
+    fn layer(&self, to: &mut Tensors<'_>, name: &dyn Fn(&str) -> String) {
+        let (q, kv) = (HEADS * self.head_size(), KV_HEADS * self.head_size());
+        to.norm(&name("attn_norm.weight"), HIDDEN);
+        if self.is("phi3") {
+            to.matrix(&name("attn_qkv.weight"), HIDDEN, q + 2 * kv);
+            to.matrix(&name("ffn_up.weight"), HIDDEN, 2 * FEED_FORWARD);
+        } else {
+            to.matrix(&name("attn_q.weight"), HIDDEN, q);
+            to.matrix(&name("attn_k.weight"), HIDDEN, kv);
+            to.values(&name("attn_v.weight"), HIDDEN, kv, 1.0 / (HIDDEN as f32).sqrt());
+            to.matrix(&name("ffn_gate.weight"), HIDDEN, FEED_FORWARD);
+            to.matrix(&name("ffn_up.weight"), HIDDEN, FEED_FORWARD);
+        }
+        to.matrix(&name("attn_output.weight"), q, HIDDEN);
+        to.norm(&name("ffn_norm.weight"), HIDDEN);
+        to.matrix(&name("ffn_down.weight"), FEED_FORWARD, HIDDEN);
+        if self.is("qwen2") {
+            to.bias(&name("attn_q.bias"), q);
+            to.bias(&name("attn_k.bias"), kv);
+            to.bias(&name("attn_v.bias"), kv);
+        }
+        if self.is("qwen3") || self.is("gemma3") {
+            to.norm(&name("attn_q_norm.weight"), self.head_size());
+            to.norm(&name("attn_k_norm.weight"), self.head_size());
+        }
+        if self.is("gemma3") {
+            to.norm(&name("post_attention_norm.weight"), HIDDEN);
+            to.norm(&name("post_ffw_norm.weight"), HIDDEN);
+        }
+    }
+}
+
+/// Where tensors go: each is drawn from the same stream of random numbers.
+struct Tensors<'a> {
+    file: &'a mut GgufWriter,
+    random: Random,
+    recipe: &'a Recipe,
+}
+
+impl Tensors<'_> {
+    fn put(&mut self, name: &str, (columns, rows): (u64, u64), kind: TensorType, size: f32) {
+        let values: Vec<f32> = (0..columns * rows).map(|_| size * self.random.normal()).collect();
+        self.file.tensor_of(name, &[columns, rows], kind, &values);
+    }
+
+    /// A projection that keeps the spread of its input: every layer counts in the logits.
+    fn matrix(&mut self, name: &str, columns: u64, rows: u64) {
+        self.put(name, (columns, rows), self.recipe.kind, 1.0 / (columns as f32).sqrt());
+    }
+
+    fn values(&mut self, name: &str, columns: u64, rows: u64, size: f32) {
+        self.put(name, (columns, rows), self.recipe.values_kind, size);
+    }
+
+    fn norm(&mut self, name: &str, length: u64) {
+        let values: Vec<f32> = (0..length).map(|_| 1.0 + 0.3 * self.random.normal()).collect();
+        self.plain(name, &values);
+    }
+
+    fn bias(&mut self, name: &str, length: u64) {
+        let values: Vec<f32> = (0..length).map(|_| 0.5 * self.random.normal()).collect();
+        self.plain(name, &values);
+    }
+
+    fn plain(&mut self, name: &str, values: &[f32]) {
+        self.file.tensor_of(name, &[values.len() as u64], TensorType::F32, values);
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Mean 0, standard deviation 1: the sum of four uniform numbers is normal enough for weights.
+    fn normal(&mut self) -> f32 {
+        let uniform = |bits: u64| (bits & 0xffff) as f32 / 65536.0 - 0.5;
+        let bits = self.next();
+        let sum = uniform(bits) + uniform(bits >> 16) + uniform(bits >> 32) + uniform(bits >> 48);
+        sum * 3f32.sqrt()
+    }
+}

@@ -1,0 +1,208 @@
+//! A forward pass that is plainly right: f64, one token after the other, no cache layout, no fusion.
+//!
+//! It follows the file, in the conventions of the format: which tensors are there decides what a layer does,
+//! the architecture only what tensors cannot tell.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use server_gguf::{GgufFile, dequantize};
+
+/// A model of f32 weights.
+pub(crate) struct Reference {
+    tensors: HashMap<String, Tensor>,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_size: usize,
+    epsilon: f64,
+    rope_base: f64,
+    /// Tokens that a layer with a window sees, the present one among them.
+    window: Option<usize>,
+    architecture: String,
+}
+
+struct Tensor {
+    columns: usize,
+    values: Vec<f32>,
+}
+
+/// Keys and values of a layer's past, one entry a token.
+#[derive(Default)]
+struct Past {
+    keys: Vec<Vec<f64>>,
+    values: Vec<Vec<f64>>,
+}
+
+impl Reference {
+    pub(crate) fn open(path: &Path) -> Self {
+        let file = GgufFile::open(path).unwrap();
+        let mut tensors = HashMap::new();
+        let mut bytes = Vec::new();
+        for entry in file.tensors() {
+            file.read_tensor(&entry.name, &mut bytes).unwrap();
+            let mut values = vec![0.0; entry.values() as usize];
+            dequantize(entry.kind, &bytes, &mut values).unwrap();
+            tensors.insert(entry.name.clone(), Tensor { columns: entry.shape[0] as usize, values });
+        }
+        let number =
+            |key: &str| file.get_of_architecture(key).and_then(|value| value.u64()).map(|n| n as usize);
+        let real = |key: &str| f64::from(file.get_of_architecture(key).unwrap().f32().unwrap());
+        Self {
+            tensors,
+            layers: number("block_count").unwrap(),
+            heads: number("attention.head_count").unwrap(),
+            kv_heads: number("attention.head_count_kv").unwrap(),
+            head_size: number("attention.key_length").unwrap(),
+            epsilon: real("attention.layer_norm_rms_epsilon"),
+            rope_base: real("rope.freq_base"),
+            window: number("attention.sliding_window"),
+            architecture: file.architecture().unwrap().to_owned(),
+        }
+    }
+
+    /// The logits behind each of the tokens.
+    pub(crate) fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let mut past: Vec<Past> = (0..self.layers).map(|_| Past::default()).collect();
+        tokens.iter().enumerate().map(|(position, token)| self.token(*token, position, &mut past)).collect()
+    }
+
+    fn token(&self, token: u32, position: usize, past: &mut [Past]) -> Vec<f32> {
+        let embeddings = &self.tensors["token_embd.weight"];
+        let at = token as usize * embeddings.columns;
+        let mut x: Vec<f64> =
+            embeddings.values[at..at + embeddings.columns].iter().map(|value| f64::from(*value)).collect();
+        if self.architecture == "gemma3" {
+            let scale = (x.len() as f64).sqrt();
+            x.iter_mut().for_each(|value| *value *= scale);
+        }
+        for (layer, past) in past.iter_mut().enumerate() {
+            let name = |name: &str| format!("blk.{layer}.{name}.weight");
+            let attended = self.attention(layer, &self.norm(&name("attn_norm"), &x), position, past);
+            add(&mut x, &self.norm(&name("post_attention_norm"), &attended));
+            let fed = self.feed_forward(layer, &self.norm(&name("ffn_norm"), &x));
+            add(&mut x, &self.norm(&name("post_ffw_norm"), &fed));
+        }
+        let x = self.norm("output_norm.weight", &x);
+        let projection = if self.tensors.contains_key("output.weight") { "output" } else { "token_embd" };
+        self.project(projection, &x).into_iter().map(|value| value as f32).collect()
+    }
+
+    fn attention(&self, layer: usize, x: &[f64], position: usize, past: &mut Past) -> Vec<f64> {
+        let name = |name: &str| format!("blk.{layer}.{name}");
+        let (q_size, kv_size) = (self.heads * self.head_size, self.kv_heads * self.head_size);
+        let (mut q, mut k, v) = if self.has(&name("attn_qkv")) {
+            let mut q = self.project(&name("attn_qkv"), x);
+            let mut k = q.split_off(q_size);
+            let v = k.split_off(kv_size);
+            (q, k, v)
+        } else {
+            let project = |one| self.project(&name(one), x);
+            (project("attn_q"), project("attn_k"), project("attn_v"))
+        };
+        let sliding = self.architecture == "gemma3" && layer % 6 != 5;
+        for (vector, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
+            for head in vector.chunks_exact_mut(self.head_size) {
+                head.copy_from_slice(&self.norm(&name(norm), head));
+                self.rotate(head, position, sliding);
+            }
+        }
+        past.keys.push(k);
+        past.values.push(v);
+        let first = match self.window {
+            Some(window) if sliding => (position + 1).saturating_sub(window),
+            _ => 0,
+        };
+        let mut out = Vec::with_capacity(q_size);
+        for (head, q) in q.chunks_exact(self.head_size).enumerate() {
+            let at = head / (self.heads / self.kv_heads) * self.head_size;
+            let part = |vector: &Vec<f64>| vector[at..at + self.head_size].to_vec();
+            let keys: Vec<_> = past.keys[first..].iter().map(part).collect();
+            let values: Vec<_> = past.values[first..].iter().map(part).collect();
+            out.extend(attend(q, &keys, &values));
+        }
+        self.project(&name("attn_output"), &out)
+    }
+
+    fn feed_forward(&self, layer: usize, x: &[f64]) -> Vec<f64> {
+        let name = |name: &str| format!("blk.{layer}.{name}");
+        let mut up = self.project(&name("ffn_up"), x);
+        let gate = if self.has(&name("ffn_gate")) {
+            self.project(&name("ffn_gate"), x)
+        } else {
+            // One matrix: the gate, then up.
+            let second = up.split_off(up.len() / 2);
+            std::mem::replace(&mut up, second)
+        };
+        let activation = if self.architecture == "gemma3" { gelu } else { silu };
+        up.iter_mut().zip(gate).for_each(|(up, gate)| *up *= activation(gate));
+        self.project(&name("ffn_down"), &up)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(&format!("{name}.weight"))
+    }
+
+    fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let weight = &self.tensors[&format!("{name}.weight")];
+        assert_eq!(weight.columns, x.len(), "{name}");
+        let rows = weight.values.chunks_exact(weight.columns);
+        let mut y: Vec<f64> =
+            rows.map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect();
+        if let Some(bias) = self.tensors.get(&format!("{name}.bias")) {
+            y.iter_mut().zip(&bias.values).for_each(|(y, bias)| *y += f64::from(*bias));
+        }
+        y
+    }
+
+    /// RMS norm; nothing if the file has no such weight.
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let Some(weight) = self.tensors.get(name) else { return x.to_vec() };
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (mean + self.epsilon).sqrt();
+        x.iter().zip(&weight.values).map(|(x, w)| x * scale * f64::from(*w)).collect()
+    }
+
+    /// Llama rotates adjacent pairs, all others the first half against the second.
+    fn rotate(&self, head: &mut [f64], position: usize, sliding: bool) {
+        let half = head.len() / 2;
+        // What gemma's windowed layers use, whatever the file says of the others.
+        let base = if sliding { 10_000.0 } else { self.rope_base };
+        let factors = self.tensors.get("rope_freqs.weight");
+        for i in 0..half {
+            let factor = factors.map_or(1.0, |factors| f64::from(factors.values[i]));
+            let angle = position as f64 * base.powf(-(i as f64) / half as f64) / factor;
+            let (one, two) = if self.architecture == "llama" { (2 * i, 2 * i + 1) } else { (i, i + half) };
+            let (a, b) = (head[one], head[two]);
+            head[one] = a * angle.cos() - b * angle.sin();
+            head[two] = a * angle.sin() + b * angle.cos();
+        }
+    }
+}
+
+fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
+    let scale = 1.0 / (q.len() as f64).sqrt();
+    let scores: Vec<f64> =
+        keys.iter().map(|k| k.iter().zip(q).map(|(k, q)| k * q).sum::<f64>() * scale).collect();
+    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - highest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let mut out = vec![0.0; q.len()];
+    for (weight, value) in weights.iter().zip(values) {
+        out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * value);
+    }
+    out
+}
+
+fn add(x: &mut [f64], y: &[f64]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// The approximation by tanh, which is what the architecture means.
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
+}

@@ -1,0 +1,66 @@
+//! Steps a runner through tokens in mixed batches and compares what it gives at every position.
+
+use server_engine::ModelRunner as _;
+use server_openvino::OpenVinoRunner;
+use server_scheduler::{Batch, BlockId, Row, SequenceId};
+
+/// Tokens a step of each sequence: one decodes from the start (and so samples every position), one has chunks
+/// that straddle blocks, one chunks of a block and a token, one its whole prompt at once.
+const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
+
+/// The largest difference of any logit at any position, as a part of the reference's standard deviation.
+pub(crate) fn worst_difference(runner: &mut OpenVinoRunner, tokens: &[u32], expected: &[Vec<f32>]) -> f64 {
+    let block_tokens = runner.layout().block_tokens as usize;
+    let blocks_each = tokens.len().div_ceil(block_tokens);
+    let mut past = [0; CHUNKS.len()];
+    let mut worst = 0f32;
+    while past[0] < tokens.len() {
+        let mut batch = Batch::default();
+        let mut positions = Vec::new();
+        for (sequence, (past, chunk)) in past.iter_mut().zip(CHUNKS).enumerate() {
+            let count = chunk.min(tokens.len() - *past);
+            if count == 0 {
+                continue;
+            }
+            let used = (*past + count).div_ceil(block_tokens);
+            // The tables of the sequences are interleaved, so none has neighbouring blocks.
+            let table = (0..used).map(|i| BlockId((i * CHUNKS.len() + sequence) as u32));
+            push(&mut batch, &tokens[*past..*past + count], *past, table);
+            *past += count;
+            positions.push(*past - 1);
+        }
+        let logits = runner.run(&batch).unwrap();
+        assert_eq!(logits.rows().count(), positions.len());
+        for (row, position) in logits.rows().zip(positions) {
+            let difference = |(a, b): (&f32, &f32)| (a - b).abs();
+            for one in row.iter().zip(&expected[position]).map(difference) {
+                // A NaN must not get lost in a maximum.
+                worst = if one <= worst { worst } else { one };
+            }
+        }
+    }
+    assert!(blocks_each * CHUNKS.len() <= runner.layout().blocks_total as usize);
+    f64::from(worst) / deviation(expected)
+}
+
+fn push(batch: &mut Batch, tokens: &[u32], past: usize, table: impl Iterator<Item = BlockId>) {
+    let start = (batch.tokens.len() as u32, batch.blocks.len() as u32, batch.samples.len() as u32);
+    let sequence = SequenceId(batch.rows.len() as u64);
+    batch.tokens.extend(tokens);
+    batch.blocks.extend(table);
+    batch.samples.push(sequence);
+    batch.rows.push(Row {
+        sequence,
+        past: past as u32,
+        tokens: start.0..batch.tokens.len() as u32,
+        blocks: start.1..batch.blocks.len() as u32,
+        samples: start.2..batch.samples.len() as u32,
+    });
+}
+
+fn deviation(logits: &[Vec<f32>]) -> f64 {
+    let all = || logits.iter().flatten().map(|value| f64::from(*value));
+    let count = all().count() as f64;
+    let mean = all().sum::<f64>() / count;
+    (all().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt()
+}
