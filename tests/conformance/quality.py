@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,8 +21,8 @@ WINDOW = 384
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
 # Largest and root-mean-square difference of a logit, as shares of the logits' standard deviation, f32 with f32
-# KV. Weights held exactly leave only the order of additions; held on a finer grid, up to 1/32 of a step each.
-LOGITS_SHARE_MAX = {"compact": (0.02, 0.004), "fine": (0.1, 0.02), "auto": (0.1, 0.02)}
+# KV. Weights held as in the file differ by f16 zero points; held on a finer grid, by up to 1/32 of a step each.
+LOGITS_SHARE_MAX = {"compact": (0.04, 0.006), "fine": (0.1, 0.02), "auto": (0.1, 0.02)}
 
 
 def windows(ir: pathlib.Path) -> list[list[int]]:
@@ -69,11 +70,12 @@ def random_windows() -> list[list[int]]:
     return rng.integers(3, make_random.VOCABULARY, (RANDOM_WINDOWS, RANDOM_TOKENS)).tolist()
 
 
-def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> list[Check]:
+def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Iterator[Check]:
     """Every random file: all logits of ours against the reference's, and both perplexities."""
     kquants.check()
     paths = make_random.make(engines.WORK / f"random-{make_random.edition()}")
-    return [random_file(engine, setup.with_model(path), folder) for path in paths]
+    for path in paths:
+        yield random_file(engine, setup.with_model(path), folder)
 
 
 def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Check:
