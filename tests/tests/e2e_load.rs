@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::{Value, json};
 use tests::http::{self, Stream, metric};
-use tests::server::Server;
+use tests::server::{EXACT, Server};
 
 const CLIENTS: usize = 200;
 const PROMPTS: usize = 16;
@@ -89,7 +89,7 @@ async fn half_of_many_go_away(arguments: &[&str]) {
 
 #[tokio::test]
 async fn half_of_200_clients_go_away_and_the_others_do_not_notice() {
-    half_of_many_go_away(&[]).await;
+    half_of_many_go_away(&EXACT).await;
 }
 
 #[tokio::test]

@@ -65,7 +65,10 @@ async fn a_full_disk_under_the_cache_costs_the_cache_and_nothing_else() {
     let answer = http::post(&server.url("/v1/completions"), &capital(&server, 4).await).await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     let output = server.process().output();
-    assert!(output.contains("cache") && !output.contains("panicked"), "{output}");
+    let warnings: Vec<&str> = output.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(matches!(warnings[..], [line] if line.contains(&*cache.to_string_lossy())), "{output}");
+    assert!(!output.contains("panicked"), "{output}");
+    assert_eq!(files_in(&cache), [""; 0], "half a file is left");
 }
 
 #[tokio::test]
