@@ -3,6 +3,7 @@
 // Rotating halves instead, (x0, xd/2), (x1, xd/2+1) …, is the same once the rows of the projection in front
 // are permuted: attention scores do not change when q and k are permuted alike.
 #include <map>
+#include <set>
 #include <vector>
 
 #include <openvino/core/graph_util.hpp>
@@ -124,7 +125,41 @@ bool paired(const std::vector<Rotation>& rotations) {
     return true;
 }
 
+// The frequencies behind an angle: the constant in a product with positions and scalars.
+std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle, size_t count) {
+    auto product = as<op::v1::Multiply>(angle);
+    if (!product) return nullptr;
+    for (const auto& side : product->input_values()) {
+        auto constant = as<op::v0::Constant>(side);
+        if (constant && count > 1 && ov::shape_size(constant->get_shape()) == count &&
+            constant->get_element_type() == ov::element::f32)
+            return constant;
+        if (auto found = frequencies(side, count)) return found;
+    }
+    return nullptr;
+}
+
 }  // namespace
+
+extern "C" int ovfleet_divide_frequencies(ov_model_t* model, const float* factors, size_t count, size_t* applied) {
+    return ovfleet::guarded([&] {
+        *applied = 0;
+        // Where the front end knows the tensor, it has divided by it.
+        for (const auto& node : model->object->get_ops())
+            if (node->get_friendly_name() == "weight.weight_rope_freqs.weight") *applied = 1;
+        if (*applied) return;
+        std::set<std::shared_ptr<op::v0::Constant>> tables;
+        for (const auto& node : model->object->get_ordered_ops())
+            if (ov::is_type<op::v0::Cos>(node) || ov::is_type<op::v0::Sin>(node))
+                if (auto table = frequencies(node->input_value(0), count)) tables.insert(table);
+        for (const auto& table : tables) {
+            auto values = table->cast_vector<float>();
+            for (size_t i = 0; i < count; ++i) values[i] /= factors[i];
+            ov::replace_node(table, op::v0::Constant::create(ov::element::f32, table->get_shape(), values));
+        }
+        *applied = tables.size();
+    });
+}
 
 extern "C" int ovfleet_rewrite_rotary(ov_model_t* model,
                                       void (*permuted)(void*, const char*, size_t),

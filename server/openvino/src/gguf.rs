@@ -9,10 +9,18 @@ use crate::shim::{self, Permuted};
 use crate::weights::{Form, Matrix, permute_rows};
 use crate::{Error, weights};
 
+/// A factor for each pair of a head, in f32, by which its frequency is divided (Llama 3.1 and later).
+const ROTARY_FACTORS: &str = "rope_freqs.weight";
+
+/// The same for short contexts, beside another tensor for long ones. Not served: the angles of what is in the
+/// KV cache would change when a sequence grows from the one into the other.
+const ROTARY_FACTORS_SHORT: &str = "rope_factors_short.weight";
+
 /// Reads the file with the runtime's front end and writes its matrices anew, exactly.
 pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
     let file = GgufFile::open(path)?;
     let mut model = read_graph(path, &file)?;
+    divide_frequencies(&file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
     let mut bytes = Vec::new();
@@ -76,6 +84,25 @@ fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
             other => other,
         }
     })
+}
+
+/// Files may divide the frequencies of their rotary embeddings, by factors that the front end leaves out.
+fn divide_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
+    let refused =
+        |tensor: &str| Err(Error::Unsupported(format!("its rotary factors ({tensor}) find no place")));
+    if file.tensor(ROTARY_FACTORS_SHORT).is_some() {
+        return refused(ROTARY_FACTORS_SHORT);
+    }
+    if file.tensor(ROTARY_FACTORS).is_none() {
+        return Ok(());
+    }
+    let mut bytes = Vec::new();
+    file.read_tensor(ROTARY_FACTORS, &mut bytes)?;
+    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    match shim::divide_frequencies(model, &factors)? {
+        0 => refused(ROTARY_FACTORS),
+        _ => Ok(()),
+    }
 }
 
 fn row_bytes(entry: &TensorEntry) -> usize {

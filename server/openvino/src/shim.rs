@@ -27,6 +27,12 @@ unsafe extern "C" {
     fn ovfleet_last_error() -> *const c_char;
     fn ovfleet_read_gguf(path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_set_weight(model: *mut ov_model_t, weight: *const RawWeight, found: *mut c_int) -> c_int;
+    fn ovfleet_divide_frequencies(
+        model: *mut ov_model_t,
+        factors: *const f32,
+        count: usize,
+        applied: *mut usize,
+    ) -> c_int;
     fn ovfleet_rewrite_rotary(
         model: *mut ov_model_t,
         permuted: unsafe extern "C" fn(*mut c_void, *const c_char, usize),
@@ -107,6 +113,17 @@ pub(crate) fn set_weight(model: &mut Model, tensor: &str, matrix: &Matrix) -> Re
     let code = unsafe { ovfleet_set_weight(model.as_mut_ptr(), &raw const raw, &raw mut found) };
     check(code, "write a weight")?;
     Ok(found != 0)
+}
+
+/// Divides the frequencies of all rotary embeddings by `factors`; answers how many tables there were.
+pub(crate) fn divide_frequencies(model: &mut Model, factors: &[f32]) -> Result<usize, Error> {
+    let mut applied = 0;
+    // SAFETY: `factors` is as long as is said, and read before the call returns.
+    let code = unsafe {
+        ovfleet_divide_frequencies(model.as_mut_ptr(), factors.as_ptr(), factors.len(), &raw mut applied)
+    };
+    check(code, "divide the rotary frequencies")?;
+    Ok(applied)
 }
 
 /// Rewrites rotary embeddings of adjacent pairs; the projections named in the answer are then to be permuted.
