@@ -25,7 +25,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", help="the engine-bench binary")
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file with a chat template")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--weights", nargs="+", choices=["auto", "compact", "fine"], default=["auto"], help="the exact forms")
+    forms = ["auto", "compact", "fine"]
+    parser.add_argument("--weights", nargs="+", choices=forms, default=["auto"], help="the forms that are exact")
     parser.add_argument("--kv-cache-precision", default="u8", help="of the perplexity: as served")
     parser.add_argument(
         "--inference-precision",
