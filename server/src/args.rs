@@ -64,7 +64,7 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_WEIGHTS", value_enum, default_value = "auto", help_heading = "Engine")]
     pub weights: WeightsForm,
 
-    /// A directory where compiled models are kept, so that the next start is faster.
+    /// A directory where rewritten and compiled models are kept, so that the next start is faster.
     #[arg(long, env = "OVFLEET_CACHE_DIR", value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 

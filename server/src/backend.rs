@@ -150,7 +150,10 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
     }
     if let Some(folder) = cache_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
-        set("CACHE_DIR", &folder.to_string_lossy());
+        // The CPU compiles a graph that was made paged in this process anew in any case.
+        if device != "CPU" {
+            set("CACHE_DIR", &folder.to_string_lossy());
+        }
     }
     let tokens = u64::from(context.unwrap_or(CONTEXT_DEFAULT)) * u64::from(config.sequences_max);
     let config = server_openvino::Config {
