@@ -2,6 +2,7 @@
 // does so is a chain of Reshape, Split and Concat which no plugin fuses, slow, and inaccurate in bf16.
 // Rotating halves instead, (x0, xd/2), (x1, xd/2+1) …, is the same once the rows of the projection in front
 // are permuted: attention scores do not change when q and k are permuted alike.
+#include <cmath>
 #include <map>
 #include <set>
 #include <vector>
@@ -139,9 +140,20 @@ std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle,
     return nullptr;
 }
 
+// Whether a table falls from pair to pair as frequencies of this base do, whatever scales it.
+bool is_of_base(const op::v0::Constant& table, double base, size_t count) {
+    const auto values = table.cast_vector<double>();
+    const double step = std::pow(base, -1.0 / double(count));
+    return std::abs(values[1] / values[0] / step - 1) < 1e-3;
+}
+
 }  // namespace
 
-extern "C" int ovfleet_divide_frequencies(ov_model_t* model, const float* factors, size_t count, size_t* applied) {
+extern "C" int ovfleet_divide_frequencies(ov_model_t* model,
+                                          double base,
+                                          const float* factors,
+                                          size_t count,
+                                          size_t* applied) {
     return ovfleet::guarded([&] {
         *applied = 0;
         // Where the front end knows the tensor, it has divided by it.
@@ -151,7 +163,8 @@ extern "C" int ovfleet_divide_frequencies(ov_model_t* model, const float* factor
         std::set<std::shared_ptr<op::v0::Constant>> tables;
         for (const auto& node : model->object->get_ordered_ops())
             if (ov::is_type<op::v0::Cos>(node) || ov::is_type<op::v0::Sin>(node))
-                if (auto table = frequencies(node->input_value(0), count)) tables.insert(table);
+                if (auto table = frequencies(node->input_value(0), count))
+                    if (base == 0 || is_of_base(*table, base, count)) tables.insert(table);
         for (const auto& table : tables) {
             auto values = table->cast_vector<float>();
             for (size_t i = 0; i < count; ++i) values[i] /= factors[i];

@@ -37,9 +37,9 @@ enum ovfleet_element { OVFLEET_U4 = 0, OVFLEET_U8 = 1, OVFLEET_I8 = 2, OVFLEET_F
 // Writes a weight of a model read by ovfleet_read_gguf anew. `found` tells whether the graph has it.
 int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weight, int* found);
 
-// Divides the frequencies of all rotary embeddings by `factors`, one for each pair of a head, which the front
-// end leaves out. `applied` counts the frequency tables that were divided; 0 if it was not of this length.
-int ovfleet_divide_frequencies(ov_model_t* model, const float* factors, size_t count, size_t* applied);
+// Divides the frequencies of the rotary embeddings of this base (0: of any) by `factors`, one for each pair of
+// a head. `applied` counts the frequency tables that were divided; 0 if none was of this length and base.
+int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied);
 
 // Rewrites rotary embeddings of adjacent pairs into the half-rotation form that plugins fuse, where q and k of
 // every such layer come straight from their projections. The rows of those must then be permuted (evens, then

@@ -21,6 +21,7 @@ pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
     let file = GgufFile::open(path)?;
     let mut model = read_graph(path, &file)?;
     divide_frequencies(&file, &mut model)?;
+    unscale_local_frequencies(&file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
     let mut bytes = Vec::new();
@@ -99,8 +100,23 @@ fn divide_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     let mut bytes = Vec::new();
     file.read_tensor(ROTARY_FACTORS, &mut bytes)?;
     let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    match shim::divide_frequencies(model, &factors)? {
+    match shim::divide_frequencies(model, None, &factors)? {
         0 => refused(ROTARY_FACTORS),
+        _ => Ok(()),
+    }
+}
+
+/// Gemma 3's scaling of positions is for its global layers; the front end applies it to the local ones too,
+/// whose rotary base is another.
+fn unscale_local_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
+    const LOCAL_BASE: f64 = 10_000.0;
+    let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.f32());
+    let scaling = number("rope.scaling.factor").filter(|factor| *factor > 0.0 && *factor != 1.0);
+    let (Some("gemma3"), Some(scaling)) = (file.architecture(), scaling) else { return Ok(()) };
+    let pairs =
+        file.get_of_architecture("attention.key_length").and_then(|value| value.u64()).unwrap_or(0) / 2;
+    match shim::divide_frequencies(model, Some(LOCAL_BASE), &vec![1.0 / scaling; pairs as usize])? {
+        0 => Err(Error::Unsupported("the scaling of its positions finds no place".to_owned())),
         _ => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use crate::weights::Form;
 use crate::{Error, shim};
 
 /// Changes whenever the rewriting does: graphs of another version are not read.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
 const HEAD_BYTES: u64 = 1 << 22;

@@ -29,6 +29,7 @@ unsafe extern "C" {
     fn ovfleet_set_weight(model: *mut ov_model_t, weight: *const RawWeight, found: *mut c_int) -> c_int;
     fn ovfleet_divide_frequencies(
         model: *mut ov_model_t,
+        base: f64,
         factors: *const f32,
         count: usize,
         applied: *mut usize,
@@ -115,12 +116,23 @@ pub(crate) fn set_weight(model: &mut Model, tensor: &str, matrix: &Matrix) -> Re
     Ok(found != 0)
 }
 
-/// Divides the frequencies of all rotary embeddings by `factors`; answers how many tables there were.
-pub(crate) fn divide_frequencies(model: &mut Model, factors: &[f32]) -> Result<usize, Error> {
+/// Divides the frequencies of the rotary embeddings of this base, or of any, by `factors`; answers how many
+/// tables there were.
+pub(crate) fn divide_frequencies(
+    model: &mut Model,
+    base: Option<f64>,
+    factors: &[f32],
+) -> Result<usize, Error> {
     let mut applied = 0;
     // SAFETY: `factors` is as long as is said, and read before the call returns.
     let code = unsafe {
-        ovfleet_divide_frequencies(model.as_mut_ptr(), factors.as_ptr(), factors.len(), &raw mut applied)
+        ovfleet_divide_frequencies(
+            model.as_mut_ptr(),
+            base.unwrap_or(0.0),
+            factors.as_ptr(),
+            factors.len(),
+            &raw mut applied,
+        )
     };
     check(code, "divide the rotary frequencies")?;
     Ok(applied)
