@@ -26,4 +26,4 @@ pub use error::LoadError;
 pub use model::{LoadOptions, ModelText};
 pub use stop::{Filtered, StopFilter};
 pub use template::{ChatTemplate, RenderError, RenderInput, limits as template_limits};
-pub use tokenizer::{EncodeError, Tokenizer};
+pub use tokenizer::{EncodeError, TEXT_BYTES_MAX, Tokenizer};

@@ -16,7 +16,11 @@ use crate::vocabulary::Vocabulary;
 pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::from_folder;
 
-/// Text could not be turned into tokens: the model's vocabulary has no token for some of it.
+/// Text to be tokenized at once, bytes. The regular expressions of pre-tokenizers count their steps, and give
+/// up above ten million within one word.
+pub const TEXT_BYTES_MAX: usize = 8 << 20;
+
+/// Text could not be turned into tokens.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("failed to tokenize the text: {0}")]
 pub struct EncodeError(pub(crate) String);
@@ -35,8 +39,8 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Encoder {
-    Pipeline(Pipeline),
-    Spm(Spm),
+    Pipeline(Box<Pipeline>),
+    Spm(Box<Spm>),
 }
 
 /// What is added around a text when special tokens are asked for.
@@ -57,13 +61,17 @@ impl Tokenizer {
     /// Time is linear in the text (times the logarithm of the longest word).
     ///
     /// # Errors
-    /// The vocabulary has no token for some of the text. Almost no model's vocabulary lacks any.
+    /// The text is longer than [`TEXT_BYTES_MAX`], or the vocabulary has no token for some of it (almost no
+    /// model's lacks any).
     pub fn encode(
         &self,
         text: &str,
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, EncodeError> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(EncodeError(format!("it is longer than {TEXT_BYTES_MAX} bytes")));
+        }
         let post_process = add_special && matches!(self.added, Added::PostProcessor);
         let mut tokens = match &self.encoder {
             Encoder::Pipeline(pipeline) => pipeline.encode(text, post_process, parse_special)?,

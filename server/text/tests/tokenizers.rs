@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf};
 
 use serde_json::Value as Json;
 use server_gguf::{GgufFile, write::GgufWriter};
-use server_text::{LoadError, LoadOptions, ModelText, Tokenizer};
+use server_text::{LoadError, LoadOptions, ModelText, TEXT_BYTES_MAX, Tokenizer};
 use tempfile::TempDir;
 
 fn golden(name: &str) -> Json {
@@ -240,6 +240,25 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
         },
         "tokenizer.ggml.scores is missing",
     );
+}
+
+/// If time grew with the square of a run's length, this would not come back.
+#[test]
+fn long_runs_of_one_character_take_linear_time() {
+    let golden_bytes = golden("byte_level.json");
+    let tokenizer =
+        |pre: &str| load(&byte_level(&golden_bytes, pre), &LoadOptions::default()).unwrap().tokenizer;
+    let spm = load(&sentencepiece(&golden("sentencepiece_prefix.json")), &LoadOptions::default()).unwrap();
+    let pipelines = ["smollm", "llama-bpe", "gpt-4o", "deepseek-llm", "jais-2", "exaone-moe"];
+    for tokenizer in pipelines.map(tokenizer).into_iter().chain([spm.tokenizer]) {
+        for unit in [" ", "A", "\n "] {
+            let text = unit.repeat(300_000 / unit.len()) + "x";
+            let tokens = tokenizer.encode(&text, false, true).unwrap();
+            assert_eq!(tokenizer.decode(&tokens, false), text);
+        }
+    }
+    let too_long = "x".repeat(TEXT_BYTES_MAX + 1);
+    assert!(tokenizer("smollm").encode(&too_long, false, true).is_err());
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn any_cutting_gives_what_a_search_of_the_whole_text_gives() {
     let mut dice = Dice(8);
     for _ in 0..20_000 {
         let word = |dice: &mut Dice, length: usize| -> String {
-            (0..length).map(|_| ALPHABET[dice.below(if length % 2 == 0 { 2 } else { 5 })]).collect()
+            (0..length).map(|_| ALPHABET[dice.below(if length.is_multiple_of(2) { 2 } else { 5 })]).collect()
         };
         let length = dice.below(4) + 1;
         let stops: Vec<String> = (0..length)

@@ -99,8 +99,8 @@ pub(super) fn without_generation_tags(source: &str) -> String {
         if replacement.is_empty() {
             result.push_str(tag);
         } else {
-            let before = inner.starts_with(signs).then(|| &inner[..1]).unwrap_or_default();
-            let after = inner.ends_with(signs).then(|| &inner[inner.len() - 1..]).unwrap_or_default();
+            let before = if inner.starts_with(signs) { &inner[..1] } else { "" };
+            let after = if inner.ends_with(signs) { &inner[inner.len() - 1..] } else { "" };
             result.push_str(&format!("{{%{before} {replacement} {after}%}}"));
         }
         rest = after;

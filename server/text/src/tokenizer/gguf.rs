@@ -58,7 +58,7 @@ fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<To
     };
     let special = metadata.special_tokens(tokens, None)?;
     Ok(Tokenizer {
-        encoder: Encoder::Pipeline(pipeline),
+        encoder: Encoder::Pipeline(Box::new(pipeline)),
         vocabulary: vocabulary(tokens, &kinds, &special, bytes),
         added: metadata.added(&special, pre.adds_bos)?,
         bos: special.bos,
@@ -87,7 +87,7 @@ fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
         Ok(())
     })?;
     Ok(Tokenizer {
-        encoder: Encoder::Pipeline(pipeline),
+        encoder: Encoder::Pipeline(Box::new(pipeline)),
         vocabulary: vocabulary(tokens, &kinds, &special, sentencepiece_bytes),
         added: metadata.added(&special, true)?,
         bos: special.bos,
@@ -120,7 +120,7 @@ fn sentencepiece_scores(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
     let pieces = Pieces { tokens, scores, kinds: &kinds, unknown: special.unknown, options };
     let spm = Spm::new(&pieces).map_err(|problem| metadata.fault(TOKENS, problem))?;
     Ok(Tokenizer {
-        encoder: Encoder::Spm(spm),
+        encoder: Encoder::Spm(Box::new(spm)),
         vocabulary: vocabulary(tokens, &kinds, &special, sentencepiece_bytes),
         added: metadata.added(&special, true)?,
         bos: special.bos,

@@ -52,7 +52,7 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
     let pipeline =
         Pipeline::new(&inner).map_err(|error| fault("the tokenizer", format!("cannot be used: {error}")))?;
     Ok(Tokenizer {
-        encoder: Encoder::Pipeline(pipeline),
+        encoder: Encoder::Pipeline(Box::new(pipeline)),
         vocabulary,
         added,
         bos,
