@@ -100,8 +100,8 @@ pub struct Args {
     )]
     pub max_batched_tokens: u32,
 
-    /// Most prompt tokens computed in one step while other sequences generate: less makes for smaller gaps
-    /// in what they stream, more computes long prompts faster.
+    /// Most tokens computed in one step in which sequences generate while there are prompts to compute: less
+    /// makes for smaller gaps in what they stream, more computes long prompts faster.
     #[arg(
         long,
         env = "OVFLEET_MAX_CHUNK_TOKENS",
@@ -289,6 +289,16 @@ pub enum Backend {
     OpenVino,
     /// A simulator: no weights, costs in real time.
     Sim,
+}
+
+impl Backend {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::OpenVino => "openvino",
+            Self::Sim => "sim",
+        }
+    }
 }
 
 /// How the quantised weights of a GGUF file are held.

@@ -156,7 +156,7 @@ impl Metrics {
     }
 
     /// All metrics, as OpenMetrics text.
-    pub(crate) fn scrape(&self, app: &App) -> String {
+    pub fn scrape(&self, app: &App) -> String {
         let inner = &*self.0;
         inner.ready.set(i64::from(app.is_ready()));
         inner.requests_in_work.set(i64::try_from(app.requests()).unwrap_or(i64::MAX));

@@ -21,7 +21,8 @@ mod core;
 pub struct EngineConfig {
     /// Most tokens computed in one step, over all sequences.
     pub batch_tokens_max: u32,
-    /// Most tokens of prompts computed in a step in which sequences decode: how long a prompt may hold these up.
+    /// Most tokens computed in a step in which sequences decode while there are prompts to compute: how long a
+    /// prompt may hold these up.
     pub chunk_tokens_max: u32,
     /// Most sequences that run at once.
     pub sequences_max: u32,

@@ -43,8 +43,9 @@ pub struct SchedulerConfig {
     /// Most tokens computed in one step, over all sequences. A prompt that is longer is computed in chunks
     /// beside the decoding sequences, which come first.
     pub batch_tokens_max: u32,
-    /// Most tokens of prompts computed in a step in which sequences decode: how long a prompt may hold these
-    /// up. (More than `batch_tokens_max` leaves is never computed.)
+    /// Most tokens computed in a step in which sequences decode while there are prompts to compute: how long a
+    /// prompt may hold these up. However many decode, the prompts have a quarter of it (as far as
+    /// `batch_tokens_max` leaves that).
     pub chunk_tokens_max: u32,
     /// Most sequences that run at once. No more run than `batch_tokens_max`, so that each can have a token.
     pub sequences_max: u32,

@@ -36,8 +36,8 @@ struct Args {
     /// Most tokens computed in one step.
     #[arg(long, default_value_t = 512)]
     max_batched_tokens: u32,
-    /// Most tokens of prompts computed in a step in which sequences decode.
-    #[arg(long, default_value_t = 192)]
+    /// Most tokens computed in a step in which sequences decode while there are prompts to compute.
+    #[arg(long, default_value_t = 128)]
     max_chunk_tokens: u32,
     /// Most sequences that run at once.
     #[arg(long, default_value_t = 256)]

@@ -32,11 +32,19 @@ impl Scheduler {
         let mut budget = self.config.batch_tokens_max;
         self.schedule_decodes(batch, &mut budget);
         if !batch.rows.is_empty() {
-            budget = budget.min(self.config.chunk_tokens_max);
+            let decodes = self.config.batch_tokens_max - budget;
+            budget = budget.min(self.chunk_budget(decodes));
         }
         self.schedule_chunks(batch, &mut budget);
         // What was just preempted finds no room: it needs more than it gave back.
         self.admit(batch, &mut budget);
+    }
+
+    /// Tokens of prompts beside `decodes`. Together they are as many from step to step, since a model that is
+    /// given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
+    fn chunk_budget(&self, decodes: u32) -> u32 {
+        let most = self.config.chunk_tokens_max;
+        most.saturating_sub(decodes).max(most.div_ceil(4))
     }
 
     /// One token for each sequence that lacks one only, the oldest first.

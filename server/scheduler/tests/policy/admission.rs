@@ -71,10 +71,10 @@ fn prompts_have_the_whole_budget_until_a_sequence_decodes() {
             2 started, 0 cached
             > step
             1: 16+1 [0 1 2 3 12] -> 1
-            2: 4+5 [4 5 6]
+            2: 4+4 [4 5]
             > step
             1: 17+1 [0 1 2 3 12] -> 1
-            2: 9+5 [4 5 6 7]
+            2: 8+4 [4 5 6]
         "#]],
     );
 }

@@ -1,8 +1,6 @@
 //! Every tensor type: what is served is the model that the file contains.
 
-mod reference;
-
-use reference::{Case, DEFAULT_CACHE, EXACT, difference_allowed, load_file, recipe};
+use crate::reference::{Case, DEFAULT_CACHE, EXACT, difference_allowed, load_file, recipe};
 use server_gguf::TensorType;
 use server_openvino::Form;
 
