@@ -38,7 +38,7 @@ pub struct Args {
     pub port: u16,
 
     /// The port of the gRPC services: the load report to the router, and grpc.health.v1. 0 takes any free one.
-    #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 9000, help_heading = "Network")]
+    #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
     /// What computes: the OpenVINO runtime, or a simulator that answers gibberish at a set speed.

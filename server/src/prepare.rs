@@ -66,7 +66,7 @@ pub(crate) struct Reply {
 ///
 /// # Errors
 /// It cannot be served.
-pub(crate) fn chat(request: ChatRequest, target: Target<'_>) -> Result<Prepared, Error> {
+pub(crate) fn chat(request: &ChatRequest, target: Target<'_>) -> Result<Prepared, Error> {
     let model = parameters::model(&request.generation, target.model)?;
     let wanted = request.logprobs.unwrap_or(false);
     if request.top_logprobs.is_some() && !wanted {
@@ -74,7 +74,7 @@ pub(crate) fn chat(request: ChatRequest, target: Target<'_>) -> Result<Prepared,
     }
     let logprobs = wanted.then(|| request.top_logprobs.unwrap_or(0));
     let resolved = parameters::resolve(&request.generation, target, ("top_logprobs", logprobs))?;
-    let tokens = prompt::render(&request, target.model)?;
+    let tokens = prompt::render(request, target.model)?;
     let (requested, defaults) = (requested_tokens(&request.generation), &target.model.text.defaults);
     let tokens_max = requested.or(defaults.tokens_max.map(|tokens| ("max_tokens", tokens)));
     resolved.prepare(model, Source { prompts: vec![tokens], param: "messages" }, tokens_max, target)

@@ -122,7 +122,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let http = listen::bind(settings.host, settings.ports[0]).await?;
     let grpc = listen::bind(settings.host, settings.ports[1]).await?;
     let names = settings.backend.names();
-    let metrics = Metrics::new(&names[0], if cfg!(feature = "openvino") { "openvino" } else { "sim" });
+    let metrics = Metrics::new(&names[0], settings.backend.backend.name());
     let app = App::new(settings.limits, metrics.clone());
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
     let stop = CancellationToken::new();

@@ -28,7 +28,7 @@ impl Shape for Chat {
     type Whole = ChatCompletion;
 
     fn prepare(body: &[u8], target: Target<'_>) -> Result<Prepared, Error> {
-        prepare::chat(ChatRequest::parse(body)?, target)
+        prepare::chat(&ChatRequest::parse(body)?, target)
     }
 
     fn begin(head: &Head, index: u32, events: &mut Events) {
