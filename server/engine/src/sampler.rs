@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Every filter keeps a prefix of one order, "more probable first, lower id first among equals", so each is
-//! a [`Cut`](select::Cut) in that order and the vocabulary is never sorted: the cost of a token is
+//! a [`Cut`] in that order and the vocabulary is never sorted: the cost of a token is
 //! proportional to the vocabulary whatever the parameters. `u` is a hash of `(seed, sequence, position)`.
 //! The draw walks the kept tokens in the order of their ids, so logits that differ by rounding (another
 //! batch, another kernel) change the outcome as rarely as they can.

@@ -99,7 +99,8 @@ fn what_is_no_object_is_refused_without_a_parameter() {
         - | the request body is not valid JSON: expected value at line 1 column 1
         - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
         - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
-    "#]].assert_eq(&shown);
+    "#]]
+    .assert_eq(&shown);
     assert_eq!(ChatRequest::parse(b"{\"a\": \"\xff\"}").unwrap_err().param, None);
 }
 
