@@ -53,7 +53,7 @@ impl GgufWriter {
     /// Adds a tensor of `values`, stored as `kind`.
     ///
     /// # Panics
-    /// If [`quantize`] does, or `shape` does not hold as many values.
+    /// If [`quantize`](fn@quantize) does, or `shape` does not hold as many values.
     pub fn tensor_of(&mut self, name: &str, shape: &[u64], kind: TensorType, values: &[f32]) -> &mut Self {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64, "shape of {name}");
         self.tensor(name, shape, kind, quantize(kind, values))
