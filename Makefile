@@ -70,6 +70,10 @@ engine-bench: fetch
 bench-engine: engine-bench ## Measure the engine beside openvino_genai's, alternating; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py $(ARGS)
 
+.PHONY: bench-http
+bench-http: engine-bench build ## Measure the server over HTTP beside the engine in process; ARGS go to the program.
+	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
+
 .PHONY: conformance
 conformance: engine-bench ## Compare tokens and perplexity with openvino_genai and with the dequantised model.
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
