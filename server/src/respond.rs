@@ -43,7 +43,18 @@ pub(crate) struct Answer {
     prompts: Vec<PromptAnswer>,
     usage: Usage,
     record: Record,
-    failed: bool,
+    end: End,
+}
+
+/// How far an answer is from its end.
+#[derive(Debug)]
+enum End {
+    /// More may come.
+    Open,
+    /// Only this error.
+    Failing(Error),
+    /// Nothing.
+    Reached,
 }
 
 /// The answer to one of the request's prompts.
@@ -85,7 +96,7 @@ impl Answer {
                 prompt
             })
             .collect();
-        Self { prompts, usage, record, failed: false }
+        Self { prompts, usage, record, end: End::Open }
     }
 
     /// What is new, at least one delta; nothing once all choices have ended. What has gathered since the last
@@ -98,23 +109,31 @@ impl Answer {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<Delta>, Error>>> {
-        if self.failed {
-            return Poll::Ready(None);
+        match std::mem::replace(&mut self.end, End::Reached) {
+            End::Open => {}
+            End::Failing(error) => return Poll::Ready(Some(Err(error))),
+            End::Reached => return Poll::Ready(None),
         }
         let mut deltas = Vec::new();
         for prompt in &mut self.prompts {
             if let Err(error) = prompt.poll(context, &mut self.usage, &mut self.record, &mut deltas) {
-                self.failed = true;
-                self.prompts.clear();
                 self.record.failed(&error);
-                return Poll::Ready(Some(Err(error)));
+                self.prompts.clear();
+                if deltas.is_empty() {
+                    return Poll::Ready(Some(Err(error)));
+                }
+                // What came before the failure goes out first.
+                self.end = End::Failing(error);
+                return Poll::Ready(Some(Ok(deltas)));
             }
         }
+        self.end = End::Open;
         if !deltas.is_empty() {
             return Poll::Ready(Some(Ok(deltas)));
         }
         if self.prompts.iter().all(|prompt| prompt.stream.is_none()) {
             self.record.ended(self.usage());
+            self.end = End::Reached;
             return Poll::Ready(None);
         }
         Poll::Pending

@@ -31,7 +31,7 @@ impl Events {
 /// An answer of these events.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     use futures_util::StreamExt as _;
-    let mut response = Response::new(Body::from_stream(events.map(Ok::<_, std::convert::Infallible>)));
+    let mut response = Response::new(Body::from_stream(events.fuse().map(Ok::<_, std::convert::Infallible>)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -1,0 +1,138 @@
+//! Answers of `/completions`, as they are on the wire.
+
+use expect_test::expect;
+use serde_json::json;
+
+use crate::harness::{Server, completion};
+
+const PATH: &str = "/v3/completions";
+const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
+
+#[tokio::test]
+async fn a_whole_answer() {
+    let server = Server::parrot(TEXT);
+    expect![[r#"
+        200
+        {
+          "id": "cmpl-…",
+          "object": "text_completion",
+          "created": 0,
+          "model": "parrot",
+          "choices": [
+            {
+              "index": 0,
+              "text": "e quick ",
+              "logprobs": null,
+              "finish_reason": "length"
+            }
+          ],
+          "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 8,
+            "total_tokens": 10,
+            "prompt_tokens_details": {
+              "cached_tokens": 0
+            }
+          },
+          "system_fingerprint": "fp_…"
+        }
+    "#]]
+    .assert_eq(&server.post(PATH, completion(json!({}))).await.shown());
+}
+
+#[tokio::test]
+async fn a_streamed_answer() {
+    let server = Server::parrot(TEXT);
+    let parameters = json!({"stream": true, "max_tokens": 1, "stream_options": {"include_usage": true}});
+    expect![[r#"
+        200
+        {"id":"cmpl-…","object":"text_completion","created":0,"model":"parrot","choices":[{"index":0,"text":"e","logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"cmpl-…","object":"text_completion","created":0,"model":"parrot","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"cmpl-…","object":"text_completion","created":0,"model":"parrot","choices":[],"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":"fp_…"}
+        [DONE]
+    "#]].assert_eq(&server.post(PATH, completion(parameters)).await.shown());
+}
+
+#[tokio::test]
+async fn sixteen_tokens_unless_asked_for_more() {
+    let server = Server::parrot(TEXT);
+    let answer = server.post(PATH, completion(json!({"max_tokens": null}))).await.json();
+    assert_eq!(answer["usage"]["completion_tokens"], 16);
+}
+
+#[tokio::test]
+async fn log_probabilities_are_parallel_lists() {
+    let server = Server::parrot("aé");
+    let answer = server.post(PATH, completion(json!({"logprobs": 1, "max_tokens": 3}))).await.json();
+    expect![[r#"
+        {
+          "index": 0,
+          "text": "�a�",
+          "logprobs": {
+            "tokens": [
+              "bytes:\\xa9",
+              "a",
+              "bytes:\\xc3"
+            ],
+            "token_logprobs": [
+              -0.08300694,
+              -0.08300683,
+              -0.08300694
+            ],
+            "top_logprobs": [
+              {
+                "bytes:\\xa9": -0.08300694078207016
+              },
+              {
+                "a": -0.0830068290233612
+              },
+              {
+                "bytes:\\xc3": -0.08300694078207016
+              }
+            ],
+            "text_offset": [
+              0,
+              1,
+              2
+            ]
+          },
+          "finish_reason": "length"
+        }"#]]
+    .assert_eq(&serde_json::to_string_pretty(&answer["choices"][0]).unwrap());
+}
+
+#[tokio::test]
+async fn a_prompt_in_each_of_its_four_forms() {
+    let server = Server::parrot(TEXT);
+    let texts = async |prompt: serde_json::Value, n: u32| -> Vec<String> {
+        let answer = server.post(PATH, completion(json!({"prompt": prompt, "n": n}))).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let choices = answer.json()["choices"].as_array().unwrap().clone();
+        let indexes: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+        assert_eq!(indexes, (0..choices.len() as u64).collect::<Vec<_>>());
+        choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let one = texts(json!("ab"), 1).await;
+    let other = texts(json!("abcd"), 1).await;
+    assert_eq!(texts(json!(["ab"]), 1).await, one);
+    assert_eq!(texts(json!([97, 98]), 1).await, one);
+    let both = [one.clone(), other.clone()].concat();
+    assert_eq!(texts(json!(["ab", "abcd"]), 1).await, both);
+    assert_eq!(texts(json!([[97, 98], [97, 98, 99, 100]]), 1).await, both);
+    // All choices of a prompt come before those of the next.
+    assert_eq!(texts(json!(["ab", "abcd"]), 2).await, [one.clone(), one, other.clone(), other].concat());
+}
+
+#[tokio::test]
+async fn an_echo_comes_before_the_text_streamed_or_not() {
+    let server = Server::parrot(TEXT);
+    let plain = server.post(PATH, completion(json!({}))).await.json();
+    let plain = plain["choices"][0]["text"].as_str().unwrap();
+    let whole = server.post(PATH, completion(json!({"echo": true}))).await.json();
+    assert_eq!(whole["choices"][0]["text"], format!("Hi{plain}"));
+    let streamed = server.post(PATH, completion(json!({"echo": true, "stream": true}))).await;
+    let first: serde_json::Value = serde_json::from_str(streamed.events()[0]).unwrap();
+    assert_eq!(first["choices"][0]["text"], "Hi");
+    let tokens = server.post(PATH, completion(json!({"echo": true, "prompt": [72, 105]}))).await.json();
+    assert_eq!(tokens["choices"][0]["text"], whole["choices"][0]["text"]);
+}

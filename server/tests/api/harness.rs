@@ -1,0 +1,276 @@
+//! A server without a process: the router, the engine, and models whose output the tests know.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode};
+use axum::{Router, response::Response};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use server::{App, Limits, Metrics, Model, Serving, built_in_text, router};
+use server_engine::{
+    CacheLayout, Clock, Engine, EngineConfig, Logits, ModelRunner, RunError, TokenId,
+    sim::{SimConfig, SimCosts, SimFault, SimRunner},
+};
+use server_scheduler::Batch;
+use tower::ServiceExt as _;
+
+/// The tokens of the built-in tokenizer: a byte each, and three special ones.
+pub(crate) const VOCABULARY: u32 = 259;
+pub(crate) const IM_END: TokenId = 258;
+const BLOCK_TOKENS: u32 = 16;
+const BLOCKS: u32 = 64;
+
+/// A server under test. Dropping it ends its engine.
+pub(crate) struct Server {
+    pub(crate) app: App,
+    pub(crate) router: Router,
+    pub(crate) engine: Engine,
+}
+
+/// What may be set.
+pub(crate) struct Setup {
+    pub(crate) runner: Box<dyn ModelRunner>,
+    pub(crate) limits: Limits,
+    pub(crate) waiting_max: u32,
+    pub(crate) sequence_tokens_max: u32,
+}
+
+impl Setup {
+    pub(crate) fn new(runner: impl ModelRunner + 'static) -> Self {
+        Self {
+            runner: Box::new(runner),
+            limits: Limits {
+                body_bytes_max: 64 * 1024,
+                requests_max: 64,
+                connections_max: 64,
+                read_timeout: Duration::from_secs(60),
+            },
+            waiting_max: 256,
+            sequence_tokens_max: 512,
+        }
+    }
+
+    pub(crate) fn start(self) -> Server {
+        let metrics = Metrics::new("parrot", "test");
+        let config = EngineConfig {
+            batch_tokens_max: 64,
+            chunk_tokens_max: 64,
+            sequences_max: 32,
+            waiting_max: self.waiting_max,
+            sequence_tokens_max: self.sequence_tokens_max,
+            prefix_caching: true,
+            clock: Clock::simulated(),
+        };
+        let engine = Engine::start(config, self.runner, metrics.observer()).unwrap();
+        let app = App::new(self.limits, metrics);
+        let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
+        app.serve(Serving {
+            model: Model::new(names, built_in_text().unwrap(), "test"),
+            engine: engine.handle(),
+            sequences_max: 32,
+            block_tokens: BLOCK_TOKENS,
+        });
+        Server { router: router(app.clone()), app, engine }
+    }
+}
+
+impl Server {
+    /// A server whose model says `text` over and over: which byte is next goes by the position.
+    pub(crate) fn parrot(text: &str) -> Self {
+        Setup::new(Parrot::new(text.bytes().map(TokenId::from))).start()
+    }
+
+    pub(crate) async fn send(&self, request: Request<Body>) -> Response {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        Answer::read(self.send(Request::get(path).body(Body::empty()).unwrap()).await).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: impl Into<Body>) -> Answer {
+        Answer::read(self.open(path, body).await).await
+    }
+
+    /// As [`Self::post`], with the answer's body still to come.
+    pub(crate) async fn open(&self, path: &str, body: impl Into<Body>) -> Response {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(request.body(body.into()).unwrap()).await
+    }
+
+    /// Waits until no sequence holds a block.
+    pub(crate) async fn idle(&self) {
+        let mut load = self.engine.handle().load();
+        let idle = load.wait_for(|load| (load.load.running, load.load.waiting) == (0, 0)).await.unwrap().load;
+        assert_eq!(idle.blocks_active, 0);
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) async fn read(response: Response) -> Self {
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let body = String::from_utf8(bytes.to_vec()).unwrap();
+        Self { status: parts.status, headers: parts.headers, body }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The data of the events.
+    pub(crate) fn events(&self) -> Vec<&str> {
+        let events = self.body.strip_suffix("\n\n").unwrap().split("\n\n");
+        events.map(|event| event.strip_prefix("data: ").unwrap()).collect()
+    }
+
+    /// All of it without what differs from run to run.
+    pub(crate) fn shown(&self) -> String {
+        let mut shown = format!("{}\n", self.status.as_u16());
+        if self.headers["content-type"].to_str().unwrap().starts_with("text/event-stream") {
+            for event in self.events() {
+                shown += &serde_json::from_str(event).map_or_else(|_| event.to_owned(), redacted);
+                shown.push('\n');
+            }
+        } else {
+            shown += &serde_json::to_string_pretty(&redact(self.json())).unwrap();
+            shown.push('\n');
+        }
+        shown
+    }
+
+    /// The text of a chat answer's first choice, streamed or not.
+    pub(crate) fn text(&self) -> String {
+        if let Ok(whole) = serde_json::from_str::<Value>(&self.body) {
+            return whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+        }
+        let events = self.events();
+        let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+        chunks
+            .filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned()))
+            .collect()
+    }
+}
+
+fn redact(mut answer: Value) -> Value {
+    for (field, prefix) in [("id", "-"), ("system_fingerprint", "_")] {
+        if let Some(Value::String(text)) = answer.get_mut(field)
+            && let Some((kind, _)) = text.clone().split_once(prefix)
+        {
+            *text = format!("{kind}{prefix}…");
+        }
+    }
+    if let Some(created) = answer.get_mut("created") {
+        assert!(created.as_u64().unwrap() > 1_700_000_000, "{created}");
+        *created = json!(0);
+    }
+    answer
+}
+
+fn redacted(answer: Value) -> String {
+    redact(answer).to_string()
+}
+
+/// A chat request of one message with these parameters. Greedy unless they say otherwise.
+pub(crate) fn chat(parameters: Value) -> String {
+    with(
+        json!({
+            "model": "parrot", "temperature": 0, "max_tokens": 8,
+            "messages": [{"role": "user", "content": "Hi"}],
+        }),
+        parameters,
+    )
+}
+
+/// A completion request with these parameters.
+pub(crate) fn completion(parameters: Value) -> String {
+    with(json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"}), parameters)
+}
+
+fn with(mut request: Value, parameters: Value) -> String {
+    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    for (name, value) in parameters {
+        request[name] = value;
+    }
+    request.to_string()
+}
+
+/// Says the tokens of a script: the token after position `p` is script[p], over and over.
+pub(crate) struct Parrot {
+    script: Vec<TokenId>,
+    logits: Vec<f32>,
+}
+
+impl Parrot {
+    pub(crate) fn new(script: impl IntoIterator<Item = TokenId>) -> Self {
+        Self { script: script.into_iter().collect(), logits: Vec::new() }
+    }
+}
+
+impl ModelRunner for Parrot {
+    fn layout(&self) -> CacheLayout {
+        CacheLayout {
+            block_tokens: BLOCK_TOKENS,
+            blocks_total: BLOCKS,
+            block_bytes: 1,
+            vocabulary: VOCABULARY,
+        }
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        self.logits.clear();
+        for row in batch.sampling_rows() {
+            let position = (row.past + row.tokens.len() as u32) as usize;
+            let next = self.script[position % self.script.len()];
+            self.logits.extend((0..VOCABULARY).map(|token| if token == next { 8.0 } else { 0.0 }));
+        }
+        Ok(Logits::new(&self.logits, VOCABULARY))
+    }
+}
+
+/// Runs a step for each permit, and as many as it likes once the permits' sender is gone.
+pub(crate) struct Gated {
+    runner: Parrot,
+    permits: mpsc::Receiver<()>,
+}
+
+impl Gated {
+    pub(crate) fn new(text: &str) -> (Self, mpsc::Sender<()>) {
+        let (sender, permits) = mpsc::channel();
+        (Self { runner: Parrot::new(text.bytes().map(TokenId::from)), permits }, sender)
+    }
+}
+
+impl ModelRunner for Gated {
+    fn layout(&self) -> CacheLayout {
+        self.runner.layout()
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        // Without a sender the gate is open.
+        let _ = self.permits.recv();
+        self.runner.run(batch)
+    }
+}
+
+/// The engine's own simulated model, with faults.
+pub(crate) fn faulty(faults: Vec<SimFault>) -> SimRunner {
+    let config = SimConfig {
+        block_tokens: BLOCK_TOKENS,
+        blocks_total: BLOCKS,
+        vocabulary: VOCABULARY,
+        costs: SimCosts::default(),
+        faults,
+    };
+    SimRunner::new(config, Clock::simulated())
+}

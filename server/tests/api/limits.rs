@@ -1,0 +1,86 @@
+//! Over a limit the answer is a refusal, at once.
+
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt as _;
+use serde_json::json;
+
+use crate::harness::{Answer, Gated, Server, Setup, chat};
+
+const PATH: &str = "/v3/chat/completions";
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_413_announced_or_not() {
+    let server = Server::parrot("x");
+    let large = chat(json!({"pad": "x".repeat(65 * 1024)}));
+    let answer = server.post(PATH, large.clone()).await;
+    assert_eq!((answer.status.as_u16(), &answer.headers["connection"]), (413, &"close".parse().unwrap()));
+    assert_eq!(answer.json()["error"]["code"], "request_too_large");
+    let chunks = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(large.clone()), Ok(large)]);
+    assert_eq!(server.post(PATH, Body::from_stream(chunks)).await.status, 413);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_arrive_is_408() {
+    let server = Server::parrot("x");
+    let never = futures_util::stream::pending::<Result<String, std::convert::Infallible>>();
+    let answer = server.post(PATH, Body::from_stream(never)).await;
+    assert_eq!(answer.status, 408, "{}", answer.body);
+}
+
+#[tokio::test]
+async fn more_requests_than_may_be_are_429_with_a_time_to_come_back() {
+    let (runner, permits) = Gated::new("x");
+    let mut setup = Setup::new(runner);
+    setup.limits.requests_max = 2;
+    let server = setup.start();
+    let request = || Request::post(PATH).body(Body::from(chat(json!({})))).unwrap();
+    let (first, second, refused) = tokio::join!(biased; server.send(request()), server.send(request()), async {
+        let refused = server.post(PATH, chat(json!({}))).await;
+        drop(permits);
+        refused
+    });
+    assert_eq!((first.status().as_u16(), second.status().as_u16()), (200, 200));
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.json()["error"]["code"], "too_many_requests");
+    assert!(refused.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    drop((first, second));
+    assert_eq!(server.post(PATH, chat(json!({}))).await.status, 200, "there is room again");
+}
+
+#[tokio::test]
+async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
+    let (runner, permits) = Gated::new("x");
+    let mut setup = Setup::new(runner);
+    setup.waiting_max = 2;
+    let server = setup.start();
+    // The first has started, and its next step does not begin: whatever comes waits.
+    permits.send(()).unwrap();
+    let mut first = server.open(PATH, chat(json!({"stream": true}))).await;
+    first.body_mut().frame().await.unwrap().unwrap();
+    let (second, (full, never)) = tokio::join!(biased; server.post(PATH, chat(json!({"n": 2}))), async {
+        let full = server.post(PATH, chat(json!({}))).await;
+        let never = server.post(PATH, chat(json!({"n": 3}))).await;
+        drop(permits);
+        (full, never)
+    });
+    assert_eq!(second.status, 200);
+    assert_eq!((full.status.as_u16(), &full.json()["error"]["code"]), (429, &json!("queue_full")));
+    assert!(full.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    assert_eq!((never.status.as_u16(), &never.json()["error"]["param"]), (400, &json!("n")));
+    assert_eq!(Answer::read(first).await.status, 200);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_the_context_says_so() {
+    let server = Server::parrot("x");
+    let long = json!({"messages": [{"role": "user", "content": "x".repeat(600)}]});
+    for (parameters, param) in [
+        (long, "messages"),
+        (json!({"max_tokens": 1000}), "max_tokens"),
+        (json!({"max_completion_tokens": 1000}), "max_completion_tokens"),
+    ] {
+        let error = server.post(PATH, chat(parameters)).await.json()["error"].clone();
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+    }
+}

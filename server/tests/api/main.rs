@@ -1,0 +1,11 @@
+//! The HTTP and gRPC contract: the router in process, over a simulated model.
+
+mod cancellation;
+mod chat;
+mod completions;
+mod harness;
+mod limits;
+mod load;
+mod metrics;
+mod refusals;
+mod routes;

@@ -1,0 +1,250 @@
+//! What is refused, and in which words: every parameter, and everything a body can be instead of a request.
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use crate::harness::{Server, chat, completion};
+
+async fn refused(path: &str, bodies: Vec<String>, expect: Expect) {
+    let server = Server::parrot("x");
+    let mut shown = String::new();
+    for body in bodies {
+        let answer = server.post(path, body.clone()).await;
+        assert!(answer.status.is_client_error(), "{body}: {}", answer.body);
+        let error = &answer.json()["error"];
+        assert!(error["type"].is_string() && error.as_object().unwrap().len() == 4, "{error}");
+        let text = |field: &str| error[field].as_str().unwrap_or("-").to_owned();
+        let [param, code, message] = ["param", "code", "message"].map(text);
+        shown += &format!("{} {code} {param} | {message}\n", answer.status.as_u16());
+    }
+    expect.assert_eq(&shown);
+    assert_eq!(server.post("/v3/completions", completion(json!({}))).await.status, 200, "it goes on");
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn what_is_no_request() {
+    let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    let bodies = vec![
+        String::new(),
+        "{".to_owned(),
+        "[]".to_owned(),
+        "\"chat\"".to_owned(),
+        nested.clone(),
+        format!("{{\"messages\": {nested}}}"),
+        format!("{{\"unknown\": {nested}}}"),
+        "{\"model\": \"parrot\", \"temperature\": 1e999}".to_owned(),
+        "{}".to_owned(),
+        json!({"model": "other"}).to_string(),
+        json!({"model": "parrot"}).to_string(),
+        json!({"model": 1}).to_string(),
+    ];
+    refused(
+        "/v3/chat/completions",
+        bodies,
+        expect![[r#"
+        400 - - | the request body is not valid JSON: EOF while parsing a value at line 1 column 0
+        400 - - | the request body is not valid JSON: EOF while parsing an object at line 1 column 1
+        400 - - | the request body must be a JSON object
+        400 - - | the request body must be a JSON object
+        400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
+        400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 140
+        400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
+        400 - - | the request body is not valid JSON: number out of range at line 1 column 40
+        400 - model | model: is missing
+        404 model_not_found model | the model "other" is not served here
+        400 - messages | messages: is missing
+        400 - model | model: invalid type: integer `1`, expected a string
+    "#]],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn parameters_of_the_chat_endpoint() {
+    let cases = [
+        json!({"messages": "hi"}),
+        json!({"messages": []}),
+        json!({"messages": [{"role": "user", "content": 5}]}),
+        json!({"messages": [{"role": "user"}]}),
+        json!({"messages": [{"role": "oracle", "content": "x"}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+        json!({"messages": [{"role": "user", "content": "x".repeat(600)}]}),
+        json!({"logprobs": 5}),
+        json!({"top_logprobs": 5}),
+        json!({"logprobs": true, "top_logprobs": 21}),
+        json!({"tools": {}}),
+        json!({"tools": [{"type": "function"}], "tool_choice": "required"}),
+        json!({"chat_template_kwargs": []}),
+        json!({"chat_template_kwargs": {"messages": []}}),
+        json!({"add_generation_prompt": "yes"}),
+    ];
+    refused("/v3/chat/completions", cases.map(chat).to_vec(), expect![[r#"
+        400 - messages | messages: invalid type: string "hi", expected an array
+        400 - messages | messages: is empty
+        400 - messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
+        400 - messages[0].content | messages[0].content: is missing
+        400 - messages[0].role | messages[0].role: "oracle" is none of system, developer, user, assistant, tool, function
+        400 - messages[0].content[0].type | messages[0].content[0].type: a part of type "image_url" is given, but this model takes only text
+        400 - messages[0].content[0].text | messages[0].content[0].text: is missing
+        400 context_length_exceeded messages | messages: the prompt of 619 tokens leaves no room in this model's 512 tokens
+        400 - logprobs | logprobs: invalid type: integer `5`, expected a boolean
+        400 - top_logprobs | top_logprobs: is given, but logprobs is not true
+        400 - top_logprobs | top_logprobs: 21 is not from 0 to 20
+        400 - tools | tools: invalid type: map, expected an array
+        400 - tool_choice | tool_choice: only "none" and "auto" are supported
+        400 - chat_template_kwargs | chat_template_kwargs: invalid type: sequence, expected an object
+        400 - chat_template_kwargs.messages | chat_template_kwargs.messages: is a parameter of its own
+        400 - add_generation_prompt | add_generation_prompt: invalid type: string "yes", expected a boolean
+    "#]]).await;
+}
+
+#[tokio::test]
+async fn parameters_of_the_completions_endpoint() {
+    let cases = [
+        json!({"prompt": null}),
+        json!({"prompt": ""}),
+        json!({"prompt": []}),
+        json!({"prompt": [[]]}),
+        json!({"prompt": ["a", ""]}),
+        json!({"prompt": {"a": 1}}),
+        json!({"prompt": [1, -1]}),
+        json!({"prompt": [100_000]}),
+        json!({"prompt": vec!["a"; 200]}),
+        json!({"prompt": vec![97; 512]}),
+        json!({"prompt": vec![97; 500], "max_tokens": 20}),
+        json!({"logprobs": true}),
+        json!({"logprobs": 21}),
+        json!({"echo": true, "logprobs": 1}),
+        json!({"echo": 1}),
+        json!({"suffix": "end"}),
+    ];
+    refused("/v3/completions", cases.map(completion).to_vec(), expect![[r#"
+        400 - prompt | prompt: is missing
+        400 - prompt | prompt: is empty
+        400 - prompt | prompt: is empty
+        400 - prompt | prompt: is empty
+        400 - prompt | prompt: is empty
+        400 - prompt | prompt: invalid type: map, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
+        400 - prompt[1] | prompt[1]: invalid value: integer `-1`, expected an integer from 0 to 4294967295
+        400 - prompt | token 100000 is not in the vocabulary of 259 tokens
+        400 - prompt | prompt: has more than 128 prompts
+        400 context_length_exceeded prompt | prompt: the prompt of 512 tokens leaves no room in this model's 512 tokens
+        400 context_length_exceeded max_tokens | max_tokens: a prompt of 500 tokens and 20 to generate are more than this model's 512
+        400 - logprobs | logprobs: invalid type: boolean `true`, expected an integer from 0 to 4294967295
+        400 - logprobs | logprobs: 21 is not from 0 to 20
+        400 - echo | echo: cannot be combined with logprobs: those of prompts are not computed
+        400 - echo | echo: invalid type: integer `1`, expected a boolean
+        400 - suffix | suffix: is not supported
+    "#]]).await;
+}
+
+#[tokio::test]
+async fn parameters_that_both_endpoints_share() {
+    let cases = [
+        json!({"stream": "true"}),
+        json!({"stream_options": {"include_usage": true}}),
+        json!({"stream": true, "stream_options": true}),
+        json!({"max_tokens": 0}),
+        json!({"max_tokens": -1}),
+        json!({"max_tokens": 1e30}),
+        json!({"max_tokens": 100_000}),
+        json!({"max_completion_tokens": 100_000}),
+        json!({"min_tokens": 9}),
+        json!({"n": 0}),
+        json!({"n": 129}),
+        json!({"best_of": 4}),
+        json!({"stop": 1}),
+        json!({"stop": vec!["x"; 17]}),
+        json!({"stop": ["a", "x".repeat(2000)]}),
+        json!({"stop_token_ids": [0, 259]}),
+        json!({"stop_token_ids": vec![1; 257]}),
+        json!({"include_stop_str_in_output": 1}),
+        json!({"ignore_eos": 1}),
+        json!({"skip_special_tokens": "no"}),
+        json!({"seed": 1.5}),
+        json!({"temperature": -0.1}),
+        json!({"temperature": 2.1}),
+        json!({"temperature": "hot"}),
+        json!({"top_p": 1.1}),
+        json!({"top_p": 1e300}),
+        json!({"top_k": -2}),
+        json!({"min_p": -1}),
+        json!({"repetition_penalty": 0}),
+        json!({"repetition_penalty": 1e300}),
+        json!({"frequency_penalty": 2.5}),
+        json!({"presence_penalty": -2.5}),
+        json!({"logit_bias": {"x": 1}}),
+        json!({"logit_bias": {"259": 1}}),
+        json!({"logit_bias": {"1": "a"}}),
+        json!({"logit_bias": {"1": 101}}),
+        json!({"response_format": {"type": "json_object"}}),
+        json!({"response_format": {}}),
+    ];
+    let bodies = cases.map(completion).to_vec();
+    refused("/v3/completions", bodies, expect![[r#"
+        400 - stream | stream: invalid type: string "true", expected a boolean
+        400 - stream_options | stream_options: is given, but stream is not true
+        400 - stream_options | stream_options: invalid type: boolean `true`, expected an object
+        400 - max_tokens | max_tokens: must be at least 1
+        400 - max_tokens | max_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
+        400 - max_tokens | max_tokens: invalid type: floating point `1e+30`, expected an integer from 0 to 4294967295
+        400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
+        400 context_length_exceeded max_completion_tokens | max_completion_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
+        400 - min_tokens | min_tokens: 9 is more than the 8 tokens that may be generated
+        400 - n | n: 0 is not from 1 to 128
+        400 - n | n: 129 is not from 1 to 128
+        400 - best_of | best_of: is not supported unless it is equal to n
+        400 - stop | stop: invalid type: integer `1`, expected a string or an array of strings
+        400 - stop | stop: has more than 16 strings
+        400 - stop[1] | stop[1]: is longer than 1024 bytes
+        400 - stop_token_ids[1] | stop_token_ids[1]: token 259 is not in the vocabulary of 259 tokens
+        400 - stop_token_ids | stop_token_ids: has more than 256 tokens
+        400 - include_stop_str_in_output | include_stop_str_in_output: invalid type: integer `1`, expected a boolean
+        400 - ignore_eos | ignore_eos: invalid type: integer `1`, expected a boolean
+        400 - skip_special_tokens | skip_special_tokens: invalid type: string "no", expected a boolean
+        400 - seed | seed: invalid type: floating point `1.5`, expected an integer
+        400 - temperature | temperature: -0.1 is not from 0 to 2
+        400 - temperature | temperature: 2.1 is not from 0 to 2
+        400 - temperature | temperature: invalid type: string "hot", expected a number
+        400 - top_p | top_p: 1.1 is not from 0 to 1
+        400 - top_p | top_p: inf is not from 0 to 1
+        400 - top_k | top_k: -2 is neither -1 (all), 0 (all) nor more
+        400 - min_p | min_p: -1 is not from 0 to 1
+        400 - repetition_penalty | repetition_penalty: 0 is not greater than 0
+        400 - repetition_penalty | repetition_penalty: inf is not greater than 0
+        400 - frequency_penalty | frequency_penalty: 2.5 is not from -2 to 2
+        400 - presence_penalty | presence_penalty: -2.5 is not from -2 to 2
+        400 - logit_bias.x | logit_bias.x: the name is no token: an integer from 0 is expected
+        400 - logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
+        400 - logit_bias.1 | logit_bias.1: the value is no number
+        400 - logit_bias.1 | logit_bias.1: 101 is not from -100 to 100
+        400 - response_format | response_format: type "json_object" is not supported, only "text"
+        400 - response_format.type | response_format.type: is missing or no string
+    "#]]).await;
+}
+
+#[tokio::test]
+async fn both_endpoints_refuse_shared_parameters_alike() {
+    let server = Server::parrot("x");
+    for parameters in
+        [json!({"n": 0}), json!({"temperature": 3}), json!({"stop": [1]}), json!({"model": "y"})]
+    {
+        let error = async |path: &str, body: String| -> Value { server.post(path, body).await.json() };
+        let chat = error("/v1/chat/completions", chat(parameters.clone())).await;
+        assert_eq!(chat, error("/v1/completions", completion(parameters)).await);
+    }
+}
+
+#[tokio::test]
+async fn unknown_fields_and_nulls_are_no_reason() {
+    let server = Server::parrot("x");
+    let nulls = json!({
+        "user": "u", "no_such_field": {"a": [1]}, "temperature": null, "stop": null, "n": null, "seed": null,
+        "logit_bias": null, "tools": null, "tool_choice": null, "response_format": {"type": "text"},
+        "stream_options": null, "top_logprobs": null, "stop_token_ids": null, "best_of": 1,
+    });
+    let answer = server.post("/v3/chat/completions", chat(nulls)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}

@@ -1,0 +1,121 @@
+//! What is where, and what is nowhere.
+
+use axum::body::Body;
+use axum::http::Request;
+use expect_test::expect;
+use serde_json::json;
+use server::{App, Limits, Metrics, Phase, router};
+use std::time::Duration;
+use tower::ServiceExt as _;
+
+use crate::harness::{Answer, Server, chat};
+
+#[tokio::test]
+async fn models_are_listed_and_found_by_names_with_slashes() {
+    let server = Server::parrot("x");
+    for version in ["/v1", "/v3"] {
+        let list = server.get(&format!("{version}/models")).await.json();
+        let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str()).collect();
+        assert_eq!(ids, [Some("parrot"), Some("group/parrot")]);
+        for path in ["group/parrot", "group%2Fparrot"] {
+            let model = server.get(&format!("{version}/models/{path}")).await;
+            assert_eq!(model.json()["id"], "group/parrot");
+        }
+    }
+    let mut model = server.get("/v3/models/parrot").await.json();
+    model["created"] = json!(0);
+    expect![[r#"{"id":"parrot","object":"model","created":0,"owned_by":"ovfleet","max_model_len":512}"#]]
+        .assert_eq(&model.to_string());
+    expect![[r#"
+        404
+        {
+          "error": {
+            "message": "the model \"other\" is not served here",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found"
+          }
+        }
+    "#]]
+    .assert_eq(&server.get("/v3/models/other").await.shown());
+}
+
+#[tokio::test]
+async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
+    let server = Server::parrot("x");
+    expect![[r#"
+        404
+        {
+          "error": {
+            "message": "there is nothing at /v3/nothing",
+            "type": "invalid_request_error",
+            "param": null,
+            "code": "unknown_url"
+          }
+        }
+    "#]]
+    .assert_eq(&server.get("/v3/nothing").await.shown());
+    expect![[r#"
+        405
+        {
+          "error": {
+            "message": "/v3/chat/completions does not take GET",
+            "type": "invalid_request_error",
+            "param": null,
+            "code": "method_not_supported"
+          }
+        }
+    "#]]
+    .assert_eq(&server.get("/v3/chat/completions").await.shown());
+    for path in ["/", "/v1", "/v2/health", "/v4/models"] {
+        assert_eq!(server.get(path).await.json()["error"]["code"], "unknown_url", "{path}");
+    }
+    let answer = server.post("/v1/models", "{}").await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (405, &json!("method_not_supported"))
+    );
+}
+
+#[tokio::test]
+async fn until_the_model_is_loaded_only_liveness_is_given() {
+    let limits = Limits {
+        body_bytes_max: 1024,
+        requests_max: 1,
+        connections_max: 1,
+        read_timeout: Duration::from_secs(60),
+    };
+    let app = App::new(limits, Metrics::new("m", "test"));
+    let ask = async |request: Request<Body>| {
+        Answer::read(router(app.clone()).oneshot(request).await.unwrap()).await
+    };
+    let get = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    assert_eq!(ask(get("/v2/health/live")).await.status, 200);
+    assert_eq!(ask(get("/v2/health/ready")).await.status, 503);
+    assert_eq!(ask(get("/metrics")).await.status, 200);
+    let answer = ask(Request::post("/v3/chat/completions").body(chat(json!({})).into()).unwrap()).await;
+    assert_eq!(answer.headers["retry-after"], "1");
+    expect![[r#"
+        503
+        {
+          "error": {
+            "message": "the model is being loaded",
+            "type": "server_error",
+            "param": null,
+            "code": "starting"
+          }
+        }
+    "#]]
+    .assert_eq(&answer.shown());
+}
+
+#[tokio::test]
+async fn draining_takes_requests_but_is_not_ready_and_stopping_takes_none() {
+    let server = Server::parrot("x");
+    server.app.lifecycle().advance(Phase::Draining);
+    assert_eq!(server.get("/v2/health/ready").await.status, 503);
+    assert_eq!(server.post("/v3/chat/completions", chat(json!({}))).await.status, 200);
+    server.app.lifecycle().advance(Phase::Stopping);
+    let answer = server.post("/v3/chat/completions", chat(json!({}))).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (503, &json!("stopping")));
+}
