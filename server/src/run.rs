@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use crate::app::{App, Serving};
 use crate::args::Args;
@@ -129,7 +130,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let mut listener = JoinSet::new();
     listener.spawn(listen::serve(http, router(app.clone()), settings.limits, stop.clone()));
     let mut services = JoinSet::new();
-    spawn_services(&mut services, &app, grpc);
+    spawn_services(&mut services, &app, grpc).await;
 
     let loading = load(settings.backend, metrics)?;
     let engine = tokio::select! {
@@ -172,9 +173,11 @@ fn load(
 }
 
 /// What runs beside the API, for as long as the process.
-fn spawn_services(services: &mut JoinSet<anyhow::Result<Infallible>>, app: &App, grpc: TcpListener) {
+async fn spawn_services(services: &mut JoinSet<anyhow::Result<Infallible>>, app: &App, grpc: TcpListener) {
     let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());
     let (health, health_service) = tonic_health::server::health_reporter();
+    // Before anybody can ask: a reporter that was told nothing says that all is well.
+    tell(&health, app.lifecycle().phase()).await;
     let replica = ReplicaServer::new(ReplicaService::new(app.clone(), receiver));
     let publisher = app.clone();
     services.spawn(async move {
@@ -190,13 +193,19 @@ fn spawn_services(services: &mut JoinSet<anyhow::Result<Infallible>>, app: &App,
     services.spawn(async move {
         let mut phase = app.lifecycle().watch();
         loop {
-            let ready = *phase.borrow_and_update() == Phase::Serving;
-            let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-            health.set_service_status("", status).await;
-            health.set_service_status("ovfleet.v1alpha1.Replica", status).await;
+            let present = *phase.borrow_and_update();
+            tell(&health, present).await;
             phase.changed().await.context("the lifecycle ended")?;
         }
     });
+}
+
+/// Tells the health service's callers whether requests should be sent here.
+async fn tell(health: &HealthReporter, phase: Phase) {
+    let status = if phase == Phase::Serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in ["", "ovfleet.v1alpha1.Replica"] {
+        health.set_service_status(service, status).await;
+    }
 }
 
 fn service_ended(ended: Result<anyhow::Result<Infallible>, tokio::task::JoinError>) -> anyhow::Error {
