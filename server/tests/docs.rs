@@ -43,7 +43,8 @@ fn row(argument: &Arg) -> String {
     let mut help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     for value in argument.get_possible_values().iter().filter(|_| argument.get_action().takes_values()) {
         let meaning = value.get_help().map(ToString::to_string).unwrap_or_default();
-        let _ = write!(help, " `{}`: {meaning}", value.get_name());
+        let end = if help.ends_with('.') { "" } else { "." };
+        let _ = write!(help, "{end} `{}`: {meaning}", value.get_name());
     }
     format!("| `--{long}` | `{environment}` | {default} | {help} |\n")
 }
@@ -63,7 +64,8 @@ async fn the_metrics_are_described() {
     server::router(app.clone()).oneshot(bad).await.expect("an answer");
     let scrape = metrics.scrape(&app);
     let mut kinds = BTreeMap::new();
-    let mut text = String::from("# Metrics of the server\n\nGenerated from what `/metrics` says of itself.\n\n");
+    let mut text =
+        String::from("# Metrics of the server\n\nGenerated from what `/metrics` says of itself.\n\n");
     text.push_str("| name | type | |\n|---|---|---|\n");
     for line in scrape.lines() {
         if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
@@ -74,7 +76,13 @@ async fn the_metrics_are_described() {
         }
     }
     for (name, kind) in kinds {
-        text = text.replace(&format!(" KIND-OF-{name} |"), &format!(" {kind} |"));
+        // What OpenMetrics adds to the names of samples.
+        let suffix = match kind.as_str() {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        text = text.replace(&format!("`{name}` | KIND-OF-{name} |"), &format!("`{name}{suffix}` | {kind} |"));
     }
     expect_file!["../../docs/reference/metrics.md"].assert_eq(&text);
 }

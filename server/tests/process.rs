@@ -1,0 +1,205 @@
+//! The server as a process, with the simulator: how it starts, refuses to start, listens and ends.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// A running server. Dropping it kills it.
+struct Server {
+    child: Child,
+    address: String,
+    log: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+    command.args(["--backend", "sim", "--port", "0", "--grpc-port", "0"]).args(arguments);
+    command
+}
+
+impl Server {
+    /// Starts a server and waits until it is ready.
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let log = Arc::new(Mutex::new(String::new()));
+        let mut address = None;
+        for line in lines.by_ref() {
+            if let Some((_, rest)) = line.split_once("http://") {
+                address = rest.split(',').next().map(str::to_owned);
+            }
+            let ready = line.ends_with("ready") || line.contains(r#""message":"ready""#);
+            *log.lock().unwrap() += &(line + "\n");
+            if ready {
+                break;
+            }
+        }
+        let address = address.unwrap_or_else(|| panic!("it is not ready: {}", log.lock().unwrap()));
+        let more = Arc::clone(&log);
+        let reader =
+            std::thread::spawn(move || lines.for_each(|line| *more.lock().unwrap() += &(line + "\n")));
+        Self { child, address, log, reader: Some(reader) }
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).unwrap()
+    }
+
+    /// A connection on which an answer of so many tokens has begun.
+    fn begun(&self, max_tokens: u32) -> TcpStream {
+        let body = format!(
+            r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,
+                "ignore_eos":true,"max_tokens":{max_tokens}}}"#
+        );
+        let mut stream = self.connect();
+        write!(
+            stream,
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut begun = [0; 12];
+        stream.read_exact(&mut begun).unwrap();
+        assert_eq!(&begun, b"HTTP/1.1 200");
+        stream
+    }
+
+    fn signal(&self, name: &str) {
+        let process = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &process]).status().unwrap().success());
+    }
+
+    /// Waits for this message in the log.
+    fn await_log(&self, message: &str) {
+        while !self.log.lock().unwrap().contains(message) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn ended(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().unwrap();
+        self.reader.take().unwrap().join().unwrap();
+        let log = self.log.lock().unwrap().clone();
+        (status, log)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn rest(mut stream: TcpStream) -> String {
+    let mut rest = Vec::new();
+    // A connection that is cut off may end with an error.
+    let _ = stream.read_to_end(&mut rest);
+    String::from_utf8_lossy(&rest).into_owned()
+}
+
+/// Runs a server that does not start: its status and what it said.
+fn refusal(command: &mut Command) -> String {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let said = String::from_utf8(stderr).unwrap();
+    assert!(!status.success(), "{said}");
+    assert!(!said.contains("panicked") && !said.contains("backtrace"), "{said}");
+    said
+}
+
+#[test]
+fn what_keeps_it_from_starting_is_said_in_one_line() {
+    let errors = |said: &str| said.lines().filter(|line| line.starts_with("error: ")).count();
+    let said = refusal(&mut command(&["--model", "/no/such/model.gguf"]));
+    assert!(said.contains("/no/such/model.gguf") && errors(&said) == 1, "{said}");
+
+    let server = Server::start(&mut command(&[]));
+    let port = server.address.rsplit(':').next().unwrap().to_owned();
+    let mut second = Command::new(env!("CARGO_BIN_EXE_server"));
+    let said = refusal(second.args(["--backend", "sim", "--grpc-port", "0", "--port", &port]));
+    assert!(said.contains(&port) && said.contains("in use") && errors(&said) == 1, "{said}");
+
+    let said = refusal(&mut command(&["--max-num-seqs", "0"]));
+    assert!(said.contains("--max-num-seqs"), "{said}");
+    let said = refusal(&mut command(&["--log", "=,="]));
+    assert!(errors(&said) == 1, "{said}");
+    let said = refusal(command(&[]).env("OVFLEET_READ_TIMEOUT", "soon"));
+    assert!(said.contains("soon") && said.contains("--read-timeout"), "{said}");
+}
+
+#[test]
+fn help_explains_every_flag() {
+    let output = command(&["--help"]).output().unwrap();
+    assert!(output.status.success());
+    let help = String::from_utf8(output.stdout).unwrap();
+    for said in ["--model <PATH>", "OVFLEET_KV_CACHE_SIZE", "Examples:", "curl http://"] {
+        assert!(help.contains(said), "no {said} in {help}");
+    }
+}
+
+#[test]
+fn on_sigterm_it_finishes_what_runs_and_ends_well() {
+    let server = Server::start(&mut command(&["--sim-step-time", "10ms"]));
+    let stream = server.begun(60);
+    server.signal("TERM");
+    server.await_log("finishing what is under way");
+    let answer = rest(stream);
+    assert!(answer.contains("data: [DONE]"), "{answer}");
+    let (status, log) = server.ended();
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn out_of_time_it_cuts_off_what_is_left_and_ends_well() {
+    let server = Server::start(&mut command(&["--sim-step-time", "10ms", "--drain-timeout", "50ms"]));
+    let stream = server.begun(8000);
+    server.signal("INT");
+    assert!(!rest(stream).contains("[DONE]"));
+    let (status, log) = server.ended();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("cutting off what is left"), "{log}");
+}
+
+#[test]
+fn on_the_second_signal_it_ends_at_once() {
+    let server = Server::start(&mut command(&["--sim-step-time", "10ms", "--drain-timeout", "1h"]));
+    let stream = server.begun(8000);
+    server.signal("TERM");
+    server.await_log("finishing what is under way");
+    server.signal("TERM");
+    assert!(!rest(stream).contains("[DONE]"));
+    let (status, log) = server.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+}
+
+#[test]
+fn a_client_that_sends_nothing_is_shown_out() {
+    let server = Server::start(&mut command(&["--read-timeout", "100ms"]));
+    let mut slow = server.connect();
+    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n").unwrap();
+    assert!(!rest(slow).contains("200 OK"));
+    let mut body = server.connect();
+    body.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{").unwrap();
+    let answer = rest(body);
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_incomplete"), "{answer}");
+}
+
+#[test]
+fn logs_are_json_if_wanted_and_never_have_prompts_or_answers() {
+    let server =
+        Server::start(command(&["--log", "debug", "--log-format", "json"]).env("OVFLEET_SIM_STEP_TIME", "0"));
+    let stream = server.begun(4);
+    server.await_log("request answered");
+    server.signal("TERM");
+    assert!(rest(stream).contains("data: [DONE]"));
+    let (_, log) = server.ended();
+    for line in log.lines() {
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "no JSON: {line}");
+    }
+    assert!(log.contains(r#""prompt_tokens":27"#), "{log}");
+    assert!(!log.contains("secret") && !log.contains("data: "), "{log}");
+}
