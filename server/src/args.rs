@@ -20,7 +20,7 @@ pub struct Args {
     ///
     /// With `--backend sim` only its tokenizer and chat template are used, and without it a tokenizer of
     /// bytes.
-    #[arg(long, env = "OVFLEET_MODEL", value_name = "PATH", required_if_eq("backend", "openvino"))]
+    #[arg(long, env = "OVFLEET_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
 
     /// The name by which requests ask for the model. Repeatable; the first is the one in the list of models.

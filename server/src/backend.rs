@@ -45,6 +45,17 @@ pub(crate) struct OpenVino {
 }
 
 impl Config {
+    /// Refuses at once what loading would find out late.
+    ///
+    /// # Errors
+    /// There is no model to serve.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        if self.model.is_none() && self.backend == Backend::OpenVino {
+            bail!("no model is given: use --model PATH, or --backend sim to do without");
+        }
+        Ok(())
+    }
+
     /// The names of the model.
     pub(crate) fn names(&self) -> Vec<String> {
         match (&self.names[..], &self.model) {
@@ -100,10 +111,9 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
 }
 
 fn text(config: &Config) -> anyhow::Result<ModelText> {
-    match (&config.model, config.backend) {
-        (Some(path), _) => ModelText::load(path).context("failed to load the model's tokenizer"),
-        (None, Backend::Sim) => built_in_text(),
-        (None, Backend::OpenVino) => bail!("no model is given: use --model"),
+    match &config.model {
+        Some(path) => ModelText::load(path).context("failed to load the model's tokenizer"),
+        None => built_in_text(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt as _, stream};
 use proto::v1alpha1::replica_server::Replica;
 use proto::v1alpha1::{DrainProgress, DrainRequest, Load, State, WatchLoadRequest};
-use server_engine::EngineLoad;
+use server_engine::{EngineLoad, EngineState};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::WatchStream;
@@ -75,6 +75,8 @@ fn differs(told: &EngineLoad, present: &EngineLoad) -> bool {
 fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
     let state = match app.lifecycle().phase() {
         Phase::Starting => State::Starting,
+        // The engine's thread is not up yet, and its cache not told.
+        Phase::Serving if engine.state == EngineState::Starting => State::Starting,
         Phase::Serving if app.is_ready() => State::Serving,
         Phase::Draining | Phase::Stopping => State::Draining,
         Phase::Serving | Phase::Stopped => State::Stopped,

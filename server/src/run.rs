@@ -119,6 +119,7 @@ struct Settings {
 
 async fn run(args: Args) -> anyhow::Result<()> {
     let settings = args.split();
+    settings.backend.check()?;
     let mut signals = Signals::new()?;
     let http = listen::bind(settings.host, settings.ports[0]).await?;
     let grpc = listen::bind(settings.host, settings.ports[1]).await?;

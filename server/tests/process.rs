@@ -1,4 +1,5 @@
 //! The server as a process, with the simulator: how it starts, refuses to start, listens and ends.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -123,6 +124,8 @@ fn what_keeps_it_from_starting_is_said_in_one_line() {
     let said = refusal(second.args(["--backend", "sim", "--grpc-port", "0", "--port", &port]));
     assert!(said.contains(&port) && said.contains("in use") && errors(&said) == 1, "{said}");
 
+    let said = refusal(&mut Command::new(env!("CARGO_BIN_EXE_server")));
+    assert!(said.contains("--model") && errors(&said) == 1, "{said}");
     let said = refusal(&mut command(&["--max-num-seqs", "0"]));
     assert!(said.contains("--max-num-seqs"), "{said}");
     let said = refusal(&mut command(&["--log", "=,="]));

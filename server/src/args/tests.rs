@@ -47,13 +47,6 @@ fn plugin_properties_are_pairs_or_json() {
 }
 
 #[test]
-fn a_model_is_needed_except_to_simulate() {
-    let error = parse(&[]).unwrap_err().to_string();
-    assert!(error.contains("--model"), "{error}");
-    assert_eq!(parse(&["--backend", "sim"]).unwrap().model, None);
-}
-
-#[test]
 fn values_out_of_range_are_refused() {
     for wrong in ["--max-num-seqs=0", "--max-model-len=1", "--port=70000", "--host=nowhere", "--weights=x"] {
         let error = parse(&["--backend=sim", wrong]).unwrap_err().to_string();

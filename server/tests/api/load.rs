@@ -41,7 +41,10 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
     let server = Setup::new(runner).start();
     let (mut client, _tasks) = serve(&server).await;
     let mut reports = client.watch_load(WatchLoadRequest {}).await.unwrap().into_inner();
-    let first = reports.message().await.unwrap().unwrap();
+    let mut first = reports.message().await.unwrap().unwrap();
+    while first.state() == State::Starting {
+        first = reports.message().await.unwrap().unwrap();
+    }
     assert_ne!(first.epoch, 0);
     assert_eq!(first.state(), State::Serving);
     assert_eq!(first.models, ["parrot", "group/parrot"]);
