@@ -19,6 +19,7 @@ const ROTARY_FACTORS_SHORT: &str = "rope_factors_short.weight";
 /// Reads the file with the runtime's front end and writes its matrices anew, exactly.
 pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
     let file = GgufFile::open(path)?;
+    refuse_lost_window(&file)?;
     let mut model = read_graph(path, &file)?;
     divide_frequencies(&file, &mut model)?;
     unscale_local_frequencies(&file, &mut model)?;
@@ -71,6 +72,17 @@ fn set_fused(
         if !shim::set_weight(model, &entry.name.replace(FUSED, part), &matrix)? {
             return Err(Error::runtime("write a weight", "a part of a fused projection is not in the graph"));
         }
+    }
+    Ok(())
+}
+
+/// The front end builds Phi 3 without the sliding window that its files name: beyond the window it would be
+/// another model.
+fn refuse_lost_window(file: &GgufFile) -> Result<(), Error> {
+    let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64()).unwrap_or(0);
+    let (window, context) = (number("attention.sliding_window"), number("context_length"));
+    if file.architecture() == Some("phi3") && window > 0 && window < context {
+        return Err(Error::Unsupported(format!("phi3 with a sliding window of {window} tokens")));
     }
     Ok(())
 }
