@@ -11,7 +11,7 @@ use server_engine::{CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
 use server_text::ModelText;
 
 use crate::app::Serving;
-use crate::args::{Backend, Properties, SimArgs, WeightsForm};
+use crate::args::{Backend, Properties, SimArgs, Unpack, WeightsForm};
 use crate::metrics::Metrics;
 use crate::model::{Model, name_of};
 
@@ -40,6 +40,7 @@ pub(crate) struct OpenVino {
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) cache_precision: Option<String>,
     pub(crate) weights: WeightsForm,
+    pub(crate) unpack: Unpack,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) properties: Vec<Properties>,
 }
@@ -146,7 +147,8 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
     /// Of a model that does not say what it was made for.
     const CONTEXT_DEFAULT: u32 = 8192;
 
-    let OpenVino { device, cache_bytes, cache_precision, weights, cache_dir, properties } = &config.openvino;
+    let OpenVino { device, cache_bytes, cache_precision, weights, unpack, cache_dir, properties } =
+        &config.openvino;
     let mut properties: Vec<(String, String)> =
         properties.iter().flat_map(|properties| properties.0.iter().cloned()).collect();
     let mut set = |key: &str, value: &str| {
@@ -176,6 +178,11 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
             WeightsForm::Fine => server_openvino::Weights::As(server_openvino::Form::Fine),
             WeightsForm::Rounded => server_openvino::Weights::As(server_openvino::Form::Rounded),
         },
+        unpack: match unpack {
+            Unpack::Auto => server_openvino::Unpack::Auto,
+            Unpack::Never => server_openvino::Unpack::Never,
+            Unpack::Always => server_openvino::Unpack::FromTokens(server_openvino::LARGE_STEP_TOKENS),
+        },
         cache_bytes: *cache_bytes,
         graph_folder: cache_dir.clone(),
         cache_tokens_max: tokens,
@@ -191,6 +198,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         device = config.device,
         weights,
         warm = loaded.warm,
+        unpacks = loaded.unpacks,
         inference_precision = loaded.inference_precision,
         kv_cache_precision = loaded.cache_precision,
         "compiled the model"

@@ -55,6 +55,12 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // `wanted_rows` [rows] (i64) names the tokens whose logits are computed.
 int ovfleet_make_paged(ov_model_t* model);
 
+// Bytes that the integer weights of the projections inside the model take in f32; 0 if it has none.
+int ovfleet_unpacked_bytes(const ov_model_t* model, uint64_t* bytes);
+
+// Replaces these weights by their f32 values.
+int ovfleet_unpack_weights(ov_model_t* model);
+
 // Writes a model, not yet paged, as an IR.
 int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);
 

@@ -8,7 +8,14 @@ use crate::runtime::{InferRequest, Port, Tensor};
 
 /// The key and value tensors of all layers.
 pub(crate) struct Cache {
-    tensors: Vec<(Tensor, usize)>,
+    tensors: Vec<CacheTensor>,
+}
+
+/// The keys or values of one layer.
+struct CacheTensor {
+    input: String,
+    tensor: Tensor,
+    block_bytes: usize,
 }
 
 /// The cache inputs of a compiled model.
@@ -53,14 +60,13 @@ impl CachePorts {
         Ok(Self { ports, block_tokens, block_bytes })
     }
 
-    /// Allocates `blocks` blocks and gives them to `request`.
-    pub(crate) fn allocate(&self, blocks: u32, request: &mut InferRequest) -> Result<Cache, Error> {
+    /// Allocates `blocks` blocks.
+    pub(crate) fn allocate(&self, blocks: u32) -> Result<Cache, Error> {
         let mut tensors = Vec::with_capacity(self.ports.len());
         for port in &self.ports {
             let tensor = Tensor::new(port.element, &shape(port, i64::from(blocks))?)?;
-            request.set(&port.name, &tensor)?;
             let block_bytes = tensor.bytes()? / blocks as usize;
-            tensors.push((tensor, block_bytes));
+            tensors.push(CacheTensor { input: port.name.clone(), tensor, block_bytes });
         }
         Ok(Cache { tensors })
     }
@@ -83,9 +89,14 @@ fn shape(port: &Port, blocks: i64) -> Result<Vec<i64>, Error> {
 }
 
 impl Cache {
+    /// Gives the cache to a request of this model. Several may have it, if they run one after the other.
+    pub(crate) fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
+        self.tensors.iter().try_for_each(|each| request.set(&each.input, &each.tensor))
+    }
+
     /// Carries out a copy in every layer.
     pub(crate) fn copy(&mut self, copy: BlockCopy) -> Result<(), Error> {
-        for (tensor, block_bytes) in &mut self.tensors {
+        for CacheTensor { tensor, block_bytes, .. } in &mut self.tensors {
             let bytes = *block_bytes;
             tensor.copy_within(copy.from.0 as usize * bytes, copy.to.0 as usize * bytes, bytes)?;
         }

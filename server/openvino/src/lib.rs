@@ -20,10 +20,12 @@ mod memory;
 mod runner;
 mod runtime;
 mod shim;
+mod unpacked;
 mod weights;
 
 pub use error::Error;
 pub use load::{Config, Loaded, Stage, Weights, load};
 pub use memory::available_bytes;
 pub use runner::OpenVinoRunner;
+pub use unpacked::{LARGE_STEP_TOKENS, Unpack};
 pub use weights::Form;

@@ -1,14 +1,16 @@
 //! Loading a model: what is read, in which form its weights are held, how large its KV cache is.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use server_engine::CacheLayout;
 
-use crate::cache::CachePorts;
+use crate::cache::{Cache, CachePorts};
 use crate::kept::Kept;
 use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core, Model};
+use crate::unpacked::{Graph, Plan, Unpack, Unpacked};
 use crate::weights::Form;
 use crate::{Error, gguf, memory, shim};
 
@@ -23,6 +25,8 @@ pub struct Config {
     pub properties: Vec<(String, String)>,
     /// How the quantised weights of a GGUF file are held.
     pub weights: Weights,
+    /// Whether large steps get a graph of their own, with f32 weights.
+    pub unpack: Unpack,
     /// Bytes of the KV cache; `None` derives them from the memory there is.
     pub cache_bytes: Option<u64>,
     /// Where rewritten graphs of GGUF files are kept, so that the next start need not rewrite them.
@@ -57,6 +61,8 @@ pub struct Loaded {
     pub form: Option<Form>,
     /// Whether the graph was taken from [`Config::graph_folder`].
     pub warm: bool,
+    /// Whether a graph for large steps is being compiled.
+    pub unpacks: bool,
     /// The KV cache.
     pub layout: CacheLayout,
     /// The precision the device computes in, as it says itself.
@@ -77,7 +83,7 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
         started = now;
     };
     let source = Source::find(&config.model)?;
-    let core = Core::new()?;
+    let core = Arc::new(Core::new()?);
     done("start the runtime");
     let (mut model, form, warm) = match &source {
         Source::Gguf(path) => {
@@ -97,19 +103,24 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     done("read the model");
     shim::make_paged(&mut model)?;
     done("make the attention paged");
+    let plan = Plan::of(&mut model, config.unpack, &config.device)?;
     let compiled = core.compile(&model, &config.device, &config.properties)?;
-    drop(model);
+    let graph = Graph::new(Arc::clone(&core), compiled)?;
     done("compile");
-    let (parts, layout) = with_cache(config, core, compiled)?;
+    let (cache, layout) = cache(config, &graph.compiled, plan.as_ref().map_or(0, |plan| plan.bytes))?;
     done("allocate the KV cache");
     let loaded = Loaded {
         form,
         warm,
+        unpacks: plan.is_some(),
         layout,
-        inference_precision: parts.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
-        cache_precision: parts.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
+        inference_precision: graph.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
+        cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
     };
-    Ok((OpenVinoRunner::new(parts)?, loaded))
+    let unpacked = plan.map_or_else(Unpacked::none, |plan| {
+        Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
+    });
+    Ok((OpenVinoRunner::new(Parts { graph, unpacked, cache, layout })?, loaded))
 }
 
 fn rewritten(core: &Core, path: &Path, form: Form, kept: Option<&Kept>) -> Result<Model, Error> {
@@ -121,10 +132,11 @@ fn rewritten(core: &Core, path: &Path, form: Form, kept: Option<&Kept>) -> Resul
     Ok(model)
 }
 
-fn with_cache(config: &Config, core: Core, compiled: CompiledModel) -> Result<(Parts, CacheLayout), Error> {
+/// The KV cache, and what is `reserved` of memory left free if its size is derived.
+fn cache(config: &Config, compiled: &CompiledModel, reserved: u64) -> Result<(Cache, CacheLayout), Error> {
     let ports = CachePorts::find(&compiled.inputs()?)?;
-    let vocabulary = vocabulary(&compiled)?;
-    let bytes = config.cache_bytes.unwrap_or_else(|| derived_bytes(config, &ports));
+    let vocabulary = vocabulary(compiled)?;
+    let bytes = config.cache_bytes.unwrap_or_else(|| derived_bytes(config, &ports, reserved));
     let wrong = |why: String| Error::CacheSize { bytes, why };
     let blocks = u32::try_from(bytes / ports.block_bytes)
         .ok()
@@ -139,10 +151,7 @@ fn with_cache(config: &Config, core: Core, compiled: CompiledModel) -> Result<(P
             memory::available_bytes().unwrap_or(0)
         )));
     }
-    let mut request = compiled.request()?;
-    let cache = ports.allocate(blocks, &mut request)?;
-    let layout = ports.layout(blocks, vocabulary);
-    Ok((Parts { core, compiled, request, cache, layout }, layout))
+    Ok((ports.allocate(blocks)?, ports.layout(blocks, vocabulary)))
 }
 
 fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
@@ -156,10 +165,10 @@ fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
         .ok_or_else(|| Error::Unsupported("the size of its vocabulary is not fixed".to_owned()))
 }
 
-/// Half of what is free, but no more than the tokens that can ever be in use need.
-fn derived_bytes(config: &Config, ports: &CachePorts) -> u64 {
+/// Half of what is free and not reserved, but no more than the tokens that can ever be in use need.
+fn derived_bytes(config: &Config, ports: &CachePorts, reserved: u64) -> u64 {
     const UNKNOWN: u64 = 1 << 30;
-    let free = memory::available_bytes().map_or(UNKNOWN, |free| free / 2);
+    let free = memory::available_bytes().map_or(UNKNOWN, |free| free.saturating_sub(reserved) / 2);
     let wanted = config.cache_tokens_max.div_ceil(u64::from(ports.block_tokens)) * ports.block_bytes;
     free.min(wanted)
 }
@@ -201,7 +210,7 @@ fn resolve(config: &Config, path: &Path) -> Form {
 }
 
 /// Whether the processor multiplies 8-bit integers, for which plugins want integer zero points.
-fn multiplies_bytes() -> bool {
+pub(crate) fn multiplies_bytes() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         std::is_x86_feature_detected!("avx512vnni") || std::is_x86_feature_detected!("avxvnni")

@@ -5,7 +5,8 @@ use server_scheduler::Batch;
 
 use crate::Error;
 use crate::cache::Cache;
-use crate::runtime::{CompiledModel, Core, Element, InferRequest, Tensor};
+use crate::runtime::{Element, InferRequest, Tensor};
+use crate::unpacked::{Graph, Unpacked};
 
 /// A model compiled for a device, its KV cache and the inputs of its steps.
 pub struct OpenVinoRunner {
@@ -13,27 +14,34 @@ pub struct OpenVinoRunner {
     inputs: Inputs,
     output: Option<Tensor>,
     cache: Cache,
-    request: InferRequest,
-    _compiled: CompiledModel,
-    _core: Core,
+    graph: Graph,
+    unpacked: Unpacked,
     layout: CacheLayout,
 }
 
 /// What a runner is made of.
 pub(crate) struct Parts {
-    pub(crate) core: Core,
-    pub(crate) compiled: CompiledModel,
-    pub(crate) request: InferRequest,
+    pub(crate) graph: Graph,
+    pub(crate) unpacked: Unpacked,
     pub(crate) cache: Cache,
     pub(crate) layout: CacheLayout,
 }
 
 impl OpenVinoRunner {
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let Parts { core, compiled, mut request, cache, layout } = parts;
-        let names: Vec<String> = compiled.inputs()?.into_iter().map(|port| port.name).collect();
-        let inputs = Inputs::new(&mut request, &names)?;
-        Ok(Self { inputs, output: None, cache, request, _compiled: compiled, _core: core, layout })
+        let Parts { mut graph, unpacked, cache, layout } = parts;
+        let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
+        let inputs = Inputs::new(&names)?;
+        inputs.bind(&mut graph.request)?;
+        cache.bind(&mut graph.request)?;
+        Ok(Self { inputs, output: None, cache, graph, unpacked, layout })
+    }
+
+    /// Waits for what [`load`](crate::load) left to the background, which steps before it do without; for
+    /// benchmarks and tests. Answers whether there is now a graph of its own for large steps.
+    pub fn wait(&mut self) -> bool {
+        let Self { inputs, cache, unpacked, .. } = self;
+        unpacked.wait(|request| inputs.bind(request).and_then(|()| cache.bind(request)))
     }
 
     /// Like [`ModelRunner::run`], but gives the logits of the tokens at `wanted` in [`Batch::tokens`] instead
@@ -58,8 +66,11 @@ impl OpenVinoRunner {
             0 => self.inputs.wanted_rows.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
             _ => self.inputs.wanted_rows.write(count, wanted)?,
         }
-        self.request.infer()?;
-        self.output = Some(self.request.output()?);
+        let Self { inputs, cache, graph, unpacked, .. } = self;
+        let bind = |request: &mut InferRequest| inputs.bind(request).and_then(|()| cache.bind(request));
+        let request = unpacked.for_step(batch.tokens.len(), bind).unwrap_or(&mut graph.request);
+        request.infer()?;
+        self.output = Some(request.output()?);
         Ok(())
     }
 
@@ -105,7 +116,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(request: &mut InferRequest, names: &[String]) -> Result<Self, Error> {
+    fn new(names: &[String]) -> Result<Self, Error> {
         const KNOWN: [&str; 8] = [
             "input_ids",
             "position_ids",
@@ -122,23 +133,28 @@ impl Inputs {
             return Err(Error::Unsupported(format!("it has an input that is not known: {name}")));
         }
         let has_positions = names.iter().any(|name| name == "position_ids");
-        let max_context_len = Tensor::new(i32::TYPE, &[])?;
-        request.set("max_context_len", &max_context_len)?;
-        let mut input_i32 = |name| Input::new(request, name, true);
-        let past_lens = input_i32("past_lens")?;
-        let subsequence_begins = input_i32("subsequence_begins")?;
-        let block_indices = input_i32("block_indices")?;
-        let block_indices_begins = input_i32("block_indices_begins")?;
         Ok(Self {
-            input_ids: Input::new(request, "input_ids", true)?,
-            position_ids: Input::new(request, "position_ids", has_positions)?,
-            past_lens,
-            subsequence_begins,
-            block_indices,
-            block_indices_begins,
-            max_context_len,
-            wanted_rows: Input::new(request, "wanted_rows", true)?,
+            input_ids: Input::new("input_ids", true)?,
+            position_ids: Input::new("position_ids", has_positions)?,
+            past_lens: Input::new("past_lens", true)?,
+            subsequence_begins: Input::new("subsequence_begins", true)?,
+            block_indices: Input::new("block_indices", true)?,
+            block_indices_begins: Input::new("block_indices_begins", true)?,
+            max_context_len: Tensor::new(i32::TYPE, &[])?,
+            wanted_rows: Input::new("wanted_rows", true)?,
         })
+    }
+
+    /// Gives the inputs to a request of this model.
+    fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
+        self.input_ids.bind(request)?;
+        self.position_ids.bind(request)?;
+        self.past_lens.bind(request)?;
+        self.subsequence_begins.bind(request)?;
+        self.block_indices.bind(request)?;
+        self.block_indices_begins.bind(request)?;
+        request.set("max_context_len", &self.max_context_len)?;
+        self.wanted_rows.bind(request)
     }
 
     fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
@@ -164,6 +180,7 @@ impl Inputs {
 
 /// A one-dimensional input whose memory is kept.
 struct Input<T> {
+    name: &'static str,
     tensor: Tensor,
     length: i64,
     used: bool,
@@ -175,12 +192,13 @@ const INPUT_ELEMENTS: i64 = 4096;
 
 impl<T: Element> Input<T> {
     /// An input of the model, or one that it lacks and that is not `used`.
-    fn new(request: &mut InferRequest, name: &str, used: bool) -> Result<Self, Error> {
+    fn new(name: &'static str, used: bool) -> Result<Self, Error> {
         let tensor = Tensor::new(T::TYPE, &[INPUT_ELEMENTS])?;
-        if used {
-            request.set(name, &tensor)?;
-        }
-        Ok(Self { tensor, length: INPUT_ELEMENTS, used, _element: std::marker::PhantomData })
+        Ok(Self { name, tensor, length: INPUT_ELEMENTS, used, _element: std::marker::PhantomData })
+    }
+
+    fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
+        if self.used { request.set(self.name, &self.tensor) } else { Ok(()) }
     }
 
     fn write(&mut self, length: usize, values: impl Iterator<Item = T>) -> Result<(), Error> {

@@ -36,8 +36,10 @@ fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
 /// The runtime.
 pub(crate) struct Core(*mut ov::ov_core_t);
 
-// SAFETY: the C API's core may be used from any thread; this one is not shared.
+// SAFETY: OpenVINO's core may be used from any thread, from several at once too.
 unsafe impl Send for Core {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Core {}
 
 impl Core {
     /// Loads the C API that belongs to the linked library.

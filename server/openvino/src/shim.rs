@@ -41,6 +41,8 @@ unsafe extern "C" {
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
+    fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
+    fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
     fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
     fn ovfleet_library_path() -> *const c_char;
 }
@@ -166,6 +168,20 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
 pub(crate) fn make_paged(model: &mut Model) -> Result<(), Error> {
     // SAFETY: the pointer is valid for the call.
     check(unsafe { ovfleet_make_paged(model.as_mut_ptr()) }, "make the attention paged")
+}
+
+/// Bytes that the integer weights of a model's projections take in f32; 0 if there are none.
+pub(crate) fn unpacked_bytes(model: &mut Model) -> Result<u64, Error> {
+    let mut bytes = 0;
+    // SAFETY: both pointers are valid for the call.
+    check(unsafe { ovfleet_unpacked_bytes(model.as_mut_ptr(), &raw mut bytes) }, "measure the weights")?;
+    Ok(bytes)
+}
+
+/// Replaces these weights by their f32 values.
+pub(crate) fn unpack_weights(model: &mut Model) -> Result<(), Error> {
+    // SAFETY: the pointer is valid for the call.
+    check(unsafe { ovfleet_unpack_weights(model.as_mut_ptr()) }, "unpack the weights")
 }
 
 /// Writes a model, not yet paged, as an IR.

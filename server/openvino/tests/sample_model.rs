@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use server_engine::ModelRunner;
-use server_openvino::{Config, Form, OpenVinoRunner, Weights, load};
+use server_openvino::{Config, Form, OpenVinoRunner, Unpack, Weights, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, Row, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
@@ -18,6 +18,10 @@ const QUESTION: [TokenId; 37] = [
 const ANSWER: [TokenId; 7] = [504, 3575, 282, 4649, 314, 7042, 30];
 
 fn sample(weights: Weights) -> OpenVinoRunner {
+    sample_with(weights, Unpack::Never)
+}
+
+fn sample_with(weights: Weights, unpack: Unpack) -> OpenVinoRunner {
     let model =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     let config = Config {
@@ -27,6 +31,7 @@ fn sample(weights: Weights) -> OpenVinoRunner {
         weights,
         cache_bytes: Some(64 << 20),
         cache_tokens_max: 0,
+        unpack,
         graph_folder: None,
     };
     load(&config, &mut |_| {}).unwrap().0
@@ -96,6 +101,20 @@ fn answers_in_every_form_of_the_weights() {
             step(&mut runner, &mut sequences, 512);
         }
         assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER, "{form:?}");
+    }
+}
+
+#[test]
+fn large_steps_on_weights_of_their_own_fill_the_same_cache() {
+    // The prompt is computed by the one graph, the answer by the other; then all by the one for large steps.
+    for from_tokens in [QUESTION.len() as u32, 1] {
+        let mut runner = sample_with(Weights::Auto, Unpack::FromTokens(from_tokens));
+        assert!(runner.wait());
+        let mut sequences = [Stepper::new(0, &QUESTION)];
+        for _ in 0..ANSWER.len() {
+            step(&mut runner, &mut sequences, 512);
+        }
+        assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER, "from {from_tokens} tokens");
     }
 }
 

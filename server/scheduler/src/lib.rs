@@ -44,8 +44,8 @@ pub struct SchedulerConfig {
     /// beside the decoding sequences, which come first.
     pub batch_tokens_max: u32,
     /// Most tokens computed in a step in which sequences decode while there are prompts to compute: how long a
-    /// prompt may hold these up. However many decode, the prompts have a quarter of it (as far as
-    /// `batch_tokens_max` leaves that).
+    /// prompt may hold these up. However many decode, the prompts have a quarter of it; where several prompts
+    /// wait for each sequence that decodes, it is so many times as much (as far as `batch_tokens_max` leaves that).
     pub chunk_tokens_max: u32,
     /// Most sequences that run at once. No more run than `batch_tokens_max`, so that each can have a token.
     pub sequences_max: u32,

@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Weights, load};
+use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -30,6 +30,9 @@ struct Args {
     /// How a GGUF file's weights are held: auto, compact, fine or rounded.
     #[arg(long, default_value = "auto")]
     weights: String,
+    /// Steps of at least this many tokens run on f32 weights; 0: none. Without it the default of the server.
+    #[arg(long)]
+    unpack_from_tokens: Option<u32>,
     /// The KV cache, in MiB.
     #[arg(long, default_value_t = 2048)]
     kv_cache_mib: u64,
@@ -59,8 +62,9 @@ fn main() -> anyhow::Result<()> {
         .with_context(|| format!("failed to read {}", args.scenario.display()))?;
     let scenario: Scenario = serde_json::from_str(&text).context("failed to read the scenario")?;
     let started = Instant::now();
-    let (runner, loaded) = load(&args.config()?, &mut |_| {})?;
+    let (mut runner, loaded) = load(&args.config()?, &mut |_| {})?;
     let load_seconds = started.elapsed().as_secs_f64();
+    let unpacked = runner.wait();
     let folder = args.scenario.parent().unwrap_or(Path::new("."));
     let (kind, body) = match scenario {
         Scenario::Generate(work) => ("generate", generate::run(&args, runner, &work)?),
@@ -68,6 +72,7 @@ fn main() -> anyhow::Result<()> {
         Scenario::Score(work) => ("score", score::run(runner, &work, folder)?),
     };
     let mut result = args.head(kind, &loaded);
+    result["config"]["unpacked"] = json!(unpacked);
     result["load_seconds"] = json!(load_seconds);
     result["memory_peak_bytes"] = json!(memory_peak_bytes());
     let Value::Object(body) = body else { anyhow::bail!("invariant: a result is an object") };
@@ -97,6 +102,11 @@ impl Args {
             properties,
             weights,
             cache_bytes: Some(self.kv_cache_mib << 20),
+            unpack: match self.unpack_from_tokens {
+                None => Unpack::Auto,
+                Some(0) => Unpack::Never,
+                Some(tokens) => Unpack::FromTokens(tokens),
+            },
             graph_folder: None,
             cache_tokens_max: 0,
         })

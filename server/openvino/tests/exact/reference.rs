@@ -8,7 +8,7 @@ mod steps;
 use std::path::Path;
 
 use server_gguf::TensorType;
-use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Weights, load};
+use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
 
 pub(crate) use file::Recipe;
 pub(crate) use forward::Reference;
@@ -63,6 +63,7 @@ pub(crate) fn load_file(
         device: "CPU".to_owned(),
         properties: properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         weights: Weights::As(form),
+        unpack: Unpack::Never,
         graph_folder: None,
         cache_bytes: Some(32 << 20),
         cache_tokens_max: 0,

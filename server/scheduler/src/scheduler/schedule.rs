@@ -42,8 +42,12 @@ impl Scheduler {
 
     /// Tokens of prompts beside `decodes`. Together they are as many from step to step, since a model that is
     /// given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
+    ///
+    /// Where several prompts wait for each sequence that decodes, the step is so many times as large: it holds
+    /// few up for the sake of many.
     fn chunk_budget(&self, decodes: u32) -> u32 {
-        let most = self.config.chunk_tokens_max;
+        let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
+        let most = self.config.chunk_tokens_max.saturating_mul((prompts / decodes).max(1));
         most.saturating_sub(decodes).max(most.div_ceil(4))
     }
 

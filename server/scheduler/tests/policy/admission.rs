@@ -50,6 +50,37 @@ fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
 }
 
 #[test]
+fn where_more_prompts_wait_than_sequences_decode_the_step_is_larger() {
+    let script = "
+        submit 1 abc max=9
+        step
+        submit 2 b*40 max=1
+        submit 3 c*40 max=1
+        step
+        step
+    ";
+    check(
+        SchedulerConfig { chunk_tokens_max: 5, batch_tokens_max: 20, ..config() },
+        script,
+        expect![[r#"
+            > submit 1 abc max=9
+            > step
+            1: 0+3 [0] -> 1
+            1 started, 0 cached
+            > submit 2 b*40 max=1
+            > submit 3 c*40 max=1
+            > step
+            1: 3+1 [0] -> 1
+            2: 0+9 [1 2 3]
+            2 started, 0 cached
+            > step
+            1: 4+1 [0 11] -> 1
+            2: 9+9 [1 2 3 4 5]
+        "#]],
+    );
+}
+
+#[test]
 fn prompts_have_the_whole_budget_until_a_sequence_decodes() {
     let script = "
         submit 1 a*16 max=9
