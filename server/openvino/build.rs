@@ -4,7 +4,8 @@
 use std::env;
 use std::path::PathBuf;
 
-const SOURCES: &[&str] = &["gguf.cpp", "merge.cpp", "paged.cpp", "rotary.cpp", "save.cpp", "weights.cpp"];
+const SOURCES: &[&str] =
+    &["experts.cpp", "gguf.cpp", "merge.cpp", "paged.cpp", "rotary.cpp", "save.cpp", "weights.cpp"];
 
 fn main() {
     println!("cargo:rerun-if-env-changed=OVFLEET_OPENVINO");

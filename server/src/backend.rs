@@ -178,6 +178,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         },
         cache_bytes: *cache_bytes,
         graph_folder: cache_dir.clone(),
+        context_tokens_max: config.sequence_tokens_max,
         cache_tokens_max: tokens,
     };
     let mut progress = |stage: server_openvino::Stage| {

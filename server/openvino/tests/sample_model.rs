@@ -28,6 +28,7 @@ fn sample(weights: Weights) -> OpenVinoRunner {
         cache_bytes: Some(64 << 20),
         cache_tokens_max: 0,
         graph_folder: None,
+        context_tokens_max: None,
     };
     load(&config, &mut |_| {}).unwrap().0
 }

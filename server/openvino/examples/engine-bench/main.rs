@@ -98,6 +98,7 @@ impl Args {
             weights,
             cache_bytes: Some(self.kv_cache_mib << 20),
             graph_folder: None,
+            context_tokens_max: None,
             cache_tokens_max: 0,
         })
     }
