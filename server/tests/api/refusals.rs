@@ -64,6 +64,10 @@ async fn what_is_no_request() {
 async fn parameters_of_the_chat_endpoint() {
     let cases = [
         json!({"messages": "hi"}),
+        json!({"messages": ["hi"]}),
+        json!({"messages": [{"content": "x"}]}),
+        json!({"messages": [{"role": 1, "content": "x"}]}),
+        json!({"messages": [{"role": "user", "content": [{"text": "x"}]}]}),
         json!({"messages": []}),
         json!({"messages": [{"role": "user", "content": 5}]}),
         json!({"messages": [{"role": "user"}]}),
@@ -74,7 +78,9 @@ async fn parameters_of_the_chat_endpoint() {
         json!({"logprobs": 5}),
         json!({"top_logprobs": 5}),
         json!({"logprobs": true, "top_logprobs": 21}),
+        json!({"top_logprobs": "3"}),
         json!({"tools": {}}),
+        json!({"documents": "a"}),
         json!({"tools": [{"type": "function"}], "tool_choice": "required"}),
         json!({"chat_template_kwargs": []}),
         json!({"chat_template_kwargs": {"messages": []}}),
@@ -108,7 +114,10 @@ async fn parameters_of_the_completions_endpoint() {
         json!({"prompt": []}),
         json!({"prompt": [[]]}),
         json!({"prompt": ["a", ""]}),
+        json!({"prompt": 7}),
         json!({"prompt": {"a": 1}}),
+        json!({"prompt": ["a", 1]}),
+        json!({"prompt": [1, "a"]}),
         json!({"prompt": [1, -1]}),
         json!({"prompt": [100_000]}),
         json!({"prompt": vec!["a"; 200]}),
@@ -119,6 +128,8 @@ async fn parameters_of_the_completions_endpoint() {
         json!({"echo": true, "logprobs": 1}),
         json!({"echo": 1}),
         json!({"suffix": "end"}),
+        json!({"suffix": 7}),
+        json!({"n": 2, "prompt": vec!["a"; 65]}),
     ];
     refused("/v3/completions", cases.map(completion).to_vec(), expect![[r#"
         400 - prompt | prompt: is missing
@@ -140,13 +151,27 @@ async fn parameters_of_the_completions_endpoint() {
     "#]]).await;
 }
 
-#[tokio::test]
-async fn parameters_that_both_endpoints_share() {
-    let cases = [
+/// Bodies' parameters that both endpoints have, with values they must not have.
+fn shared_parameters() -> Vec<Value> {
+    vec![
         json!({"stream": "true"}),
         json!({"stream_options": {"include_usage": true}}),
         json!({"stream": true, "stream_options": true}),
+        json!({"max_tokens": "4"}),
         json!({"max_tokens": 0}),
+        json!({"max_completion_tokens": 0}),
+        json!({"max_completion_tokens": []}),
+        json!({"min_tokens": -1}),
+        json!({"n": "2"}),
+        json!({"best_of": {}}),
+        json!({"top_p": [0.5]}),
+        json!({"top_k": 1.5}),
+        json!({"min_p": "0"}),
+        json!({"repetition_penalty": {}}),
+        json!({"frequency_penalty": "0"}),
+        json!({"presence_penalty": true}),
+        json!({"logit_bias": [1]}),
+        json!({"response_format": "json"}),
         json!({"max_tokens": -1}),
         json!({"max_tokens": 1e30}),
         json!({"max_tokens": 100_000}),
@@ -181,8 +206,12 @@ async fn parameters_that_both_endpoints_share() {
         json!({"logit_bias": {"1": 101}}),
         json!({"response_format": {"type": "json_object"}}),
         json!({"response_format": {}}),
-    ];
-    let bodies = cases.map(completion).to_vec();
+    ]
+}
+
+#[tokio::test]
+async fn parameters_that_both_endpoints_share() {
+    let bodies = shared_parameters().into_iter().map(completion).collect();
     refused("/v3/completions", bodies, expect![[r#"
         400 - stream | stream: invalid type: string "true", expected a boolean
         400 - stream_options | stream_options: is given, but stream is not true
@@ -228,12 +257,20 @@ async fn parameters_that_both_endpoints_share() {
 #[tokio::test]
 async fn both_endpoints_refuse_shared_parameters_alike() {
     let server = Server::parrot("x");
-    for parameters in
-        [json!({"n": 0}), json!({"temperature": 3}), json!({"stop": [1]}), json!({"model": "y"})]
-    {
-        let error = async |path: &str, body: String| -> Value { server.post(path, body).await.json() };
+    let others = [json!({"model": "y"}), json!({"model": ""}), json!({"model": null})];
+    for parameters in shared_parameters().into_iter().chain(others) {
+        let error = async |path: &str, body: String| -> (u16, Value) {
+            let answer = server.post(path, body).await;
+            let mut error = answer.json()["error"].clone();
+            if error["code"] == "context_length_exceeded" {
+                // It tells the length of the prompt, which has a template in chats.
+                error["message"] = json!("…");
+            }
+            (answer.status.as_u16(), error)
+        };
         let chat = error("/v1/chat/completions", chat(parameters.clone())).await;
-        assert_eq!(chat, error("/v1/completions", completion(parameters)).await);
+        assert_eq!(chat, error("/v1/completions", completion(parameters.clone())).await);
+        assert!((400..500).contains(&chat.0), "{parameters}: {}", chat.1);
     }
 }
 
