@@ -211,7 +211,7 @@ async fn the_same_seed_gives_the_same_answer_and_another_another() {
 #[tokio::test]
 async fn a_choice_that_a_stop_string_ended_is_computed_no_further() {
     let letters: serde_json::Map<_, _> =
-        (b'a'..=b'z').map(|letter| (letter.to_string(), json!(100))).collect();
+        (b'a'..=b'w').map(|letter| (letter.to_string(), json!(100))).collect();
     let sampled = |more: serde_json::Value| {
         let mut parameters = json!({
             "n": 2, "temperature": 1.5, "seed": 3, "max_tokens": 40, "logit_bias": letters, "stream": true,

@@ -88,6 +88,10 @@ async fn parameters_of_the_chat_endpoint() {
     ];
     refused("/v3/chat/completions", cases.map(chat).to_vec(), expect![[r#"
         400 - messages | messages: invalid type: string "hi", expected an array
+        400 - messages[0] | messages[0]: invalid type: string "hi", expected an object
+        400 - messages[0].role | messages[0].role: missing field `role`
+        400 - messages[0].role | messages[0].role: invalid type: integer `1`, expected a string
+        400 - messages[0].content[0].type | messages[0].content[0].type: missing field `type`
         400 - messages | messages: is empty
         400 - messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
         400 - messages[0].content | messages[0].content: is missing
@@ -98,7 +102,9 @@ async fn parameters_of_the_chat_endpoint() {
         400 - logprobs | logprobs: invalid type: integer `5`, expected a boolean
         400 - top_logprobs | top_logprobs: is given, but logprobs is not true
         400 - top_logprobs | top_logprobs: 21 is not from 0 to 20
+        400 - top_logprobs | top_logprobs: invalid type: string "3", expected an integer from 0 to 4294967295
         400 - tools | tools: invalid type: map, expected an array
+        400 - documents | documents: invalid type: string "a", expected an array
         400 - tool_choice | tool_choice: only "none" and "auto" are supported
         400 - chat_template_kwargs | chat_template_kwargs: invalid type: sequence, expected an object
         400 - chat_template_kwargs.messages | chat_template_kwargs.messages: is a parameter of its own
@@ -137,7 +143,10 @@ async fn parameters_of_the_completions_endpoint() {
         400 - prompt | prompt: is empty
         400 - prompt | prompt: is empty
         400 - prompt | prompt: is empty
+        400 - prompt | prompt: invalid type: integer `7`, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
         400 - prompt | prompt: invalid type: map, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
+        400 - prompt[1] | prompt[1]: invalid type: integer `1`, expected a string
+        400 - prompt[1] | prompt[1]: invalid type: string "a", expected an integer from 0 to 4294967295
         400 - prompt[1] | prompt[1]: invalid value: integer `-1`, expected an integer from 0 to 4294967295
         400 - prompt | token 100000 is not in the vocabulary of 259 tokens
         400 - prompt | prompt: has more than 128 prompts
@@ -148,6 +157,8 @@ async fn parameters_of_the_completions_endpoint() {
         400 - echo | echo: cannot be combined with logprobs: those of prompts are not computed
         400 - echo | echo: invalid type: integer `1`, expected a boolean
         400 - suffix | suffix: is not supported
+        400 - suffix | suffix: invalid type: integer `7`, expected a string
+        400 - n | n: 65 prompts with n = 2 are more than 128 choices
     "#]]).await;
 }
 
@@ -216,7 +227,21 @@ async fn parameters_that_both_endpoints_share() {
         400 - stream | stream: invalid type: string "true", expected a boolean
         400 - stream_options | stream_options: is given, but stream is not true
         400 - stream_options | stream_options: invalid type: boolean `true`, expected an object
+        400 - max_tokens | max_tokens: invalid type: string "4", expected an integer from 0 to 4294967295
         400 - max_tokens | max_tokens: must be at least 1
+        400 - max_completion_tokens | max_completion_tokens: must be at least 1
+        400 - max_completion_tokens | max_completion_tokens: invalid type: sequence, expected an integer from 0 to 4294967295
+        400 - min_tokens | min_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
+        400 - n | n: invalid type: string "2", expected an integer from 0 to 4294967295
+        400 - best_of | best_of: invalid type: map, expected an integer from 0 to 4294967295
+        400 - top_p | top_p: invalid type: sequence, expected a number
+        400 - top_k | top_k: invalid type: floating point `1.5`, expected an integer
+        400 - min_p | min_p: invalid type: string "0", expected a number
+        400 - repetition_penalty | repetition_penalty: invalid type: map, expected a number
+        400 - frequency_penalty | frequency_penalty: invalid type: string "0", expected a number
+        400 - presence_penalty | presence_penalty: invalid type: boolean `true`, expected a number
+        400 - logit_bias | logit_bias: invalid type: sequence, expected an object
+        400 - response_format | response_format: invalid type: string "json", expected an object
         400 - max_tokens | max_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
         400 - max_tokens | max_tokens: invalid type: floating point `1e+30`, expected an integer from 0 to 4294967295
         400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
