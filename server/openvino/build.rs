@@ -4,8 +4,16 @@
 use std::env;
 use std::path::PathBuf;
 
-const SOURCES: &[&str] =
-    &["gguf.cpp", "merge.cpp", "paged.cpp", "rotary.cpp", "save.cpp", "unpack.cpp", "weights.cpp"];
+const SOURCES: &[&str] = &[
+    "experts.cpp",
+    "gguf.cpp",
+    "merge.cpp",
+    "paged.cpp",
+    "rotary.cpp",
+    "save.cpp",
+    "unpack.cpp",
+    "weights.cpp",
+];
 
 fn main() {
     println!("cargo:rerun-if-env-changed=OVFLEET_OPENVINO");

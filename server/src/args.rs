@@ -278,6 +278,16 @@ pub struct SimArgs {
     )]
     pub sim_block_tokens: u32,
 
+    /// The step at which the simulated device fails for good, the first being 1: what a replica does whose engine
+    /// dies. Default: none.
+    #[arg(
+        long,
+        env = "OVFLEET_SIM_FATAL_STEP",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
+    pub sim_fatal_step: Option<u64>,
+
     /// Tokens of the longest sequence, if the model does not say.
     #[arg(
         long,

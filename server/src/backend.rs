@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
-use server_engine::sim::{SimConfig, SimCosts, SimRunner};
+use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner};
 use server_engine::{CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
 use server_text::ModelText;
 
@@ -125,19 +125,21 @@ fn sim(config: &Config, vocabulary: u32) -> Box<dyn ModelRunner> {
         sim_decode_row_time,
         sim_blocks,
         sim_block_tokens,
-        ..
+        sim_fatal_step,
+        sim_model_len: _,
     } = config.sim;
     let costs = SimCosts {
         step: sim_step_time,
         prefill_token: sim_prefill_token_time,
         decode_row: sim_decode_row_time,
     };
+    let fatal = sim_fatal_step.map(|step| SimFault { step: step - 1, kind: SimFaultKind::Fatal });
     let config = SimConfig {
         block_tokens: sim_block_tokens,
         blocks_total: sim_blocks,
         vocabulary,
         costs,
-        faults: Vec::new(),
+        faults: fatal.into_iter().collect(),
     };
     Box::new(SimRunner::new(config, Clock::real()))
 }
@@ -185,6 +187,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         },
         cache_bytes: *cache_bytes,
         graph_folder: cache_dir.clone(),
+        context_tokens_max: config.sequence_tokens_max,
         cache_tokens_max: tokens,
     };
     let mut progress = |stage: server_openvino::Stage| {

@@ -60,7 +60,7 @@ enum End {
 /// The answer to one of the request's prompts.
 #[derive(Debug)]
 struct PromptAnswer {
-    /// None once all choices have ended: it is dropped as soon as they have, which frees their sequences.
+    /// None once all choices have ended.
     stream: Option<TokenStream>,
     choices: Vec<Choice>,
     /// The number of the first choice in the whole answer.
@@ -163,14 +163,14 @@ impl PromptAnswer {
                 }
                 Some(Event::Token { index, token, logprobs }) => {
                     let choice = &mut self.choices[index as usize];
-                    // A sequence goes on beyond its stop string for as long as others of its request run.
-                    if choice.has_ended() {
-                        continue;
-                    }
                     usage.completion_tokens += 1;
                     let now = Instant::now();
                     record.token(now, choice.last_token.replace(now));
                     choice.push(self.first + index, (token, logprobs), deltas);
+                    if choice.has_ended() {
+                        // By a stop string, of which the engine knows nothing.
+                        stream.abort(index);
+                    }
                 }
                 Some(Event::Finished { index, reason }) => {
                     self.choices[index as usize].finish(self.first + index, reason, deltas);

@@ -180,6 +180,20 @@ fn on_the_second_signal_it_ends_at_once() {
 }
 
 #[test]
+fn when_its_engine_dies_clients_are_told_and_it_ends_with_an_error() {
+    let server = Server::start(&mut command(&["--sim-fatal-step", "3"]));
+    let answer = rest(server.begun(60));
+    assert!(answer.contains(r#""code":"stopped""#) && !answer.contains("[DONE]"), "{answer}");
+    let (status, log) = server.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let last = log.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: the engine died: ") && last.contains("a simulated fatal fault"),
+        "{last}"
+    );
+}
+
+#[test]
 fn a_client_that_sends_nothing_is_shown_out() {
     let server = Server::start(&mut command(&["--read-timeout", "100ms"]));
     let mut slow = server.connect();

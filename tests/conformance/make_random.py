@@ -43,7 +43,8 @@ PLAN = (
     [("llama", kind, "") for kind in (*TYPES, MIXED)]
     + [(arch, kind, "") for arch in SHAPES if arch != "llama" for kind in ("Q4_1", "Q4_K")]
     + [("llama", "Q8_0", "rope-freqs"), ("llama", "F16", "rope-linear"), ("gemma3", "Q8_0", "rope-linear"),
-       ("phi3", "F16", "longrope"), ("phi3", "F16", "window"), ("qwen2", "F16", ""), ("qwen3", "BF16", "")]
+       ("phi3", "F16", "longrope"), ("phi3", "F16", "longrope-long"), ("phi3", "F16", "window"), ("qwen2", "F16", ""),
+       ("qwen3", "BF16", "")]
 )
 
 
@@ -133,7 +134,7 @@ class File:
         if self.arch == "phi3":
             # Beyond any tested length unless the variant says so: see docs/reference/conformance.md.
             writer.add_sliding_window(48 if self.variant == "window" else CONTEXT)
-            writer.add_rope_scaling_orig_ctx_len(CONTEXT)
+            writer.add_rope_scaling_orig_ctx_len(CONTEXT // 2 if self.variant == "longrope-long" else CONTEXT)
         self.rope_variant()
 
     def rope_variant(self) -> None:
@@ -145,7 +146,7 @@ class File:
         if self.variant == "rope-freqs":
             factors = np.concatenate([np.ones(pairs // 2), np.linspace(1, 8, pairs - pairs // 2)])
             writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-        if self.variant == "longrope":
+        if self.variant in ("longrope", "longrope-long"):
             writer.add_rope_scaling_attn_factors(1.19)
             for name, top in (("short", 1.5), ("long", 30.0)):
                 writer.add_tensor(f"rope_factors_{name}.weight", np.linspace(1, top, pairs).astype(np.float32))

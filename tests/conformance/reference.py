@@ -88,7 +88,7 @@ def shape_of(meta: dict) -> Shape:
         rope_base=base,
         rope_base_local=float(get("rope.freq_base_swa", GEMMA3_LOCAL_BASE)) if arch == "gemma3" else base,
         rope_scale=1.0 / float(get("rope.scaling.factor", 1.0)) if scaling == "linear" else 1.0,
-        rope_attention_factor=float(get("rope.scaling.attn_factor", 1.0)) if scaling == "longrope" else 1.0,
+        rope_attention_factor=float(get("rope.scaling.attn_factor", 1.0)),
         window=int(get("attention.sliding_window", 0)),
         context=context,
         original_context=int(get("rope.scaling.original_context_length", context)),
@@ -149,22 +149,22 @@ class Reference:
             out = out + self.weight(f"{name}.bias")
         return out
 
-    def rope_factors(self, longest: int) -> np.ndarray | float:
-        """What frequencies are divided by: Llama 3's table, or Phi 3's for the longest sequence computed."""
+    def rope_factors(self) -> np.ndarray | float:
+        """What frequencies are divided by: Llama 3's table, or Phi 3's for the context the model was made for."""
         if "rope_freqs.weight" in self.tensors:
             return self.weight("rope_freqs.weight")
         names = "rope_factors_short.weight", "rope_factors_long.weight"
         if names[0] in self.tensors:
             self.used.update(names)
-            return self.weight(names[longest > self.shape.original_context])
+            return self.weight(names[self.shape.context > self.shape.original_context])
         return 1.0
 
-    def rotation(self, positions: np.ndarray, local: bool, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    def rotation(self, positions: np.ndarray, local: bool) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines, `[tokens, 1, dims / 2]`."""
         shape = self.shape
         base = shape.rope_base_local if local else shape.rope_base
         frequencies = base ** (-np.arange(0, shape.rope_dims, 2, dtype=np.float64) / shape.rope_dims)
-        frequencies = frequencies / self.rope_factors(longest) * (1.0 if local else shape.rope_scale)
+        frequencies = frequencies / self.rope_factors() * (1.0 if local else shape.rope_scale)
         angles = positions[:, None, None] * frequencies
         factor = shape.rope_attention_factor
         return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
@@ -220,7 +220,7 @@ class Reference:
             k = rms(k, self.weight(f"{name}.attn_k_norm.weight"), shape.eps)
         local = self.is_local(layer)
         positions = np.concatenate([np.arange(span.stop - span.start) for span in spans])
-        cos, sin = self.rotation(positions, local and shape.architecture == "gemma3", int(positions.max()) + 1)
+        cos, sin = self.rotation(positions, local and shape.architecture == "gemma3")
         q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         mixed = np.concatenate([self.attend(q[span], k[span], v[span], local) for span in spans])
         return self.linear(mixed, f"{name}.attn_output")

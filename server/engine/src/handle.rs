@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::report::{EngineLoad, EngineState};
 use crate::request::{Event, Request, Sampling};
 use crate::sampler::History;
-use crate::stream::TokenStream;
+use crate::stream::{Aborts, TokenStream};
 
 /// Commands that may be on their way beside the requests: to drain and to stop, each once.
 pub(crate) const CONTROL_COMMANDS_MAX: usize = 2;
@@ -67,6 +67,7 @@ pub(crate) struct Submission {
     pub(crate) sampling: Sampling,
     pub(crate) histories: Vec<History>,
     pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) aborts: Arc<Aborts>,
     pub(crate) permit: WaitingPermit,
     pub(crate) submitted: Duration,
 }
@@ -161,9 +162,11 @@ impl EngineHandle {
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
         let submitted = self.shared.clock.now();
-        let submission = Submission { prompt, stop, sampling, histories, events, permit, submitted };
+        let aborts = Aborts::new(sequences);
+        let stream = TokenStream::new(receiver, Arc::clone(&aborts));
+        let submission = Submission { prompt, stop, sampling, histories, events, aborts, permit, submitted };
         match self.shared.commands.try_send(Command::Submit(Box::new(submission))) {
-            Ok(()) => Ok(TokenStream::new(receiver, sequences)),
+            Ok(()) => Ok(stream),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
             // Not reached: a command in the channel holds a permit, and there is room for all permits.
             Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejected::QueueFull)),

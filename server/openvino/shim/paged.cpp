@@ -12,6 +12,10 @@ namespace {
 
 namespace op = ov::op;
 
+// Where a model that is not paged yet carries the window of all its attentions, also as an IR.
+constexpr const char* window_section = "ovfleet";
+constexpr const char* window_name = "sliding_window";
+
 std::shared_ptr<ov::Node> integers(std::vector<int64_t> values) {
     return op::v0::Constant::create(ov::element::i64, {values.size()}, values);
 }
@@ -51,10 +55,15 @@ int32_t window_of(const ov::Output<ov::Node>& mask) {
 // The windows of the attentions, in the order of the graph, which the layers' dependence on each other makes
 // the only one.
 std::vector<int32_t> windows(const ov::Model& model) {
+    int64_t of_all = 0;
+    if (model.has_rt_info(window_section, window_name))
+        of_all = model.get_rt_info<int64_t>(window_section, window_name);
     std::vector<int32_t> all;
     for (const auto& node : model.get_ordered_ops())
         if (ov::is_type<op::v13::ScaledDotProductAttention>(node))
-            all.push_back(node->get_input_size() > 3 ? window_of(node->input_value(3)) : 0);
+            all.push_back(of_all                        ? int32_t(of_all)
+                          : node->get_input_size() > 3 ? window_of(node->input_value(3))
+                                                       : 0);
     return all;
 }
 
@@ -112,6 +121,13 @@ void keep_wanted_rows(ov::Model& model) {
 }
 
 }  // namespace
+
+extern "C" int ovfleet_set_window(ov_model_t* model, uint32_t tokens) {
+    return ovfleet::guarded([&] {
+        OPENVINO_ASSERT(tokens > 0 && tokens <= INT32_MAX, "a window of ", tokens, " tokens");
+        model->object->set_rt_info(int64_t(tokens), window_section, window_name);
+    });
+}
 
 extern "C" int ovfleet_make_paged(ov_model_t* model) {
     return ovfleet::guarded([&] {

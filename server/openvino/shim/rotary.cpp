@@ -81,7 +81,7 @@ bool match(const NodePtr& node, Rotation& found) {
     found.x = x;
     found.head_size = size->get_length();
     found.tensor = projection(x);
-    return !found.tensor.empty();
+    return true;
 }
 
 NodePtr integers(std::vector<int64_t> values) {
@@ -174,6 +174,34 @@ extern "C" int ovfleet_divide_frequencies(ov_model_t* model,
     });
 }
 
+extern "C" int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* applied) {
+    return ovfleet::guarded([&] {
+        *applied = 0;
+        for (const auto& node : model->object->get_ordered_ops()) {
+            if (!ov::is_type<op::v0::Cos>(node) && !ov::is_type<op::v0::Sin>(node)) continue;
+            if (!frequencies(node->input_value(0), count)) continue;
+            const auto readers = node->output(0).get_target_inputs();
+            auto scalar = op::v0::Constant::create(ov::element::f32, {}, {factor});
+            auto scaled = std::make_shared<op::v1::Multiply>(node, scalar);
+            for (auto reader : readers) reader.replace_source_output(scaled);
+            ++*applied;
+        }
+    });
+}
+
+extern "C" int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated) {
+    return ovfleet::guarded([&] {
+        std::vector<Rotation> rotations;
+        for (const auto& node : model->object->get_ordered_ops()) {
+            Rotation found;
+            if (match(node, found)) rotations.push_back(found);
+        }
+        std::map<ov::Output<ov::Node>, NodePtr> doubled;
+        for (const auto& rotation : rotations) rewrite(rotation, doubled);
+        *rotated = rotations.size();
+    });
+}
+
 extern "C" int ovfleet_rewrite_rotary(ov_model_t* model,
                                       void (*permuted)(void*, const char*, size_t),
                                       void* context) {
@@ -181,7 +209,7 @@ extern "C" int ovfleet_rewrite_rotary(ov_model_t* model,
         std::vector<Rotation> rotations;
         for (const auto& node : model->object->get_ordered_ops()) {
             Rotation found;
-            if (match(node, found)) rotations.push_back(found);
+            if (match(node, found) && !found.tensor.empty()) rotations.push_back(found);
         }
         if (!paired(rotations)) return;
         for (const auto& rotation : rotations) permuted(context, rotation.tensor.c_str(), rotation.head_size);

@@ -34,12 +34,16 @@ typedef struct {
 
 enum ovfleet_element { OVFLEET_U4 = 0, OVFLEET_U8 = 1, OVFLEET_I8 = 2, OVFLEET_F16 = 3, OVFLEET_BF16 = 4, OVFLEET_F32 = 5 };
 
-// Writes a weight of a model read by ovfleet_read_gguf anew. `found` tells whether the graph has it.
+// Writes a weight of a model read by ovfleet_read_gguf anew. `found` tells whether the graph has it. The rows of
+// a stack of matrices, one for each expert, follow each other.
 int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weight, int* found);
 
 // Divides the frequencies of the rotary embeddings of this base (0: of any) by `factors`, one for each pair of
 // a head. `applied` counts the frequency tables that were divided; 0 if none was of this length and base.
 int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied);
+
+// Multiplies the cosines and sines of the rotary embeddings of so many pairs by `factor`. `applied` counts them.
+int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* applied);
 
 // Rewrites rotary embeddings of adjacent pairs into the half-rotation form that plugins fuse, where q and k of
 // every such layer come straight from their projections. The rows of those must then be permuted (evens, then
@@ -48,8 +52,21 @@ int ovfleet_rewrite_rotary(ov_model_t* model,
                            void (*permuted)(void* context, const char* tensor, size_t head_size),
                            void* context);
 
+// Takes rotary embeddings of adjacent pairs for ones of halves, and rewrites them into the form that plugins fuse:
+// for a file of halves whose graph rotates pairs. `rotated` counts them.
+int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
+
+// The front end lays out what its experts give as one sequence, and paged attention tokens each as their own:
+// gives it the shape of what the experts read. Divides the weights of a token's experts by their sum, too, where
+// the graph does not. `aligned` counts the layers.
+int ovfleet_mend_experts(ov_model_t* model, size_t* aligned);
+
 // Merges projections of equal form that read the same input (q/k/v, gate/up). `merged` counts those merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
+
+// Gives all attentions a window of so many tokens, the present one among them, whatever their masks cut out.
+// It takes effect when the attention is made paged, also after the model was saved and read.
+int ovfleet_set_window(ov_model_t* model, uint32_t tokens);
 
 // Replaces the attention by paged attention, and cuts the output to [rows, vocabulary] where the new input
 // `wanted_rows` [rows] (i64) names the tokens whose logits are computed.

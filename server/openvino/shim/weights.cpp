@@ -1,5 +1,6 @@
 // Weights: where a GGUF tensor is in the graph, and how it is written anew.
 #include <cstring>
+#include <vector>
 
 #include <openvino/core/graph_util.hpp>
 #include <openvino/op/ops.hpp>
@@ -34,15 +35,18 @@ std::shared_ptr<ov::Node> constant(ov::element::Type type, const ov::Shape& shap
     return std::make_shared<ov::op::v0::Constant>(tensor);
 }
 
-// Constant, Convert, Subtract, Multiply, Reshape: the form that plugins keep compressed.
-std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight) {
+// Constant, Convert, Subtract, Multiply, Reshape: the form that plugins keep compressed. `flat` is the weight's
+// shape in the graph: a matrix, or a stack of them.
+std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight, const ov::Shape& flat) {
     namespace op = ov::op;
-    const ov::Shape flat{weight.rows, weight.columns};
     if (!weight.scales)
         return std::make_shared<op::v0::Convert>(constant(element(weight.type), flat, weight.quants), ov::element::f32);
     OPENVINO_ASSERT(weight.group && weight.columns % weight.group == 0, "groups do not fill the rows");
-    const ov::Shape grouped{weight.rows, weight.columns / weight.group, weight.group};
-    const ov::Shape each{weight.rows, weight.columns / weight.group, 1};
+    ov::Shape grouped(flat.begin(), flat.end() - 1), each;
+    grouped.push_back(weight.columns / weight.group);
+    each = grouped;
+    grouped.push_back(weight.group);
+    each.push_back(1);
     std::shared_ptr<ov::Node> value = std::make_shared<op::v0::Convert>(
         constant(element(weight.type), grouped, weight.quants), ov::element::f32);
     if (weight.zeros) {
@@ -51,8 +55,8 @@ std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight) {
         value = std::make_shared<op::v1::Subtract>(value, zeros);
     }
     value = std::make_shared<op::v1::Multiply>(value, constant(ov::element::f32, each, weight.scales));
-    const int64_t shape[] = {int64_t(weight.rows), int64_t(weight.columns)};
-    return std::make_shared<op::v1::Reshape>(value, constant(ov::element::i64, {2}, shape), false);
+    const std::vector<int64_t> shape(flat.begin(), flat.end());
+    return std::make_shared<op::v1::Reshape>(value, constant(ov::element::i64, {shape.size()}, shape.data()), false);
 }
 
 }  // namespace
@@ -63,9 +67,11 @@ extern "C" int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weigh
         *found = old != nullptr;
         if (!old) return;
         const auto shape = old->get_output_partial_shape(0);
-        OPENVINO_ASSERT(shape == ov::PartialShape({int64_t(weight->rows), int64_t(weight->columns)}),
+        OPENVINO_ASSERT(shape.is_static() && (shape.size() == 2 || shape.size() == 3) &&
+                            shape[shape.size() - 1] == int64_t(weight->columns) &&
+                            ov::shape_size(shape.to_shape()) == weight->rows * weight->columns,
                         "tensor ", weight->tensor, " is ", shape, " in the graph");
-        auto fresh = decompressed(*weight);
+        auto fresh = decompressed(*weight, shape.to_shape());
         OPENVINO_ASSERT(old->get_output_element_type(0) == ov::element::f32, "tensor ", weight->tensor, " is not f32 in the graph");
         fresh->set_friendly_name(old->get_friendly_name());
         ov::replace_node(old, fresh);

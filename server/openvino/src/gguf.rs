@@ -12,16 +12,24 @@ use crate::{Error, weights};
 /// A factor for each pair of a head, in f32, by which its frequency is divided (Llama 3.1 and later).
 const ROTARY_FACTORS: &str = "rope_freqs.weight";
 
-/// The same for short contexts, beside another tensor for long ones. Not served: the angles of what is in the
-/// KV cache would change when a sequence grows from the one into the other.
+/// The same for models of long contexts, of which the file has two: for contexts up to the original one, and for
+/// longer ones. One serves all sequences: the angles of what is in the KV cache could not change when a sequence
+/// grows beyond the original context.
 const ROTARY_FACTORS_SHORT: &str = "rope_factors_short.weight";
+const ROTARY_FACTORS_LONG: &str = "rope_factors_long.weight";
 
-/// Reads the file with the runtime's front end and writes its matrices anew, exactly.
-pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
+/// What is in the name of a tensor that holds a matrix for each expert.
+const EXPERTS: &str = "_exps.";
+
+/// Reads the file with the runtime's front end and writes its matrices anew, exactly. `context_tokens_max` is the
+/// longest sequence there will be, if that is less than the model was made for.
+pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> Result<Model, Error> {
     let file = GgufFile::open(path)?;
-    refuse_lost_window(&file)?;
+    refuse_unproven_experts(&file)?;
     let mut model = read_graph(path, &file)?;
-    divide_frequencies(&file, &mut model)?;
+    mend_experts(&file, &mut model)?;
+    restore_window(&file, &mut model)?;
+    divide_frequencies(&file, &mut model, context_tokens_max)?;
     unscale_local_frequencies(&file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
@@ -42,6 +50,13 @@ pub(crate) fn read(path: &Path, form: Form) -> Result<Model, Error> {
         }
         if !found && entry.name.contains(FUSED) {
             set_fused(&mut model, (&file, entry), &bytes, form)?;
+        }
+        if !found && entry.shape.len() == 3 && weights::is_quantized(entry.kind) {
+            // The front end may have rounded them on their way to wherever they are.
+            return Err(Error::Unsupported(format!(
+                "its experts ({}, {}) find no place in the graph",
+                entry.name, entry.kind
+            )));
         }
     }
     check_permuted(&file, &permuted)?;
@@ -76,15 +91,44 @@ fn set_fused(
     Ok(())
 }
 
-/// The front end builds Phi 3 without the sliding window that its files name: beyond the window it would be
-/// another model.
-fn refuse_lost_window(file: &GgufFile) -> Result<(), Error> {
-    let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64()).unwrap_or(0);
-    let (window, context) = (number("attention.sliding_window"), number("context_length"));
-    if file.architecture() == Some("phi3") && window > 0 && window < context {
-        return Err(Error::Unsupported(format!("phi3 with a sliding window of {window} tokens")));
+/// The mixtures of experts whose graphs are known to be right, once mended.
+const MIXTURES: [&str; 1] = ["qwen3moe"];
+
+fn refuse_unproven_experts(file: &GgufFile) -> Result<(), Error> {
+    let architecture = file.architecture().unwrap_or_default();
+    let has_experts = file.tensors().iter().any(|entry| entry.name.contains(EXPERTS));
+    if has_experts && !MIXTURES.contains(&architecture) {
+        return Err(Error::Unsupported(format!(
+            "its architecture {architecture:?} with experts is not served; of those with experts {} is",
+            MIXTURES.join(", ")
+        )));
     }
     Ok(())
+}
+
+/// The front end rotates adjacent pairs where files of these architectures have halves, lays the experts' output
+/// out for one sequence, and makes their weights add up to 1 only if the file says so, which it need not.
+fn mend_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
+    if !file.architecture().is_some_and(|architecture| MIXTURES.contains(&architecture)) {
+        return Ok(());
+    }
+    let rotated = shim::rotate_halves(model)?;
+    let aligned = shim::mend_experts(model)?;
+    tracing::debug!(rotated, aligned, "mended the experts' graph");
+    Ok(())
+}
+
+/// Phi 3's window is that of all its layers; the front end gives it to every other one.
+fn restore_window(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
+    let window = file.get_of_architecture("attention.sliding_window").and_then(|value| value.u64());
+    match (file.architecture(), window) {
+        (Some("phi3"), Some(window)) if window > 0 => {
+            // A wider one than can be told is none.
+            u32::try_from(window)
+                .map_or(Ok(()), |window| shim::set_window(model, window.min(i32::MAX as u32)))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
@@ -100,22 +144,44 @@ fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
 }
 
 /// Files may divide the frequencies of their rotary embeddings, by factors that the front end leaves out.
-fn divide_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
-    let refused =
-        |tensor: &str| Err(Error::Unsupported(format!("its rotary factors ({tensor}) find no place")));
-    if file.tensor(ROTARY_FACTORS_SHORT).is_some() {
-        return refused(ROTARY_FACTORS_SHORT);
+fn divide_frequencies(
+    file: &GgufFile,
+    model: &mut Model,
+    context_tokens_max: Option<u32>,
+) -> Result<(), Error> {
+    let Some(entry) = rotary_factors(file, context_tokens_max) else { return Ok(()) };
+    let refused = |why| Err(Error::Unsupported(format!("its rotary factors ({}) {why}", entry.name)));
+    let mut bytes = Vec::new();
+    file.read_tensor(&entry.name, &mut bytes)?;
+    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    if entry.kind != TensorType::F32 || !factors.iter().all(|factor| factor.is_finite() && *factor > 0.0) {
+        return refused("are no positive numbers");
     }
-    if file.tensor(ROTARY_FACTORS).is_none() {
+    if shim::divide_frequencies(model, None, &factors)? == 0 {
+        return refused("find no place");
+    }
+    if entry.name == ROTARY_FACTORS {
         return Ok(());
     }
-    let mut bytes = Vec::new();
-    file.read_tensor(ROTARY_FACTORS, &mut bytes)?;
-    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    match shim::divide_frequencies(model, None, &factors)? {
-        0 => refused(ROTARY_FACTORS),
+    // A stretched context makes attention flatter, which this makes up for.
+    let scale = file.get_of_architecture("rope.scaling.attn_factor").and_then(|value| value.f32());
+    match scale {
+        Some(scale) if scale != 1.0 && shim::scale_rotary(model, scale, factors.len())? == 0 => {
+            refused("come with an attention factor that finds no place")
+        }
         _ => Ok(()),
     }
+}
+
+/// The tensor of factors that are in force.
+fn rotary_factors(file: &GgufFile, context_tokens_max: Option<u32>) -> Option<&TensorEntry> {
+    let (short, long) = (file.tensor(ROTARY_FACTORS_SHORT), file.tensor(ROTARY_FACTORS_LONG));
+    let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
+    let context = number("context_length");
+    let original = number("rope.scaling.original_context_length").or(context).unwrap_or(u64::MAX);
+    let longest = context_tokens_max.map(u64::from).or(context).unwrap_or(0);
+    let stretched = if longest > original { long } else { short };
+    stretched.or_else(|| file.tensor(ROTARY_FACTORS))
 }
 
 /// Gemma 3's scaling of positions is for its global layers; the front end applies it to the local ones too,
@@ -137,9 +203,10 @@ fn row_bytes(entry: &TensorEntry) -> usize {
     entry.row_bytes() as usize
 }
 
-/// Matrices that are quantised, or of half precision (which a front end may round on its way).
+/// Matrices, and those of experts, that are quantised, or of half precision (which a front end may round on its
+/// way).
 fn is_rewritten(entry: &TensorEntry) -> bool {
-    entry.shape.len() == 2
+    (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
         && (weights::is_quantized(entry.kind) || matches!(entry.kind, TensorType::F16 | TensorType::Bf16))
 }
 

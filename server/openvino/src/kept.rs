@@ -13,7 +13,7 @@ use crate::weights::Form;
 use crate::{Error, shim};
 
 /// Changes whenever the rewriting does: graphs of another version are not read.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 /// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
 const HEAD_BYTES: u64 = 1 << 22;
@@ -26,7 +26,12 @@ pub(crate) struct Kept {
 
 impl Kept {
     /// `None` if the file cannot be told from others.
-    pub(crate) fn of(folder: &Path, gguf: &Path, form: Form) -> Option<Self> {
+    pub(crate) fn of(
+        folder: &Path,
+        gguf: &Path,
+        form: Form,
+        context_tokens_max: Option<u32>,
+    ) -> Option<Self> {
         let file = File::open(gguf).ok()?;
         let metadata = file.metadata().ok()?;
         let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -34,7 +39,7 @@ impl Kept {
         file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
         let mut hash = Xxh3Default::new();
         hash.update(&head);
-        for number in [VERSION, form as u64, metadata.len()] {
+        for number in [VERSION, form as u64, metadata.len(), u64::from(context_tokens_max.unwrap_or(0))] {
             hash.update(&number.to_le_bytes());
         }
         hash.update(&modified.as_nanos().to_le_bytes());

@@ -31,6 +31,9 @@ pub struct Config {
     pub cache_bytes: Option<u64>,
     /// Where rewritten graphs of GGUF files are kept, so that the next start need not rewrite them.
     pub graph_folder: Option<PathBuf>,
+    /// The longest sequence there will be, if that is less than the model was made for: a model of long contexts
+    /// may have other rotary embeddings for short ones.
+    pub context_tokens_max: Option<u32>,
     /// Most tokens a cache of derived size is made for.
     pub cache_tokens_max: u64,
 }
@@ -88,10 +91,14 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     let (mut model, form, warm) = match &source {
         Source::Gguf(path) => {
             let form = resolve(config, path);
-            let kept = config.graph_folder.as_deref().and_then(|folder| Kept::of(folder, path, form));
+            let context = config.context_tokens_max;
+            let folder = config.graph_folder.as_deref();
+            let kept = folder.and_then(|folder| Kept::of(folder, path, form, context));
             match kept.as_ref().and_then(|kept| kept.read(&core)) {
                 Some(model) => (model, Some(form), true),
-                None => (rewritten(&core, path, form, kept.as_ref())?, Some(form), false),
+                None => {
+                    (rewritten(&core, gguf::read(path, form, context)?, kept.as_ref())?, Some(form), false)
+                }
             }
         }
         Source::Ir(path) => {
@@ -123,8 +130,7 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     Ok((OpenVinoRunner::new(Parts { graph, unpacked, cache, layout })?, loaded))
 }
 
-fn rewritten(core: &Core, path: &Path, form: Form, kept: Option<&Kept>) -> Result<Model, Error> {
-    let mut model = gguf::read(path, form)?;
+fn rewritten(core: &Core, mut model: Model, kept: Option<&Kept>) -> Result<Model, Error> {
     shim::merge_projections(&mut model)?;
     if let Some(kept) = kept {
         kept.write(core, &mut model);

@@ -34,11 +34,15 @@ unsafe extern "C" {
         count: usize,
         applied: *mut usize,
     ) -> c_int;
+    fn ovfleet_scale_rotary(model: *mut ov_model_t, factor: f32, count: usize, applied: *mut usize) -> c_int;
+    fn ovfleet_set_window(model: *mut ov_model_t, tokens: u32) -> c_int;
     fn ovfleet_rewrite_rotary(
         model: *mut ov_model_t,
         permuted: unsafe extern "C" fn(*mut c_void, *const c_char, usize),
         context: *mut c_void,
     ) -> c_int;
+    fn ovfleet_rotate_halves(model: *mut ov_model_t, rotated: *mut usize) -> c_int;
+    fn ovfleet_mend_experts(model: *mut ov_model_t, aligned: *mut usize) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
@@ -88,7 +92,7 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
-/// Writes a weight matrix of a model from [`read_gguf`] anew; false if its graph has no such tensor.
+/// Writes a weight matrix, or a stack of them, of a model from [`read_gguf`] anew; false if its graph has no such tensor.
 pub(crate) fn set_weight(model: &mut Model, tensor: &str, matrix: &Matrix) -> Result<bool, Error> {
     let name = CString::new(tensor).map_err(|_| Error::runtime("write a weight", "NUL in its name"))?;
     let (kind, quants): (u32, *const c_void) = match &matrix.quants {
@@ -140,6 +144,21 @@ pub(crate) fn divide_frequencies(
     Ok(applied)
 }
 
+/// Multiplies the cosines and sines of rotary embeddings of so many pairs; answers how many tables there were.
+pub(crate) fn scale_rotary(model: &mut Model, factor: f32, pairs: usize) -> Result<usize, Error> {
+    let mut applied = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_scale_rotary(model.as_mut_ptr(), factor, pairs, &raw mut applied) };
+    check(code, "scale the rotary embeddings")?;
+    Ok(applied)
+}
+
+/// Gives all attentions a window of so many tokens, for [`make_paged`] to put in.
+pub(crate) fn set_window(model: &mut Model, tokens: u32) -> Result<(), Error> {
+    // SAFETY: the pointer is valid for the call.
+    check(unsafe { ovfleet_set_window(model.as_mut_ptr(), tokens) }, "set the sliding window")
+}
+
 /// Rewrites rotary embeddings of adjacent pairs; the projections named in the answer are then to be permuted.
 pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<Permuted>, Error> {
     unsafe extern "C" fn push(context: *mut c_void, tensor: *const c_char, head_size: usize) {
@@ -153,6 +172,25 @@ pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<Permuted>, Error> 
     let code = unsafe { ovfleet_rewrite_rotary(model.as_mut_ptr(), push, (&raw mut all).cast()) };
     check(code, "rewrite the rotary embeddings")?;
     Ok(all)
+}
+
+/// Takes rotary embeddings of adjacent pairs for ones of halves; answers how many there were.
+pub(crate) fn rotate_halves(model: &mut Model) -> Result<usize, Error> {
+    let mut rotated = 0;
+    // SAFETY: both pointers are valid for the call.
+    check(
+        unsafe { ovfleet_rotate_halves(model.as_mut_ptr(), &raw mut rotated) },
+        "rewrite the rotary embeddings",
+    )?;
+    Ok(rotated)
+}
+
+/// Lays out what experts give as what they read, and makes their weights add up to 1; answers in how many layers.
+pub(crate) fn mend_experts(model: &mut Model) -> Result<usize, Error> {
+    let mut aligned = 0;
+    // SAFETY: both pointers are valid for the call.
+    check(unsafe { ovfleet_mend_experts(model.as_mut_ptr(), &raw mut aligned) }, "lay out the experts")?;
+    Ok(aligned)
 }
 
 /// Merges projections that read the same input; answers how many went into merged ones.

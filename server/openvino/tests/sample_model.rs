@@ -33,6 +33,7 @@ fn sample_with(weights: Weights, unpack: Unpack) -> OpenVinoRunner {
         cache_tokens_max: 0,
         unpack,
         graph_folder: None,
+        context_tokens_max: None,
     };
     load(&config, &mut |_| {}).unwrap().0
 }

@@ -111,6 +111,9 @@ fn name(tokenizer: &Tokenizer, token: u32) -> String {
     )
 }
 
+/// As an f32 is written, in its shortest form: a `Value` holds an f64, whose digits would be those of the widened
+/// number.
 fn number(logprob: f32) -> Value {
-    serde_json::Number::from_f64(f64::from(logprob)).map_or(Value::Null, Value::Number)
+    let shortest = logprob.to_string().parse().ok();
+    shortest.and_then(serde_json::Number::from_f64).map_or(Value::Null, Value::Number)
 }

@@ -1,10 +1,11 @@
 //! Answers of `/chat/completions`, as they are on the wire.
 
 use expect_test::expect;
+use http_body_util::BodyExt as _;
 use serde_json::json;
 use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{IM_END, Parrot, Server, Setup, chat, faulty};
+use crate::harness::{Gated, IM_END, Parrot, Server, Setup, chat, faulty};
 
 const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -13,7 +14,7 @@ const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 async fn a_whole_answer() {
     let server = Server::parrot(TEXT);
     let answer = server.post(PATH, chat(json!({}))).await;
-    assert!(answer.headers["x-request-id"].to_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(answer.headers["x-request-id"].to_str().unwrap(), answer.json()["id"]);
     expect![[r#"
         200
         {
@@ -197,6 +198,50 @@ async fn the_same_seed_gives_the_same_answer_and_another_another() {
             .text()
     };
     assert_ne!(unseeded().await, unseeded().await);
+    let texts = async || {
+        let parameters = json!({"temperature": 1.5, "n": 3, "seed": 7, "ignore_eos": true});
+        let answer = server.post(PATH, chat(parameters)).await.json();
+        [0, 1, 2].map(|choice| answer["choices"][choice]["message"]["content"].as_str().unwrap().to_owned())
+    };
+    let [one, two, three] = texts().await;
+    assert!(one != two && two != three && three != one, "the choices of a seed differ");
+    assert_eq!(texts().await, [one, two, three]);
+}
+
+#[tokio::test]
+async fn a_choice_that_a_stop_string_ended_is_computed_no_further() {
+    let letters: serde_json::Map<_, _> =
+        (b'a'..=b'w').map(|letter| (letter.to_string(), json!(100))).collect();
+    let sampled = |more: serde_json::Value| {
+        let mut parameters = json!({
+            "n": 2, "temperature": 1.5, "seed": 3, "max_tokens": 40, "logit_bias": letters, "stream": true,
+        });
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        chat(parameters)
+    };
+    let whole = Server::parrot("x").post(PATH, sampled(json!({"stream": false}))).await.json();
+    let [one, other] = [0, 1].map(|choice| whole["choices"][choice]["message"]["content"].as_str().unwrap());
+    let stop = &one[4..7];
+    assert!(!other.contains(stop), "{stop} in {other}");
+
+    let (runner, permits) = Gated::new("x");
+    let server = Setup::new(runner).start();
+    for _ in 0..7 {
+        permits.send(()).unwrap();
+    }
+    let mut response = server.open(PATH, sampled(json!({"stop": stop}))).await;
+    let mut seen = String::new();
+    while !seen.contains(r#""finish_reason":"stop""#) {
+        let frame = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+        seen += std::str::from_utf8(&frame).unwrap();
+    }
+    // The step that is held may have been begun before; the one after it is the other's alone.
+    permits.send(()).unwrap();
+    server.engine.handle().load().wait_for(|load| load.load.running == 1).await.unwrap();
+    drop(permits);
+    let answer = crate::harness::Answer::read(response).await;
+    assert!(answer.body.contains(r#""index":1"#) && answer.body.ends_with("data: [DONE]\n\n"));
+    server.idle().await;
 }
 
 #[tokio::test]

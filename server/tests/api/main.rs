@@ -5,6 +5,7 @@ mod cancellation;
 mod chat;
 mod completions;
 mod harness;
+mod health;
 mod limits;
 mod load;
 mod metrics;

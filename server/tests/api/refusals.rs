@@ -64,6 +64,10 @@ async fn what_is_no_request() {
 async fn parameters_of_the_chat_endpoint() {
     let cases = [
         json!({"messages": "hi"}),
+        json!({"messages": ["hi"]}),
+        json!({"messages": [{"content": "x"}]}),
+        json!({"messages": [{"role": 1, "content": "x"}]}),
+        json!({"messages": [{"role": "user", "content": [{"text": "x"}]}]}),
         json!({"messages": []}),
         json!({"messages": [{"role": "user", "content": 5}]}),
         json!({"messages": [{"role": "user"}]}),
@@ -74,7 +78,9 @@ async fn parameters_of_the_chat_endpoint() {
         json!({"logprobs": 5}),
         json!({"top_logprobs": 5}),
         json!({"logprobs": true, "top_logprobs": 21}),
+        json!({"top_logprobs": "3"}),
         json!({"tools": {}}),
+        json!({"documents": "a"}),
         json!({"tools": [{"type": "function"}], "tool_choice": "required"}),
         json!({"chat_template_kwargs": []}),
         json!({"chat_template_kwargs": {"messages": []}}),
@@ -82,6 +88,10 @@ async fn parameters_of_the_chat_endpoint() {
     ];
     refused("/v3/chat/completions", cases.map(chat).to_vec(), expect![[r#"
         400 - messages | messages: invalid type: string "hi", expected an array
+        400 - messages[0] | messages[0]: invalid type: string "hi", expected an object
+        400 - messages[0].role | messages[0].role: missing field `role`
+        400 - messages[0].role | messages[0].role: invalid type: integer `1`, expected a string
+        400 - messages[0].content[0].type | messages[0].content[0].type: missing field `type`
         400 - messages | messages: is empty
         400 - messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
         400 - messages[0].content | messages[0].content: is missing
@@ -92,7 +102,9 @@ async fn parameters_of_the_chat_endpoint() {
         400 - logprobs | logprobs: invalid type: integer `5`, expected a boolean
         400 - top_logprobs | top_logprobs: is given, but logprobs is not true
         400 - top_logprobs | top_logprobs: 21 is not from 0 to 20
+        400 - top_logprobs | top_logprobs: invalid type: string "3", expected an integer from 0 to 4294967295
         400 - tools | tools: invalid type: map, expected an array
+        400 - documents | documents: invalid type: string "a", expected an array
         400 - tool_choice | tool_choice: only "none" and "auto" are supported
         400 - chat_template_kwargs | chat_template_kwargs: invalid type: sequence, expected an object
         400 - chat_template_kwargs.messages | chat_template_kwargs.messages: is a parameter of its own
@@ -108,7 +120,10 @@ async fn parameters_of_the_completions_endpoint() {
         json!({"prompt": []}),
         json!({"prompt": [[]]}),
         json!({"prompt": ["a", ""]}),
+        json!({"prompt": 7}),
         json!({"prompt": {"a": 1}}),
+        json!({"prompt": ["a", 1]}),
+        json!({"prompt": [1, "a"]}),
         json!({"prompt": [1, -1]}),
         json!({"prompt": [100_000]}),
         json!({"prompt": vec!["a"; 200]}),
@@ -119,6 +134,8 @@ async fn parameters_of_the_completions_endpoint() {
         json!({"echo": true, "logprobs": 1}),
         json!({"echo": 1}),
         json!({"suffix": "end"}),
+        json!({"suffix": 7}),
+        json!({"n": 2, "prompt": vec!["a"; 65]}),
     ];
     refused("/v3/completions", cases.map(completion).to_vec(), expect![[r#"
         400 - prompt | prompt: is missing
@@ -126,7 +143,10 @@ async fn parameters_of_the_completions_endpoint() {
         400 - prompt | prompt: is empty
         400 - prompt | prompt: is empty
         400 - prompt | prompt: is empty
+        400 - prompt | prompt: invalid type: integer `7`, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
         400 - prompt | prompt: invalid type: map, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
+        400 - prompt[1] | prompt[1]: invalid type: integer `1`, expected a string
+        400 - prompt[1] | prompt[1]: invalid type: string "a", expected an integer from 0 to 4294967295
         400 - prompt[1] | prompt[1]: invalid value: integer `-1`, expected an integer from 0 to 4294967295
         400 - prompt | token 100000 is not in the vocabulary of 259 tokens
         400 - prompt | prompt: has more than 128 prompts
@@ -137,16 +157,32 @@ async fn parameters_of_the_completions_endpoint() {
         400 - echo | echo: cannot be combined with logprobs: those of prompts are not computed
         400 - echo | echo: invalid type: integer `1`, expected a boolean
         400 - suffix | suffix: is not supported
+        400 - suffix | suffix: invalid type: integer `7`, expected a string
+        400 - n | n: 65 prompts with n = 2 are more than 128 choices
     "#]]).await;
 }
 
-#[tokio::test]
-async fn parameters_that_both_endpoints_share() {
-    let cases = [
+/// Bodies' parameters that both endpoints have, with values they must not have.
+fn shared_parameters() -> Vec<Value> {
+    vec![
         json!({"stream": "true"}),
         json!({"stream_options": {"include_usage": true}}),
         json!({"stream": true, "stream_options": true}),
+        json!({"max_tokens": "4"}),
         json!({"max_tokens": 0}),
+        json!({"max_completion_tokens": 0}),
+        json!({"max_completion_tokens": []}),
+        json!({"min_tokens": -1}),
+        json!({"n": "2"}),
+        json!({"best_of": {}}),
+        json!({"top_p": [0.5]}),
+        json!({"top_k": 1.5}),
+        json!({"min_p": "0"}),
+        json!({"repetition_penalty": {}}),
+        json!({"frequency_penalty": "0"}),
+        json!({"presence_penalty": true}),
+        json!({"logit_bias": [1]}),
+        json!({"response_format": "json"}),
         json!({"max_tokens": -1}),
         json!({"max_tokens": 1e30}),
         json!({"max_tokens": 100_000}),
@@ -181,13 +217,31 @@ async fn parameters_that_both_endpoints_share() {
         json!({"logit_bias": {"1": 101}}),
         json!({"response_format": {"type": "json_object"}}),
         json!({"response_format": {}}),
-    ];
-    let bodies = cases.map(completion).to_vec();
+    ]
+}
+
+#[tokio::test]
+async fn parameters_that_both_endpoints_share() {
+    let bodies = shared_parameters().into_iter().map(completion).collect();
     refused("/v3/completions", bodies, expect![[r#"
         400 - stream | stream: invalid type: string "true", expected a boolean
         400 - stream_options | stream_options: is given, but stream is not true
         400 - stream_options | stream_options: invalid type: boolean `true`, expected an object
+        400 - max_tokens | max_tokens: invalid type: string "4", expected an integer from 0 to 4294967295
         400 - max_tokens | max_tokens: must be at least 1
+        400 - max_completion_tokens | max_completion_tokens: must be at least 1
+        400 - max_completion_tokens | max_completion_tokens: invalid type: sequence, expected an integer from 0 to 4294967295
+        400 - min_tokens | min_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
+        400 - n | n: invalid type: string "2", expected an integer from 0 to 4294967295
+        400 - best_of | best_of: invalid type: map, expected an integer from 0 to 4294967295
+        400 - top_p | top_p: invalid type: sequence, expected a number
+        400 - top_k | top_k: invalid type: floating point `1.5`, expected an integer
+        400 - min_p | min_p: invalid type: string "0", expected a number
+        400 - repetition_penalty | repetition_penalty: invalid type: map, expected a number
+        400 - frequency_penalty | frequency_penalty: invalid type: string "0", expected a number
+        400 - presence_penalty | presence_penalty: invalid type: boolean `true`, expected a number
+        400 - logit_bias | logit_bias: invalid type: sequence, expected an object
+        400 - response_format | response_format: invalid type: string "json", expected an object
         400 - max_tokens | max_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
         400 - max_tokens | max_tokens: invalid type: floating point `1e+30`, expected an integer from 0 to 4294967295
         400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
@@ -228,12 +282,20 @@ async fn parameters_that_both_endpoints_share() {
 #[tokio::test]
 async fn both_endpoints_refuse_shared_parameters_alike() {
     let server = Server::parrot("x");
-    for parameters in
-        [json!({"n": 0}), json!({"temperature": 3}), json!({"stop": [1]}), json!({"model": "y"})]
-    {
-        let error = async |path: &str, body: String| -> Value { server.post(path, body).await.json() };
+    let others = [json!({"model": "y"}), json!({"model": ""}), json!({"model": null})];
+    for parameters in shared_parameters().into_iter().chain(others) {
+        let error = async |path: &str, body: String| -> (u16, Value) {
+            let answer = server.post(path, body).await;
+            let mut error = answer.json()["error"].clone();
+            if error["code"] == "context_length_exceeded" {
+                // It tells the length of the prompt, which has a template in chats.
+                error["message"] = json!("…");
+            }
+            (answer.status.as_u16(), error)
+        };
         let chat = error("/v1/chat/completions", chat(parameters.clone())).await;
-        assert_eq!(chat, error("/v1/completions", completion(parameters)).await);
+        assert_eq!(chat, error("/v1/completions", completion(parameters.clone())).await);
+        assert!((400..500).contains(&chat.0), "{parameters}: {}", chat.1);
     }
 }
 

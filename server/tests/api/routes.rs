@@ -8,7 +8,7 @@ use server::{App, Limits, Metrics, Phase, router};
 use std::time::Duration;
 use tower::ServiceExt as _;
 
-use crate::harness::{Answer, Server, chat};
+use crate::harness::{Answer, Server, chat, completion};
 
 #[tokio::test]
 async fn models_are_listed_and_found_by_names_with_slashes() {
@@ -41,6 +41,20 @@ async fn models_are_listed_and_found_by_names_with_slashes() {
 }
 
 #[tokio::test]
+async fn v3_is_v1_and_answers_have_the_name_that_the_request_has() {
+    let server = Server::parrot("the quick brown fox ");
+    for (path, request) in [
+        ("chat/completions", chat(json!({"model": "group/parrot"}))),
+        ("completions", completion(json!({"model": "group/parrot"}))),
+    ] {
+        let first = server.post(&format!("/v1/{path}"), request.clone()).await.json();
+        let third = server.post(&format!("/v3/{path}"), request).await.json();
+        assert_eq!(first["choices"], third["choices"]);
+        assert_eq!((&first["model"], &third["model"]), (&json!("group/parrot"), &json!("group/parrot")));
+    }
+}
+
+#[tokio::test]
 async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
     let server = Server::parrot("x");
     expect![[r#"
@@ -67,7 +81,7 @@ async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
         }
     "#]]
     .assert_eq(&server.get("/v3/chat/completions").await.shown());
-    for path in ["/", "/v1", "/v2/health", "/v4/models"] {
+    for path in ["/", "/v1", "/v1/", "/v1/embeddings", "/v2/health", "/v4/models", "/v1/chat/completions/"] {
         assert_eq!(server.get(path).await.json()["error"]["code"], "unknown_url", "{path}");
     }
     let answer = server.post("/v1/models", "{}").await;
@@ -75,6 +89,7 @@ async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
         (405, &json!("method_not_supported"))
     );
+    assert!(answer.headers.contains_key("allow"), "what is allowed is told");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! It keeps what the scheduler does not need to know of a request: how it samples and where its events go.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use server_scheduler::{Batch, Event as Change, NewRequest, Scheduler, SchedulerConfig};
@@ -15,6 +15,7 @@ use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::{Event, Failure, Sampling, TokenLogprobs};
 use crate::runner::{Logits, ModelRunner, RunError};
 use crate::sampler::{Choice, History, Sampler};
+use crate::stream::Aborts;
 
 /// A sequence's id is the number of its request, then, in so many bits, its index in the request.
 pub(super) const INDEX_BITS: u32 = 16;
@@ -51,9 +52,12 @@ struct Live {
     sampling: Sampling,
     stop: StopRule,
     histories: Vec<History>,
+    /// Whether each sequence has ended.
+    ended: Vec<bool>,
     /// Sequences that have not ended.
     open: usize,
     events: events::Sender<Event>,
+    aborts: Arc<Aborts>,
     /// Given back when the request starts.
     permit: Option<WaitingPermit>,
     submitted: Duration,
@@ -275,7 +279,7 @@ impl Samples {
 impl Requests {
     /// Hands a request to the scheduler, unless its client has gone.
     fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
-        let Submission { prompt, stop, sampling, histories, events, permit, submitted } = submission;
+        let Submission { prompt, stop, sampling, histories, events, aborts, permit, submitted } = submission;
         if events.is_closed() {
             return;
         }
@@ -289,19 +293,34 @@ impl Requests {
             return;
         }
         let open = histories.len();
-        let permit = Some(permit);
-        let live = Live { sampling, stop, histories, open, events, permit, submitted, prompt_tokens };
+        let live = Live {
+            sampling,
+            stop,
+            histories,
+            ended: vec![false; open],
+            open,
+            events,
+            aborts,
+            permit: Some(permit),
+            submitted,
+            prompt_tokens,
+        };
         self.live.insert(number, live);
     }
 
-    /// Aborts the requests whose clients have gone.
+    /// Aborts the requests whose clients have gone, and the sequences that nobody wants any more.
     fn drop_abandoned(&mut self, scheduler: &mut Scheduler) {
         self.live.retain(|&number, live| {
             let abandoned = live.events.is_closed();
             if abandoned {
                 sequences_of(number, live.histories.len()).for_each(|sequence| scheduler.abort(sequence));
+            } else {
+                let aborts = Arc::clone(&live.aborts);
+                for index in aborts.take().into_iter().flatten().filter(|index| live.end(*index)) {
+                    scheduler.abort(sequence_of(number, index));
+                }
             }
-            !abandoned
+            !abandoned && live.open > 0
         });
     }
 
@@ -332,8 +351,9 @@ impl Requests {
     fn finished(&mut self, sequence: SequenceId, reason: server_scheduler::FinishReason) {
         let number = request_of(sequence);
         if let Some(live) = self.live.get_mut(&number) {
-            send(&live.events, Event::Finished { index: index_of(sequence), reason });
-            live.open -= 1;
+            let index = index_of(sequence);
+            send(&live.events, Event::Finished { index, reason });
+            live.end(index);
             if live.open == 0 {
                 self.live.remove(&number);
             }
@@ -342,6 +362,13 @@ impl Requests {
 }
 
 impl Live {
+    /// False if the sequence had ended already.
+    fn end(&mut self, index: u32) -> bool {
+        let ends = !std::mem::replace(&mut self.ended[index as usize], true);
+        self.open -= usize::from(ends);
+        ends
+    }
+
     fn choice(&self, sequence: SequenceId) -> Choice<'_> {
         let index = index_of(sequence);
         let history = &self.histories[index as usize];
@@ -357,7 +384,11 @@ fn send(events: &events::Sender<Event>, event: Event) {
 }
 
 fn sequences_of(number: u64, count: usize) -> impl Iterator<Item = SequenceId> {
-    (0..count as u64).map(move |index| SequenceId(number << INDEX_BITS | index))
+    (0..count as u32).map(move |index| sequence_of(number, index))
+}
+
+fn sequence_of(number: u64, index: u32) -> SequenceId {
+    SequenceId(number << INDEX_BITS | u64::from(index))
 }
 
 fn request_of(sequence: SequenceId) -> u64 {

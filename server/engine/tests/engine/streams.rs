@@ -106,6 +106,91 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
 }
 
 #[tokio::test]
+async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_notice() {
+    let (engine, gate) = Setup::new(100).start_gated();
+    let handle = engine.handle();
+    let expected = expected_tokens(&prompt(1, 20), 30, VOCABULARY);
+    let mut stream = handle.submit(Request { sequences: 3, ..request(&prompt(1, 20), 30) }).unwrap();
+    for _ in 0..3 {
+        gate.arrive();
+        gate.pass();
+    }
+    assert_eq!(gate.arrive().rows.len(), 3, "all have forked");
+    // The step that is held computes a token of it, which nobody gets to see.
+    stream.abort(1);
+    stream.abort(1);
+    gate.pass();
+    assert_eq!(gate.arrive().rows.len(), 2);
+    assert_eq!(handle.load().borrow().load.running, 2);
+    gate.pass();
+    drop(gate);
+    let outcome = outcome(stream).await;
+    assert_eq!(outcome.failure, None);
+    assert!(outcome.tokens[1].is_empty() && outcome.reasons[1].is_none(), "{:?}", outcome.tokens[1]);
+    assert_eq!([&outcome.tokens[0], &outcome.tokens[2]], [&expected; 2]);
+    settled(&handle).await;
+}
+
+#[tokio::test]
+async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
+    for seed in 0..20 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (engine, gate) = Setup::new(60).start_gated();
+        let handle = engine.handle();
+        // It outlasts the aborts: there is always a step to come.
+        let keeper = handle.submit(request(&prompt(99, 5), 40)).unwrap();
+        let mut streams = Vec::new();
+        for which in 0..12 {
+            let request = Request { sequences: rng.random_range(1..5), ..one_of_many(which, &mut rng) };
+            let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
+            let aborted = vec![false; request.sequences as usize];
+            streams.push((handle.submit(request).unwrap(), expected, aborted));
+        }
+        for _ in 0..30 {
+            gate.arrive();
+            let (stream, _, aborted) = &mut streams[rng.random_range(0..12)];
+            let index = rng.random_range(0..aborted.len());
+            stream.abort(index as u32);
+            aborted[index] = true;
+            gate.pass();
+        }
+        drop(gate);
+        assert_eq!(tokens(keeper).await, expected_tokens(&prompt(99, 5), 40, VOCABULARY));
+        for (stream, expected, aborted) in streams {
+            let outcome = outcome(stream).await;
+            assert_eq!(outcome.failure, None, "seed {seed}");
+            for (index, aborted) in aborted.into_iter().enumerate() {
+                if !aborted {
+                    assert_eq!(outcome.tokens[index], expected, "sequence {index} with seed {seed}");
+                }
+            }
+        }
+        settled(&handle).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_whose_sequences_are_all_aborted_is_gone() {
+    let mut setup = Setup::new(100);
+    setup.engine.sequences_max = 1;
+    setup.engine.waiting_max = 2;
+    let (engine, gate) = setup.start_gated();
+    let handle = engine.handle();
+    let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
+    gate.arrive();
+    let mut waiting = handle.submit(Request { sequences: 1, ..request(&[4], 5) }).unwrap();
+    waiting.abort(0);
+    assert!(waiting.next().await.is_none());
+    gate.pass();
+    gate.arrive();
+    assert_eq!(handle.waiting(), 0, "while the stream is still held");
+    gate.pass();
+    drop(gate);
+    assert_eq!(tokens(running).await, expected_tokens(&[1, 2, 3], 5, VOCABULARY));
+    settled(&handle).await;
+}
+
+#[tokio::test]
 async fn a_dropped_request_gives_its_place_in_the_queue_back() {
     let mut setup = Setup::new(100);
     setup.engine.sequences_max = 1;

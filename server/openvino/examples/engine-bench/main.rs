@@ -108,6 +108,7 @@ impl Args {
                 Some(tokens) => Unpack::FromTokens(tokens),
             },
             graph_folder: None,
+            context_tokens_max: None,
             cache_tokens_max: 0,
         })
     }

@@ -1,6 +1,6 @@
 //! Every common architecture: what is served is the model that the file contains.
 
-use crate::reference::{Case, DEFAULT_CACHE, EXACT, difference_allowed, load_file, recipe};
+use crate::reference::{CONTEXT, Case, DEFAULT_CACHE, EXACT, EXPERTS, difference_allowed, load_file, recipe};
 use server_gguf::TensorType;
 use server_openvino::Form;
 
@@ -25,8 +25,51 @@ fn qwen3_with_norms_of_q_and_k() {
 }
 
 #[test]
-fn phi3_with_fused_projections() {
+fn qwen3moe_with_experts() {
+    use TensorType::{Bf16, F16, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    let mut qwen3moe = recipe("qwen3moe", F16);
+    for kind in [Q4_0, Q8_0, Q6K, F16, Bf16] {
+        (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
+        let difference = Case::new(&qwen3moe).difference(Form::Compact, &EXACT);
+        assert!(difference <= difference_allowed(kind, Form::Compact), "{kind}: {difference:.1e}");
+    }
+    // Of all experts none is chosen: a small error cannot turn a near-tie between them round.
+    qwen3moe.experts_used = EXPERTS;
+    for kind in [Q4_1, Q4K, Q5K] {
+        (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
+        let case = Case::new(&qwen3moe);
+        for form in [Form::Compact, Form::Fine] {
+            let difference = case.difference(form, &EXACT);
+            assert!(difference <= difference_allowed(kind, form), "{kind} {form:?}: {difference:.1e}");
+        }
+    }
+}
+
+#[test]
+fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
     check("phi3");
+}
+
+#[test]
+fn phi3_stretched_to_a_long_context() {
+    let mut phi3 = recipe("phi3", TensorType::F16);
+    let allowed = difference_allowed(TensorType::F16, Form::Compact);
+    // The original context is all there is; shorter than what the model is made for; than what is asked for.
+    for (original, served) in [(CONTEXT, None), (256, None), (256, Some(256)), (256, Some(257))] {
+        phi3.original_context = Some(original);
+        let difference = Case::within(&phi3, served).difference(Form::Compact, &EXACT);
+        assert!(difference <= allowed, "{original} {served:?}: {difference:.1e}");
+    }
+}
+
+#[test]
+fn phi3_is_the_same_from_a_kept_graph() {
+    let mut phi3 = recipe("phi3", TensorType::F16);
+    phi3.original_context = Some(256);
+    let allowed = difference_allowed(TensorType::F16, Form::Compact);
+    for difference in Case::new(&phi3).differences_cold_and_warm(Form::Compact) {
+        assert!(difference <= allowed, "{difference:.1e}");
+    }
 }
 
 #[test]
@@ -54,6 +97,16 @@ fn llama_with_tied_embeddings() {
     llama.tied = true;
     let difference = Case::new(&llama).difference(Form::Fine, &EXACT);
     assert!(difference <= difference_allowed(TensorType::F16, Form::Fine), "{difference:.1e}");
+}
+
+#[test]
+fn experts_of_an_architecture_that_is_not_known_to_be_right_are_refused_by_name() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut olmoe = recipe("olmoe", TensorType::Q4K);
+    olmoe.experts_used = 2;
+    olmoe.write(file.path());
+    let refused = load_file(file.path(), Form::Compact, &[]).err().unwrap().chain();
+    assert!(refused.contains("\"olmoe\" with experts"), "{refused}");
 }
 
 #[test]

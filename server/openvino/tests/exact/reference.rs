@@ -10,7 +10,7 @@ use std::path::Path;
 use server_gguf::TensorType;
 use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
 
-pub(crate) use file::Recipe;
+pub(crate) use file::{CONTEXT, EXPERTS, Recipe};
 pub(crate) use forward::Reference;
 pub(crate) use steps::worst_difference;
 
@@ -29,16 +29,22 @@ pub(crate) struct Case {
     file: tempfile::NamedTempFile,
     tokens: Vec<u32>,
     logits: Vec<Vec<f32>>,
+    context: Option<u32>,
 }
 
 impl Case {
     pub(crate) fn new(recipe: &Recipe) -> Self {
+        Self::within(recipe, None)
+    }
+
+    /// The same, served with this longest sequence.
+    pub(crate) fn within(recipe: &Recipe, context: Option<u32>) -> Self {
         let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
         recipe.write(file.path());
-        let reference = Reference::open(file.path());
+        let reference = Reference::open(file.path(), context.unwrap_or(CONTEXT));
         let tokens = recipe.tokens(LENGTH);
         let logits = reference.logits(&tokens);
-        Self { file, tokens, logits }
+        Self { file, tokens, logits, context }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -48,8 +54,25 @@ impl Case {
     /// Loads the file in `form` and gives the largest difference between its logits and the reference's, as a
     /// part of the reference's standard deviation.
     pub(crate) fn difference(&self, form: Form, properties: &[(&str, &str)]) -> f64 {
-        let (mut runner, _) = load_file(self.path(), form, properties).unwrap();
-        worst_difference(&mut runner, &self.tokens, &self.logits)
+        self.loaded_difference(config(self.path(), form, properties)).0
+    }
+
+    /// The difference with the file as it is loaded the first time, and from the graph kept of that.
+    pub(crate) fn differences_cold_and_warm(&self, form: Form) -> [f64; 2] {
+        let folder = tempfile::tempdir().unwrap();
+        [false, true].map(|expected| {
+            let folder = Some(folder.path().to_owned());
+            let config = Config { graph_folder: folder, ..config(self.path(), form, &EXACT) };
+            let (difference, warm) = self.loaded_difference(config);
+            assert_eq!(warm, expected);
+            difference
+        })
+    }
+
+    fn loaded_difference(&self, config: Config) -> (f64, bool) {
+        let config = Config { context_tokens_max: self.context, ..config };
+        let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
+        (worst_difference(&mut runner, &self.tokens, &self.logits), loaded.warm)
     }
 }
 
@@ -58,17 +81,21 @@ pub(crate) fn load_file(
     form: Form,
     properties: &[(&str, &str)],
 ) -> Result<(OpenVinoRunner, Loaded), server_openvino::Error> {
-    let config = Config {
+    load(&config(path, form, properties), &mut |_| {})
+}
+
+fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Config {
+    Config {
         model: path.to_owned(),
         device: "CPU".to_owned(),
         properties: properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         weights: Weights::As(form),
         unpack: Unpack::Never,
         graph_folder: None,
+        context_tokens_max: None,
         cache_bytes: Some(32 << 20),
         cache_tokens_max: 0,
-    };
-    load(&config, &mut |_| {})
+    }
 }
 
 /// The recipe of an architecture with every matrix of `kind`.
@@ -77,7 +104,9 @@ pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
         architecture,
         kind,
         values_kind: kind,
+        experts_used: if architecture == "qwen3moe" { 2 } else { 0 },
         rope_factors: false,
+        original_context: None,
         tied: matches!(architecture, "qwen2" | "gemma3"),
     }
 }

@@ -10,6 +10,10 @@ const FEED_FORWARD: u64 = 512;
 const HEADS: u64 = 4;
 const KV_HEADS: u64 = 2;
 const VOCABULARY: u64 = 288;
+/// Tokens that a model is made for.
+pub(crate) const CONTEXT: u32 = 512;
+/// Experts of a layer that has any.
+pub(crate) const EXPERTS: u64 = 4;
 /// Tokens that a layer with a sliding window sees; less than half of a test's sequence.
 const WINDOW: u64 = 24;
 
@@ -20,8 +24,12 @@ pub(crate) struct Recipe {
     pub(crate) kind: TensorType,
     /// The type of the embeddings and of v, which mixed files store in more bits.
     pub(crate) values_kind: TensorType,
+    /// Through how many experts, of [`EXPERTS`], a token goes; 0 if there are none.
+    pub(crate) experts_used: u64,
     /// Whether there is a `rope_freqs.weight`.
     pub(crate) rope_factors: bool,
+    /// The context that the model was stretched from: there are factors for it and for longer ones.
+    pub(crate) original_context: Option<u32>,
     /// Whether the vocabulary projection is the embeddings.
     pub(crate) tied: bool,
 }
@@ -50,14 +58,14 @@ impl Recipe {
 
     /// Qwen3 and gemma have heads larger than their share of the hidden size.
     fn head_size(&self) -> u64 {
-        if self.is("gemma3") || self.is("qwen3") { 128 } else { HIDDEN / HEADS }
+        if self.is("gemma3") || self.is("qwen3") || self.is("qwen3moe") { 128 } else { HIDDEN / HEADS }
     }
 
     fn metadata(&self, file: &mut GgufWriter) {
         let mut set = |key: &str, value: u64| {
             file.metadata(&format!("{}.{key}", self.architecture), value as u32);
         };
-        set("context_length", 512);
+        set("context_length", u64::from(CONTEXT));
         set("embedding_length", HIDDEN);
         set("block_count", self.layers());
         set("feed_forward_length", FEED_FORWARD);
@@ -67,8 +75,17 @@ impl Recipe {
         set("attention.value_length", self.head_size());
         set("rope.dimension_count", self.head_size());
         set("vocab_size", VOCABULARY);
-        if self.is("gemma3") {
+        if self.is("gemma3") || self.is("phi3") {
             set("attention.sliding_window", WINDOW);
+        }
+        if self.experts_used > 0 {
+            set("expert_count", EXPERTS);
+            set("expert_used_count", self.experts_used);
+            set("expert_feed_forward_length", FEED_FORWARD);
+        }
+        if let Some(context) = self.original_context {
+            set("rope.scaling.original_context_length", u64::from(context));
+            file.metadata(&format!("{}.rope.scaling.attn_factor", self.architecture), 1.19f32);
         }
         let base = if self.is("gemma3") { 1e6f32 } else { 2e4 };
         file.metadata(&format!("{}.rope.freq_base", self.architecture), base);
@@ -95,6 +112,12 @@ impl Recipe {
             let factors: Vec<f32> = (0..self.head_size() / 2).map(|i| 1.0 + 0.25 * i as f32).collect();
             to.plain("rope_freqs.weight", &factors);
         }
+        if self.original_context.is_some() {
+            let factors =
+                |step: f32| (0..self.head_size() / 2).map(|i| 1.0 + step * i as f32).collect::<Vec<_>>();
+            to.plain("rope_factors_short.weight", &factors(0.02));
+            to.plain("rope_factors_long.weight", &factors(0.5));
+        }
         for layer in 0..self.layers() {
             self.layer(to, &|name| format!("blk.{layer}.{name}"));
         }
@@ -110,18 +133,27 @@ impl Recipe {
             to.matrix(&name("attn_q.weight"), HIDDEN, q);
             to.matrix(&name("attn_k.weight"), HIDDEN, kv);
             to.values(&name("attn_v.weight"), HIDDEN, kv, 1.0 / (HIDDEN as f32).sqrt());
-            to.matrix(&name("ffn_gate.weight"), HIDDEN, FEED_FORWARD);
-            to.matrix(&name("ffn_up.weight"), HIDDEN, FEED_FORWARD);
+        }
+        if self.experts_used > 0 {
+            to.matrix(&name("ffn_gate_inp.weight"), HIDDEN, EXPERTS);
+            to.stack(&name("ffn_gate_exps.weight"), HIDDEN, FEED_FORWARD);
+            to.stack(&name("ffn_up_exps.weight"), HIDDEN, FEED_FORWARD);
+            to.stack(&name("ffn_down_exps.weight"), FEED_FORWARD, HIDDEN);
+        } else {
+            if !self.is("phi3") {
+                to.matrix(&name("ffn_gate.weight"), HIDDEN, FEED_FORWARD);
+                to.matrix(&name("ffn_up.weight"), HIDDEN, FEED_FORWARD);
+            }
+            to.matrix(&name("ffn_down.weight"), FEED_FORWARD, HIDDEN);
         }
         to.matrix(&name("attn_output.weight"), q, HIDDEN);
         to.norm(&name("ffn_norm.weight"), HIDDEN);
-        to.matrix(&name("ffn_down.weight"), FEED_FORWARD, HIDDEN);
         if self.is("qwen2") {
             to.bias(&name("attn_q.bias"), q);
             to.bias(&name("attn_k.bias"), kv);
             to.bias(&name("attn_v.bias"), kv);
         }
-        if self.is("qwen3") || self.is("gemma3") {
+        if self.is("qwen3") || self.is("qwen3moe") || self.is("gemma3") {
             to.norm(&name("attn_q_norm.weight"), self.head_size());
             to.norm(&name("attn_k_norm.weight"), self.head_size());
         }
@@ -141,8 +173,14 @@ struct Tensors<'a> {
 
 impl Tensors<'_> {
     fn put(&mut self, name: &str, (columns, rows): (u64, u64), kind: TensorType, size: f32) {
-        let values: Vec<f32> = (0..columns * rows).map(|_| size * self.random.normal()).collect();
+        let values = self.random.normals(columns * rows, size);
         self.file.tensor_of(name, &[columns, rows], kind, &values);
+    }
+
+    /// A projection for each expert.
+    fn stack(&mut self, name: &str, columns: u64, rows: u64) {
+        let values = self.random.normals(columns * rows * EXPERTS, 1.0 / (columns as f32).sqrt());
+        self.file.tensor_of(name, &[columns, rows, EXPERTS], self.recipe.kind, &values);
     }
 
     /// A projection that keeps the spread of its input: every layer counts in the logits.
@@ -179,6 +217,10 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    fn normals(&mut self, count: u64, size: f32) -> Vec<f32> {
+        (0..count).map(|_| size * self.normal()).collect()
     }
 
     /// Mean 0, standard deviation 1: the sum of four uniform numbers is normal enough for weights.

@@ -17,6 +17,13 @@ pub(crate) struct Reference {
     head_size: usize,
     epsilon: f64,
     rope_base: f64,
+    /// Rows of each expert's matrices lie after each other in one tensor.
+    experts: usize,
+    experts_used: usize,
+    /// What cosines and sines are multiplied by.
+    rope_scale: f64,
+    /// The tensor of factors by which frequencies are divided.
+    rope_factors: &'static str,
     /// Tokens that a layer with a window sees, the present one among them.
     window: Option<usize>,
     architecture: String,
@@ -35,7 +42,8 @@ struct Past {
 }
 
 impl Reference {
-    pub(crate) fn open(path: &Path) -> Self {
+    /// The model of a file, for sequences of so many tokens at most.
+    pub(crate) fn open(path: &Path, context: u32) -> Self {
         let file = GgufFile::open(path).unwrap();
         let mut tensors = HashMap::new();
         let mut bytes = Vec::new();
@@ -48,8 +56,17 @@ impl Reference {
         let number =
             |key: &str| file.get_of_architecture(key).and_then(|value| value.u64()).map(|n| n as usize);
         let real = |key: &str| f64::from(file.get_of_architecture(key).unwrap().f32().unwrap());
+        let original = number("rope.scaling.original_context_length");
         Self {
             tensors,
+            experts: number("expert_count").unwrap_or(0),
+            experts_used: number("expert_used_count").unwrap_or(0),
+            rope_scale: original.map_or(1.0, |_| real("rope.scaling.attn_factor")),
+            rope_factors: match original {
+                None => "rope_freqs.weight",
+                Some(original) if context as usize <= original => "rope_factors_short.weight",
+                Some(_) => "rope_factors_long.weight",
+            },
             layers: number("block_count").unwrap(),
             heads: number("attention.head_count").unwrap(),
             kv_heads: number("attention.head_count_kv").unwrap(),
@@ -100,7 +117,7 @@ impl Reference {
             let project = |one| self.project(&name(one), x);
             (project("attn_q"), project("attn_k"), project("attn_v"))
         };
-        let sliding = self.architecture == "gemma3" && layer % 6 != 5;
+        let sliding = self.architecture == "phi3" || self.architecture == "gemma3" && layer % 6 != 5;
         for (vector, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
             for head in vector.chunks_exact_mut(self.head_size) {
                 head.copy_from_slice(&self.norm(&name(norm), head));
@@ -126,6 +143,9 @@ impl Reference {
 
     fn feed_forward(&self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = |name: &str| format!("blk.{layer}.{name}");
+        if self.experts > 0 {
+            return self.mixture(layer, x);
+        }
         let mut up = self.project(&name("ffn_up"), x);
         let gate = if self.has(&name("ffn_gate")) {
             self.project(&name("ffn_gate"), x)
@@ -139,6 +159,32 @@ impl Reference {
         self.project(&name("ffn_down"), &up)
     }
 
+    /// The experts that a token's router likes best, weighted by what it makes of those.
+    fn mixture(&self, layer: usize, x: &[f64]) -> Vec<f64> {
+        let name = |name: &str| format!("blk.{layer}.{name}");
+        let mut ranked: Vec<(f64, usize)> =
+            self.project(&name("ffn_gate_inp"), x).into_iter().zip(0..self.experts).collect();
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        ranked.truncate(self.experts_used);
+        let total: f64 = ranked.iter().map(|(logit, _)| (logit - ranked[0].0).exp()).sum();
+        let mut out = vec![0.0; x.len()];
+        for (logit, expert) in &ranked {
+            let mut up = self.project_of(&name("ffn_up_exps"), *expert, x);
+            let gate = self.project_of(&name("ffn_gate_exps"), *expert, x);
+            up.iter_mut().zip(gate).for_each(|(up, gate)| *up *= silu(gate));
+            let weight = (logit - ranked[0].0).exp() / total;
+            let fed = self.project_of(&name("ffn_down_exps"), *expert, &up);
+            out.iter_mut().zip(fed).for_each(|(out, fed)| *out += weight * fed);
+        }
+        out
+    }
+
+    fn project_of(&self, name: &str, expert: usize, x: &[f64]) -> Vec<f64> {
+        let weight = &self.tensors[&format!("{name}.weight")];
+        let size = weight.values.len() / self.experts;
+        product(&weight.values[expert * size..(expert + 1) * size], x)
+    }
+
     fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(&format!("{name}.weight"))
     }
@@ -146,9 +192,7 @@ impl Reference {
     fn project(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = &self.tensors[&format!("{name}.weight")];
         assert_eq!(weight.columns, x.len(), "{name}");
-        let rows = weight.values.chunks_exact(weight.columns);
-        let mut y: Vec<f64> =
-            rows.map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect();
+        let mut y = product(&weight.values, x);
         if let Some(bias) = self.tensors.get(&format!("{name}.bias")) {
             y.iter_mut().zip(&bias.values).for_each(|(y, bias)| *y += f64::from(*bias));
         }
@@ -167,17 +211,24 @@ impl Reference {
     fn rotate(&self, head: &mut [f64], position: usize, sliding: bool) {
         let half = head.len() / 2;
         // What gemma's windowed layers use, whatever the file says of the others.
-        let base = if sliding { 10_000.0 } else { self.rope_base };
-        let factors = self.tensors.get("rope_freqs.weight");
+        let base = if sliding && self.architecture == "gemma3" { 10_000.0 } else { self.rope_base };
+        let factors = self.tensors.get(self.rope_factors);
         for i in 0..half {
             let factor = factors.map_or(1.0, |factors| f64::from(factors.values[i]));
             let angle = position as f64 * base.powf(-(i as f64) / half as f64) / factor;
             let (one, two) = if self.architecture == "llama" { (2 * i, 2 * i + 1) } else { (i, i + half) };
             let (a, b) = (head[one], head[two]);
-            head[one] = a * angle.cos() - b * angle.sin();
-            head[two] = a * angle.sin() + b * angle.cos();
+            let (cos, sin) = (angle.cos() * self.rope_scale, angle.sin() * self.rope_scale);
+            head[one] = a * cos - b * sin;
+            head[two] = a * sin + b * cos;
         }
     }
+}
+
+/// A matrix, row after row, times a vector.
+fn product(matrix: &[f32], x: &[f64]) -> Vec<f64> {
+    let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+    matrix.chunks_exact(x.len()).map(dot).collect()
 }
 
 fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
