@@ -101,6 +101,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         prefill_tokens_per_second: engine.prefill_tokens_per_second,
         decode_tokens_per_second: engine.decode_tokens_per_second,
         preemptions_total: load.preemptions_total,
+        dispatches: None,
     }
 }
 

@@ -1,0 +1,7 @@
+//! The router's process.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}
