@@ -74,6 +74,11 @@ bench-engine: engine-bench ## Measure the engine beside openvino_genai's, altern
 bench-http: engine-bench build ## Measure the server over HTTP beside the engine in process; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
+.PHONY: bench-policies
+bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
+	@scripts/need cargo
+	@$(CARGO) run --release --locked --quiet --package router --example bench-policies -- $(ARGS)
+
 .PHONY: conformance
 conformance: engine-bench ## Compare tokens and perplexity with openvino_genai and with the dequantised model.
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)

@@ -46,7 +46,8 @@ impl Estimates {
     /// Tokens to expect of an answer that may have at most `tokens_max`.
     #[must_use]
     pub fn output_tokens(&self, tokens_max: Option<u32>) -> u32 {
-        (self.output_tokens.ceil().clamp(1.0, f64::from(u32::MAX)) as u32).min(tokens_max.unwrap_or(u32::MAX))
+        (self.output_tokens.round().clamp(1.0, f64::from(u32::MAX)) as u32)
+            .min(tokens_max.unwrap_or(u32::MAX))
     }
 }
 

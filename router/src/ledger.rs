@@ -9,11 +9,12 @@
 //! never seen without what it acknowledges. No clock is read here; time comes as a parameter.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::v1alpha1::{Dispatches, Load, State};
 
-use crate::sync::{Arc, Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 
 /// A replica that does not tell what its reports include: a report that comes this long after a dispatch is
 /// taken to include it.
@@ -352,6 +353,3 @@ impl Reported {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
