@@ -87,6 +87,8 @@ pub struct Terms {
     pub ahead: f64,
     /// and for those of this request that are not cached.
     pub own: f64,
+    /// Time that the steps in which these are computed are longer for the sequences that generate beside them.
+    pub company: f64,
     /// Time until a sequence can begin, where all places are taken.
     pub place: f64,
     /// Time until blocks are free, where all are held.

@@ -18,6 +18,10 @@ pub struct KvConfig {
     pub bounded_load: f32,
     /// Seconds that a half-full cache is worth.
     pub pressure: f32,
+    /// The part of a generated token's time that a step with prompts is longer for each sequence in it.
+    pub company: f32,
+    /// Tokens of prompts that a replica computes in a step beside sequences that generate.
+    pub step_tokens: f32,
     /// Prompt tokens a second of a replica that has not computed any yet, if none of the others has.
     pub prefill_tokens_per_second: f32,
     /// Generated tokens a second of such a replica.
@@ -30,6 +34,8 @@ impl Default for KvConfig {
             prefix: true,
             bounded_load: 1.25,
             pressure: 0.02,
+            company: 0.5,
+            step_tokens: 96.0,
             prefill_tokens_per_second: 1000.0,
             decode_tokens_per_second: 100.0,
         }
@@ -77,8 +83,15 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let decode = or(reported.decode_tokens_per_second, speeds.decode);
     let cost = candidate.cost(demand);
 
-    let ahead = (reported.uncomputed_tokens + booked.uncached_unreported) as f64 / prefill;
-    let own = f64::from(cost.uncached_tokens) / prefill;
+    // The replica has gone on since it reported.
+    let age = candidate.view.report_age.map_or(0.0, |age| age.as_secs_f64());
+    let left = (reported.uncomputed_tokens as f64 - age * prefill).max(0.0);
+    let ahead_tokens = left + booked.uncached_unreported as f64;
+    let own_tokens = f64::from(cost.uncached_tokens);
+    let (ahead, own) = (ahead_tokens / prefill, own_tokens / prefill);
+    let steps = 1.0 + (ahead_tokens + own_tokens) / f64::from(config.step_tokens.max(1.0));
+    let others = u64::from(reported.running) + booked.sequences_unreported;
+    let company = f64::from(config.company) * steps * others as f64 / decode;
 
     // Sequences end at the rate at which their tokens come.
     let output = f64::from(demand.output_tokens.max(1));
@@ -100,9 +113,10 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
 
     let weight = f64::from(candidate.weight.max(f32::MIN_POSITIVE));
     Terms {
-        score: (ahead + own + place + blocks + pressure) / weight,
+        score: (ahead + own + company + place + blocks + pressure) / weight,
         ahead,
         own,
+        company,
         place,
         blocks,
         pressure,

@@ -27,6 +27,9 @@ pub struct Fields<'a> {
     pub user: Option<&'a [u8]>,
 }
 
+/// Characters of a model's name that are repeated to a client that gave it.
+pub const MODEL_SHOWN_MAX: usize = 256;
+
 /// The body is no JSON object, or its end is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is no JSON object (from byte {0})")]
