@@ -226,6 +226,7 @@ impl Core {
             load: self.scheduler.load(),
             prefill_tokens_per_second: self.prefill_rate.per_second(),
             decode_tokens_per_second: self.decode_rate.per_second(),
+            submissions: self.requests.count,
         };
         shared.load.send_if_modified(|published| {
             let notify = published.state != new.state || published.load != new.load;
