@@ -25,7 +25,7 @@ pub use names::{DnsName, FixedReplica, ServiceName};
 const REPORTS_MAX: usize = 16;
 
 /// A replica that was found.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Found {
     /// Where its API is.
     pub http: SocketAddr,

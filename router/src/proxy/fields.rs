@@ -27,6 +27,9 @@ pub struct Fields<'a> {
     pub user: Option<&'a [u8]>,
 }
 
+/// Characters of a model's name that are repeated to a client that gave it.
+pub const MODEL_SHOWN_MAX: usize = 256;
+
 /// The body is no JSON object, or its end is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is no JSON object (from byte {0})")]
@@ -220,7 +223,9 @@ mod tests {
 
     #[test]
     fn what_is_no_object_is_refused_and_what_is_odd_is_left_to_the_replica() {
-        for wrong in ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"] {
+        for wrong in
+            ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"]
+        {
             // An array closed by a brace is not looked into.
             assert!(read(wrong.as_bytes()).is_err() || wrong == "{\"a\":[}", "{wrong}");
         }
@@ -236,12 +241,26 @@ mod tests {
         println!("seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
         let names = ["model", "messages", "prompt", "n", "stream", "user", "x\\\"y", "tools", "max_tokens"];
-        let values = ["\"m\"", "\"a\\\\\"", "[1,{\"a\":\"}\"}]", "{\"b\":[\"]\"]}", "3", "true", "null", "-1.5e3", "\"\""];
+        let values = [
+            "\"m\"",
+            "\"a\\\\\"",
+            "[1,{\"a\":\"}\"}]",
+            "{\"b\":[\"]\"]}",
+            "3",
+            "true",
+            "null",
+            "-1.5e3",
+            "\"\"",
+        ];
         for _ in 0..20_000 {
             let members: Vec<String> = (0..rng.random_range(0..5))
                 .map(|_| {
                     let name = names[rng.random_range(0..names.len())];
-                    format!("{}\"{name}\" :{}", [" ", "\n", ""][rng.random_range(0..3)], values[rng.random_range(0..values.len())])
+                    format!(
+                        "{}\"{name}\" :{}",
+                        [" ", "\n", ""][rng.random_range(0..3)],
+                        values[rng.random_range(0..values.len())]
+                    )
                 })
                 .collect();
             let mut body = format!("{{{}}}", members.join(",")).into_bytes();

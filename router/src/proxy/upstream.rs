@@ -94,10 +94,34 @@ impl Link {
         Pin::new(body).poll_frame(context)
     }
 
+    /// The answer's body, which drives the link itself.
+    pub(crate) fn body(self, body: Incoming) -> LinkBody {
+        LinkBody { link: self, body }
+    }
+
     /// Whether it can carry another request, once an answer has been read to its end.
     fn poll_idle(&mut self, context: &mut Context<'_>) -> bool {
         self.drive(context);
         !self.ended && self.sender.is_ready()
+    }
+}
+
+/// A body together with its link, for who does not need the link again.
+pub(crate) struct LinkBody {
+    link: Link,
+    body: Incoming,
+}
+
+impl hyper::body::Body for LinkBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let Self { link, body } = self.get_mut();
+        link.poll_body(body, context)
     }
 }
 

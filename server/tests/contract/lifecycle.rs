@@ -136,7 +136,7 @@ async fn metrics_count_what_was_done() {
 async fn load_reports_begin_at_once_and_their_numbers_rise() {
     let server = Server::new(&Setup::default());
     let (mut client, _tasks) = replica(&server).await;
-    let mut reports = client.watch_load(WatchLoadRequest {}).await.unwrap().into_inner();
+    let mut reports = client.watch_load(WatchLoadRequest::default()).await.unwrap().into_inner();
     let mut first = reports.next().await.unwrap().unwrap();
     while first.blocks_total == 0 {
         // The engine's thread has only begun.
@@ -180,7 +180,7 @@ async fn draining_makes_unready_at_once_and_finishes_what_runs() {
     assert_eq!(server.app.lifecycle().phase(), Phase::Draining);
     assert_eq!(server.get("/v2/health/ready").await.status, 503);
     assert_eq!(server.get("/v2/health/live").await.status, 200);
-    let mut reports = client.watch_load(WatchLoadRequest {}).await.unwrap().into_inner();
+    let mut reports = client.watch_load(WatchLoadRequest::default()).await.unwrap().into_inner();
     while reports.next().await.unwrap().unwrap().state() != State::Draining {}
 
     server.gate.open();

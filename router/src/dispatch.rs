@@ -1,0 +1,500 @@
+//! From a request's demand to a booked place: candidates are put together from ledgers, health and prefixes,
+//! the policy picks, the place is booked before anybody else picks; and where there is no room, the request
+//! waits here. Nothing is sent from here.
+//!
+//! ```text
+//! place ─► try_place ─► a Placed (RAII) ─► the proxy sends
+//!   └► queue (full) ─► pump, when a report or an end makes room ─► Placed
+//!   └► waiting room (no replica) ─► a replica comes
+//! ```
+
+use std::cell::RefCell;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use proto::v1alpha1::State;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+use crate::app::Settings;
+use crate::fleet::{Fleet, Waiter, Waiting};
+use crate::health::{Health, HealthConfig, RetryBudget, Standing};
+use crate::ledger::Booking;
+use crate::metrics::Metrics;
+use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
+use crate::prefix::Chain;
+use crate::queue::{self, QueueConfig, RETRY_AFTER_MIN, Ticket};
+use crate::replicas::{Replica, Replicas};
+
+mod placed;
+mod recent;
+
+pub use placed::{Outcome, Placed};
+pub use recent::{Judged, Pick, Recent};
+
+/// Retries that are saved up while all goes well.
+const RETRIES_SAVED_MAX: u32 = 256;
+/// Picks that may find the ledger changed under them before one books all the same.
+const RACES_MAX: u32 = 3;
+/// How often a request that waits for a replica looks whether one is to be trusted again.
+const ROOM_TICK: Duration = Duration::from_millis(200);
+
+/// What a request needs of a replica.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// In tokens and sequences.
+    pub demand: Demand,
+    /// The beginning of its prompt.
+    pub chain: Arc<Chain>,
+    /// Replicas, by identity, that it was tried on without success.
+    pub tried: Vec<u64>,
+}
+
+/// Why a request has no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue is full.
+    QueueFull {
+        /// When there should be room.
+        retry_after: Duration,
+    },
+    /// It has waited as long as it may for room.
+    WaitedTooLong {
+        /// When there should be room.
+        retry_after: Duration,
+    },
+    /// There is no replica, and none came in time, or as many wait for one as may.
+    NoReplica,
+}
+
+/// What a single attempt came to.
+enum Attempt {
+    Placed(Placed),
+    Full,
+    Nobody,
+}
+
+/// Picks and books. One for the process.
+#[derive(Debug)]
+pub struct Dispatch {
+    /// Among which it picks.
+    pub replicas: Replicas,
+    settings: Settings,
+    metrics: Metrics,
+    health: Mutex<Health>,
+    retries: Mutex<RetryBudget>,
+    rng: Mutex<StdRng>,
+    picks: AtomicU64,
+    waiting: AtomicUsize,
+    room: AtomicUsize,
+    recent: Mutex<Recent>,
+    /// For hashes of prompts.
+    pub seed: u64,
+}
+
+/// What a pick works with, kept by each thread so that nothing is allocated for it.
+#[derive(Default)]
+struct Scratch {
+    candidates: Vec<Candidate>,
+    replicas: Vec<Arc<Replica>>,
+    terms: Vec<Terms>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Dispatch {
+    /// Without replicas as yet.
+    pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
+        // The standard library seeds it from the operating system's random numbers.
+        let random = RandomState::new();
+        let retry_share = settings.load().retry_share;
+        Arc::new(Self {
+            replicas: Replicas::new(random.hash_one("router").max(1)),
+            settings,
+            metrics,
+            health: Mutex::new(Health::new(HealthConfig::default())),
+            retries: Mutex::new(RetryBudget::new(f64::from(retry_share), RETRIES_SAVED_MAX)),
+            rng: Mutex::new(StdRng::seed_from_u64(random.hash_one("picks"))),
+            picks: AtomicU64::new(1),
+            waiting: AtomicUsize::new(0),
+            room: AtomicUsize::new(0),
+            recent: Mutex::default(),
+            seed: random.hash_one("prompts"),
+        })
+    }
+
+    /// What answers have shown of replicas.
+    pub fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last picks.
+    pub fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The present settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Requests that wait for room, and for a replica.
+    pub fn waiters(&self) -> (usize, usize) {
+        (self.waiting.load(Ordering::Relaxed), self.room.load(Ordering::Relaxed))
+    }
+
+    /// Counts a request, for the budget of retries.
+    pub fn earn_retry(&self) {
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner).earn();
+    }
+
+    /// Whether a request may be sent once more; if so, that is counted.
+    pub fn spend_retry(&self) -> bool {
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner).spend()
+    }
+
+    /// The rules have changed.
+    pub fn reconfigure(self: &Arc<Self>) {
+        let retry_share = self.settings.load().retry_share;
+        *self.retries.lock().unwrap_or_else(PoisonError::into_inner) =
+            RetryBudget::new(f64::from(retry_share), RETRIES_SAVED_MAX);
+        self.pump_all();
+    }
+
+    /// A booked place for a request, waiting for one if there is none.
+    ///
+    /// # Errors
+    /// There is none, in time.
+    ///
+    /// # Cancel safety
+    /// Dropping it takes the request out of the queue, and gives a place that it just got to the next.
+    pub async fn place(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        wanted: Wanted,
+        waiter: queue::Waiter,
+    ) -> Result<Placed, Refused> {
+        // Who comes has to queue behind those who wait, but not who has waited already and comes back.
+        if fleet.waiters() == 0 || !wanted.tried.is_empty() {
+            match self.try_place(fleet, &wanted, Instant::now()) {
+                Attempt::Placed(placed) => return Ok(placed),
+                Attempt::Nobody => return self.await_replica(fleet, wanted).await,
+                Attempt::Full => {}
+            }
+        }
+        self.queue(fleet, wanted, waiter).await
+    }
+
+    /// Waits in the queue.
+    async fn queue(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        wanted: Wanted,
+        waiter: queue::Waiter,
+    ) -> Result<Placed, Refused> {
+        let now = Instant::now();
+        let (config, wait_max) = self.queue_config();
+        let (wake, mut woken) = oneshot::channel();
+        let pushed = fleet.with_waiting(|Waiting { queue, waiters }| {
+            queue.configure(config);
+            let ticket = queue.push(waiter, now)?;
+            waiters.insert(ticket, Waiter { wanted, wake });
+            Ok(ticket)
+        });
+        let ticket = pushed.map_err(|queue::QueueFull { retry_after }| Refused::QueueFull { retry_after })?;
+        let place_in_queue = InQueue::new(self, fleet, ticket);
+        // There may have been room between the attempt and the queue.
+        self.pump(fleet);
+        let deadline = waiter.deadline.unwrap_or(now + wait_max).min(now + wait_max);
+        let placed = match timeout_at(deadline.into(), &mut woken).await {
+            Ok(Ok(placed)) => Some(placed),
+            // It may have been woken in the last moment.
+            _ => woken.try_recv().ok(),
+        };
+        drop(place_in_queue);
+        self.metrics.queue_wait(now.elapsed());
+        placed.ok_or_else(|| {
+            let retry_after = fleet.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
+            if self.is_able(fleet) { Refused::WaitedTooLong { retry_after } } else { Refused::NoReplica }
+        })
+    }
+
+    fn queue_config(&self) -> (QueueConfig, Duration) {
+        let settings = self.settings.load();
+        let config = QueueConfig {
+            requests_max: settings.queue_requests as usize,
+            tokens_max: settings.queue_tokens,
+            wait_max: settings.queue_timeout,
+            ..QueueConfig::default()
+        };
+        (config, settings.queue_timeout)
+    }
+
+    /// Waits for a replica that takes requests.
+    async fn await_replica(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        mut wanted: Wanted,
+    ) -> Result<Placed, Refused> {
+        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
+        let _room = self.enter_room()?;
+        let mut changes = self.replicas.changes();
+        loop {
+            let changed =
+                timeout_at(deadline.min(tokio::time::Instant::now() + ROOM_TICK), changes.changed());
+            // Sooner or later replicas that failed are trusted again, of which nobody tells.
+            let _ = changed.await;
+            // What it was tried on may have recovered, and there is nothing else.
+            wanted.tried.clear();
+            if let Attempt::Placed(placed) = self.try_place(fleet, &wanted, Instant::now()) {
+                return Ok(placed);
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return Err(Refused::NoReplica);
+            }
+        }
+    }
+
+    /// Waits until a replica serves `model`; `None` once it is known that none does.
+    ///
+    /// # Errors
+    /// Nothing is known in time.
+    pub async fn await_model(&self, model: Option<&str>) -> Result<Option<Arc<Fleet>>, Refused> {
+        let find = || match model {
+            Some(model) => self.replicas.fleet(model),
+            None => self.replicas.only_fleet(),
+        };
+        if let Some(fleet) = find() {
+            return Ok(Some(fleet));
+        }
+        if self.replicas.are_known() {
+            return Ok(None);
+        }
+        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
+        let _room = self.enter_room()?;
+        let mut changes = self.replicas.changes();
+        loop {
+            if let Some(fleet) = find() {
+                return Ok(Some(fleet));
+            }
+            if self.replicas.are_known() {
+                return Ok(None);
+            }
+            if timeout_at(deadline, changes.changed()).await.is_err() {
+                return Err(Refused::NoReplica);
+            }
+        }
+    }
+
+    fn enter_room(&self) -> Result<InRoom<'_>, Refused> {
+        let room = InRoom(&self.room);
+        let before = self.room.fetch_add(1, Ordering::Relaxed);
+        if before >= self.settings.load().waiting_room as usize { Err(Refused::NoReplica) } else { Ok(room) }
+    }
+
+    /// Gives room to those who wait for any model, for as long as there is some.
+    pub fn pump_all(self: &Arc<Self>) {
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        for fleet in self.replicas.fleets().values() {
+            self.pump(fleet);
+        }
+    }
+
+    /// Gives room to those who wait, for as long as there is some.
+    fn pump(self: &Arc<Self>, fleet: &Arc<Fleet>) {
+        while fleet.waiters() > 0 {
+            let now = Instant::now();
+            let (unclaimed, more) = fleet.with_waiting(|Waiting { queue, waiters }| {
+                let Some(ticket) = queue.head() else { return (None, false) };
+                let waiter = waiters.get(&ticket).filter(|waiter| !waiter.wake.is_closed());
+                let Some(waiter) = waiter else {
+                    waiters.remove(&ticket);
+                    queue.cancel(ticket, now);
+                    return (None, true);
+                };
+                let Attempt::Placed(placed) = self.try_place(fleet, &waiter.wanted, now) else {
+                    return (None, false);
+                };
+                queue.take(ticket, now);
+                let waiter = waiters.remove(&ticket).expect("invariant: it was just there");
+                (waiter.wake.send(placed).err(), true)
+            });
+            // Not within the lock: its end makes room, which is given to the next.
+            drop(unclaimed);
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Whether any replica of a model takes requests, as far as is known.
+    pub fn is_able(&self, fleet: &Fleet) -> bool {
+        let now = Instant::now();
+        let settings = self.settings.load();
+        fleet.replicas().iter().any(|replica| {
+            let state = replica.ledger.view(now, settings.report_ttl).state;
+            state.is_none_or(|state| state == State::Serving)
+                && self.health().standing(replica.identity, now) != Standing::Ejected
+        })
+    }
+
+    /// Picks and books, if there is room now.
+    fn try_place(self: &Arc<Self>, fleet: &Arc<Fleet>, wanted: &Wanted, now: Instant) -> Attempt {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let settings = self.settings.load();
+            let started = Instant::now();
+            for race in 0.. {
+                self.gather(scratch, (fleet, wanted), now);
+                match capacity(&wanted.demand, &scratch.candidates) {
+                    Capacity::Later => return Attempt::Full,
+                    Capacity::Now | Capacity::Never => {}
+                }
+                let Ok(index) = self.pick(&settings.policy, &wanted.demand, scratch) else {
+                    return Attempt::Nobody;
+                };
+                let candidate = &scratch.candidates[index];
+                let replica = &scratch.replicas[index];
+                let cost = candidate.cost(&wanted.demand);
+                let booking = if race < RACES_MAX {
+                    replica.ledger.book_if(candidate.view.version, cost, now)
+                } else {
+                    Some(replica.ledger.book(cost, now))
+                };
+                let Some(booking) = booking else { continue };
+                self.metrics.picked(started.elapsed(), &scratch.terms[index], candidate.view.report_age);
+                return Attempt::Placed(self.placed((fleet, wanted), scratch, index, booking));
+            }
+            unreachable!("the last race books")
+        })
+    }
+
+    /// The candidates for a request as they are known now.
+    fn gather(&self, scratch: &mut Scratch, (fleet, wanted): (&Fleet, &Wanted), now: Instant) {
+        let settings = self.settings.load();
+        let bytes_per_token = fleet.expectations().estimates.bytes_per_token();
+        let looks_up = settings.policy.uses_prefixes() && wanted.chain.blocks() > 0;
+        scratch.candidates.clear();
+        scratch.replicas.clear();
+        let replicas = fleet.replicas();
+        let untried = || replicas.iter().filter(|replica| !wanted.tried.contains(&replica.identity));
+        let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
+        // That all seem to hang says more about the reports than about the replicas.
+        let all_hang = untried().all(hangs);
+        for replica in untried() {
+            let cached_tokens = if looks_up {
+                let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+                wanted.chain.tokens_of(prefixes.cached_blocks(&wanted.chain), bytes_per_token)
+            } else {
+                0
+            };
+            let weight = if hangs(replica) && !all_hang {
+                0.0
+            } else {
+                self.health().standing(replica.identity, now).weight()
+            };
+            scratch.candidates.push(Candidate {
+                identity: replica.identity,
+                view: replica.ledger.view(now, settings.report_ttl),
+                cached_tokens,
+                weight,
+                last_pick: replica.last_pick.load(Ordering::Relaxed),
+            });
+            scratch.replicas.push(Arc::clone(replica));
+        }
+    }
+
+    fn pick(&self, policy: &Policy, demand: &Demand, scratch: &mut Scratch) -> Result<usize, NoReplica> {
+        let Scratch { candidates, terms, .. } = scratch;
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        match policy.pick(demand, candidates, terms, &mut *rng) {
+            // What is known of the request is an estimate. A replica says for sure, and says it better.
+            Err(NoReplica::NeverFits) => {
+                let least = Demand { prompt_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand };
+                policy.pick(&least, candidates, terms, &mut *rng)
+            }
+            picked => picked,
+        }
+    }
+
+    fn placed(
+        self: &Arc<Self>,
+        (fleet, wanted): (&Arc<Fleet>, &Wanted),
+        scratch: &Scratch,
+        index: usize,
+        booking: Booking,
+    ) -> Placed {
+        let replica = Arc::clone(&scratch.replicas[index]);
+        replica.last_pick.store(self.picks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        let sent = self.health().sent(replica.identity, Instant::now());
+        if wanted.chain.blocks() > 0 {
+            let reported =
+                scratch.candidates[index].view.reported.map_or(0, |reported| reported.block_tokens);
+            let block_tokens = if reported == 0 { 16 } else { reported };
+            let output = wanted.demand.output_tokens.div_ceil(block_tokens) as usize;
+            let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+            prefixes.record(&wanted.chain, output);
+        }
+        self.recent().record(&fleet.model, &wanted.demand, (&scratch.replicas, &scratch.terms), index);
+        Placed::new(self, Arc::clone(fleet), replica, (booking, sent))
+    }
+}
+
+/// A request in the queue; dropping it takes it out.
+struct InQueue<'a> {
+    dispatch: &'a Arc<Dispatch>,
+    fleet: &'a Arc<Fleet>,
+    ticket: Ticket,
+}
+
+impl<'a> InQueue<'a> {
+    fn new(dispatch: &'a Arc<Dispatch>, fleet: &'a Arc<Fleet>, ticket: Ticket) -> Self {
+        dispatch.waiting.fetch_add(1, Ordering::AcqRel);
+        Self { dispatch, fleet, ticket }
+    }
+}
+
+impl Drop for InQueue<'_> {
+    fn drop(&mut self) {
+        let removed = self.fleet.with_waiting(|Waiting { queue, waiters }| {
+            queue.cancel(self.ticket, Instant::now());
+            waiters.remove(&self.ticket)
+        });
+        self.dispatch.waiting.fetch_sub(1, Ordering::AcqRel);
+        drop(removed);
+        // It may have been what those behind it waited for.
+        self.dispatch.pump(self.fleet);
+    }
+}
+
+/// A request in the waiting room.
+struct InRoom<'a>(&'a AtomicUsize);
+
+impl Drop for InRoom<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Refused {
+    /// When the client may come again.
+    #[must_use]
+    pub fn retry_after(self) -> Duration {
+        match self {
+            Self::QueueFull { retry_after } | Self::WaitedTooLong { retry_after } => retry_after,
+            Self::NoReplica => RETRY_AFTER_MIN,
+        }
+    }
+}
