@@ -58,18 +58,28 @@ pub struct Booked {
 
 /// The figures of a report that picking goes by. The meaning of each is in `replica.proto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "documented in replica.proto")]
 pub struct Reported {
+    /// Blocks of the cache in all,
     pub blocks_total: u32,
+    /// those that sequences hold,
     pub blocks_active: u32,
+    /// and those that nobody holds and whose content is kept.
     pub blocks_evictable: u32,
+    /// Tokens of a block.
     pub block_tokens: u32,
+    /// Sequences that run.
     pub running: u32,
+    /// Sequences that wait.
     pub waiting: u32,
+    /// Tokens to compute before each of these has its next.
     pub uncomputed_tokens: u64,
+    /// Most sequences that run at once; 0 if it is not told.
     pub sequences_max: u32,
+    /// Most requests that are taken at once; 0 if it is not told.
     pub requests_max: u32,
+    /// Tokens of prompts computed a second; 0 while not known.
     pub prefill_tokens_per_second: f32,
+    /// Tokens generated a second; 0 while not known.
     pub decode_tokens_per_second: f32,
 }
 

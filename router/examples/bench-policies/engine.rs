@@ -50,6 +50,10 @@ struct Sequence {
     computed: u32,
     table: Vec<u32>,
     registered: u32,
+    /// Leading blocks that it knows the hashes of: those of its prompt, and those it has registered.
+    hashed: u32,
+    /// Up to which block it has announced to compute.
+    claimed: u32,
     /// Tokens it computes in the step under way.
     row: u32,
 }
@@ -164,6 +168,8 @@ impl Engine {
             computed: 0,
             table: Vec::new(),
             registered: 0,
+            hashed: spec.prompt_tokens / self.config.block_tokens,
+            claimed: 0,
             row: 0,
             spec,
         });
@@ -292,7 +298,7 @@ impl Engine {
                 return;
             }
             let sequence = &self.waiting[position];
-            let full = (sequence.tokens / self.config.block_tokens) as usize;
+            let full = sequence.hashed as usize;
             let chain = &sequence.spec.blocks[..full];
             let cached = chain.partition_point(|hash| self.cached.contains_key(hash));
             if cached < full && self.is_being_computed(chain, cached) {
@@ -320,10 +326,8 @@ impl Engine {
     /// Whether a running sequence is about to compute the block at `index` of `chain`.
     fn is_being_computed(&self, chain: &[u64], index: usize) -> bool {
         self.running.iter().any(|sequence| {
-            let full = (sequence.tokens / self.config.block_tokens) as usize;
-            sequence.registered as usize <= index
-                && index < full
-                && sequence.spec.blocks.get(index) == Some(&chain[index])
+            (sequence.registered as usize..sequence.claimed as usize).contains(&index)
+                && sequence.spec.blocks[index] == chain[index]
         })
     }
 
@@ -337,6 +341,7 @@ impl Engine {
         }
         sequence.computed = (cached as u32 * self.config.block_tokens).min(sequence.tokens - 1);
         sequence.registered = kept as u32;
+        sequence.claimed = sequence.hashed;
         if sequence.tokens == sequence.spec.prompt_tokens {
             self.cached_tokens += u64::from(sequence.computed);
             self.prompt_tokens += u64::from(sequence.tokens);
@@ -352,6 +357,7 @@ impl Engine {
             let sequence = &mut self.running[position];
             let index = sequence.registered as usize;
             sequence.registered += 1;
+            sequence.hashed = sequence.hashed.max(sequence.registered);
             let hash = sequence.spec.blocks[index];
             let block = sequence.table[index];
             match self.cached.get(&hash).copied() {

@@ -6,10 +6,8 @@ use super::{Finding, Tree};
 
 /// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
 /// exist; an edge that is not here may not either, whichever kind of dependency it is.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 9] = [
     ("proto", &[]),
-    // The scheduler in a test only, which holds the simulated replicas of the policy arena against it.
-    ("router", &["proto", "server-scheduler"]),
     (
         "server",
         &["proto", "server-engine", "server-openai", "server-openvino", "server-scheduler", "server-text"],
@@ -32,11 +30,11 @@ const OUTSIDE: [(&str, &[&str]); 3] = [
 
 /// Crates of others that know a protocol, and the only crates of ours that may use them.
 const PROTOCOLS: [(&str, &[&str]); 5] = [
-    ("axum", &["router", "server"]),
-    ("clap", &["router", "server"]),
-    ("tonic", &["proto", "router", "server"]),
+    ("axum", &["server"]),
+    ("clap", &["server"]),
+    ("tonic", &["proto", "server"]),
     ("tonic-prost", &["proto", "server"]),
-    ("tower", &["router", "server"]),
+    ("tower", &["server"]),
 ];
 
 /// Checks the manifests of the workspace.
