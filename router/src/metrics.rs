@@ -132,7 +132,7 @@ impl Metrics {
     }
 
     /// Counts an answered or refused request.
-    pub(crate) fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
+    pub fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         let status = match status.as_u16() {
             ..300 => "2xx",
             300..400 => "3xx",
@@ -142,7 +142,8 @@ impl Metrics {
         self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
     }
 
-    pub(crate) fn retried(&self, reason: &'static str) {
+    /// Counts a request sent once more, by what had failed.
+    pub fn retried(&self, reason: &'static str) {
         self.0.retries.get_or_create(&ReasonLabels { reason }).inc();
     }
 
