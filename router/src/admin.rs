@@ -146,7 +146,8 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
         return refuse(error);
     }
     let dispatch = app.dispatch();
-    let replicas: Vec<Value> = dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
+    let replicas: Vec<Value> =
+        dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
     let (queued, room) = dispatch.waiters();
     axum::Json(json!({
         "policy": app.settings().policy.name(),
@@ -254,7 +255,9 @@ mod tests {
 
     #[test]
     fn names_in_paths_are_decoded_where_they_can_be() {
-        for (given, read) in [("a%2Fb", "a/b"), ("a/b", "a/b"), ("100%", "100%"), ("%zz", "%zz"), ("%ff", "%ff")] {
+        for (given, read) in
+            [("a%2Fb", "a/b"), ("a/b", "a/b"), ("100%", "100%"), ("%zz", "%zz"), ("%ff", "%ff")]
+        {
             assert_eq!(decoded(given), read);
         }
     }

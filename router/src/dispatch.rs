@@ -242,12 +242,17 @@ impl Dispatch {
     }
 
     /// Waits for a replica that takes requests.
-    async fn await_replica(self: &Arc<Self>, fleet: &Arc<Fleet>, mut wanted: Wanted) -> Result<Placed, Refused> {
+    async fn await_replica(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        mut wanted: Wanted,
+    ) -> Result<Placed, Refused> {
         let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
         let _room = self.enter_room()?;
         let mut changes = self.replicas.changes();
         loop {
-            let changed = timeout_at(deadline.min(tokio::time::Instant::now() + ROOM_TICK), changes.changed());
+            let changed =
+                timeout_at(deadline.min(tokio::time::Instant::now() + ROOM_TICK), changes.changed());
             // Sooner or later replicas that failed are trusted again, of which nobody tells.
             let _ = changed.await;
             // What it was tried on may have recovered, and there is nothing else.
@@ -418,8 +423,7 @@ impl Dispatch {
         match policy.pick(demand, candidates, terms, &mut *rng) {
             // What is known of the request is an estimate. A replica says for sure, and says it better.
             Err(NoReplica::NeverFits) => {
-                let least =
-                    Demand { prompt_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand };
+                let least = Demand { prompt_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand };
                 policy.pick(&least, candidates, terms, &mut *rng)
             }
             picked => picked,
@@ -437,7 +441,8 @@ impl Dispatch {
         replica.last_pick.store(self.picks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         let sent = self.health().sent(replica.identity, Instant::now());
         if wanted.chain.blocks() > 0 {
-            let reported = scratch.candidates[index].view.reported.map_or(0, |reported| reported.block_tokens);
+            let reported =
+                scratch.candidates[index].view.reported.map_or(0, |reported| reported.block_tokens);
             let block_tokens = if reported == 0 { 16 } else { reported };
             let output = wanted.demand.output_tokens.div_ceil(block_tokens) as usize;
             let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);

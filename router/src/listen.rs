@@ -110,7 +110,12 @@ impl Threads {
     }
 
     /// Hands connections to threads until `stop`.
-    pub(crate) async fn accept(&self, listener: TcpListener, connections_max: usize, stop: &CancellationToken) {
+    pub(crate) async fn accept(
+        &self,
+        listener: TcpListener,
+        connections_max: usize,
+        stop: &CancellationToken,
+    ) {
         let room = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
         loop {
             let next = async {

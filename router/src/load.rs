@@ -123,7 +123,11 @@ fn jitter(moment: Instant) -> f64 {
 }
 
 /// Takes in a stream of reports until it breaks.
-async fn reports(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<()> {
+async fn reports(
+    dispatch: &Arc<Dispatch>,
+    replica: &Arc<Replica>,
+    address: SocketAddr,
+) -> anyhow::Result<()> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)

@@ -30,7 +30,7 @@ struct Inner {
     retries: Family<ReasonLabels, Counter>,
     pick_latency: Histogram,
     /// Of the chosen replica, by term: score, ahead, own, place, blocks, pressure.
-    terms: [(Histogram, fn(&Terms) -> f64); 6],
+    terms: [(Histogram, Term); 6],
     report_age: Histogram,
     queue_wait: Histogram,
     first_byte: Histogram,
@@ -45,6 +45,9 @@ struct Inner {
     replicas: ReplicaGauges,
     ready: Gauge,
 }
+
+/// What a histogram of terms is of.
+type Term = fn(&Terms) -> f64;
 
 /// What is so of each replica.
 #[derive(Debug, Default)]
@@ -208,7 +211,11 @@ impl ReplicaGauges {
             ("replica_running", "Sequences that run, as reported", &self.running),
             ("replica_waiting", "Sequences that wait, as reported", &self.waiting),
             ("replica_blocks_active", "Blocks of the KV cache that sequences hold", &self.blocks_active),
-            ("replica_blocks_evictable", "Blocks nobody holds, kept for their content", &self.blocks_evictable),
+            (
+                "replica_blocks_evictable",
+                "Blocks nobody holds, kept for their content",
+                &self.blocks_evictable,
+            ),
             ("replica_blocks_free", "Blocks that are empty", &self.blocks_free),
             ("replica_trusted", "1 if it may be picked, 0 while it is ejected", &self.trusted),
         ]
@@ -258,7 +265,11 @@ fn registry(inner: &Inner) -> Registry {
     registry.register("retries", "Requests sent once more, by what had failed", inner.retries.clone());
     let counters = [
         ("prompt_tokens", "Tokens of prompts, as estimated", &inner.prompt_tokens),
-        ("cached_prompt_tokens", "Those expected in the cache of the replica picked", &inner.cached_prompt_tokens),
+        (
+            "cached_prompt_tokens",
+            "Those expected in the cache of the replica picked",
+            &inner.cached_prompt_tokens,
+        ),
         ("ejections", "Times a replica was ejected because it failed", &inner.ejections),
         (
             "expired_dispatches",
@@ -282,7 +293,11 @@ fn registry(inner: &Inner) -> Registry {
         registry.register_with_unit(format!("pick_{name}"), help, Unit::Seconds, histogram.clone());
     }
     let seconds = [
-        ("pick_latency", "Of a pick, from the first look at the candidates to the booking", &inner.pick_latency),
+        (
+            "pick_latency",
+            "Of a pick, from the first look at the candidates to the booking",
+            &inner.pick_latency,
+        ),
         ("report_age", "Of the load report of the replica picked", &inner.report_age),
         ("queue_wait", "Of requests that waited for room", &inner.queue_wait),
         ("time_to_first_byte", "From a request's arrival to the first byte of its answer", &inner.first_byte),

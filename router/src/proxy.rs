@@ -100,7 +100,10 @@ impl Endpoint {
 }
 
 /// Answers a request, whatever it is for.
-pub(crate) async fn serve(worker: Arc<Worker>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+pub(crate) async fn serve(
+    worker: Arc<Worker>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
     let Some(endpoint) = Endpoint::of(request.uri().path()) else {
         return Ok(worker.admin.answer(request).await);
     };
@@ -156,7 +159,11 @@ async fn forward(
         prompt_bytes: fields.prompt.len(),
         choices: wanted.demand.sequences,
         method: parts.method,
-        path: parts.uri.path_and_query().cloned().unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")),
+        path: parts
+            .uri
+            .path_and_query()
+            .cloned()
+            .unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")),
         headers: headers::for_replica(parts.headers, client.is_some(), record.trace()),
         body: body.clone(),
     };
@@ -173,7 +180,8 @@ fn waiter(parts: &Parts) -> Result<Waiter, Error> {
         .map(|seconds| {
             let seconds = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             let deadline = seconds.and_then(|seconds| Instant::now().checked_add(seconds));
-            deadline.ok_or(Error::Header { header: TIMEOUT, problem: "this is no number of seconds".to_owned() })
+            deadline
+                .ok_or(Error::Header { header: TIMEOUT, problem: "this is no number of seconds".to_owned() })
         })
         .transpose()?;
     Ok(Waiter { class, tokens: 0, deadline })
@@ -215,7 +223,9 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
     };
     let is_encoded = parts.headers.contains_key(header::CONTENT_ENCODING);
     match endpoint {
-        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses if !is_encoded => Ok(fields::read(body)?),
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses if !is_encoded => {
+            Ok(fields::read(body)?)
+        }
         // Whatever replicas take beside these: a model may be named in it, or not.
         _ if is_json() && !is_encoded => Ok(fields::read(body).unwrap_or_default()),
         _ => Ok(Fields::default()),
@@ -265,8 +275,7 @@ fn wanted(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> Wante
 /// Takes the request from what its client may use.
 fn take(app: &App, client: &Client, demand: &Demand, record: &mut Record) -> Result<(), Error> {
     let settings = app.settings();
-    let rates =
-        Rates { requests_per_minute: settings.key_requests, tokens_per_minute: settings.key_tokens };
+    let rates = Rates { requests_per_minute: settings.key_requests, tokens_per_minute: settings.key_tokens };
     let tokens = demand.prompt_tokens.saturating_add(demand.output_tokens.saturating_mul(demand.sequences));
     app.access().take(client, rates, tokens)?;
     record.taken(tokens);

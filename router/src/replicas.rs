@@ -69,7 +69,8 @@ pub struct Told {
 
 impl Replica {
     fn new(found: Found, router: u64) -> Arc<Self> {
-        let header = |text: String| HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("replica"));
+        let header =
+            |text: String| HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("replica"));
         Arc::new(Self {
             name: header(found.name.clone()),
             authority: header(found.http.to_string()),
@@ -100,7 +101,8 @@ impl Replica {
     /// Whether it used to report and has been silent for `limit` although it is still wanted.
     pub fn hangs(&self, now: Instant, limit: Duration) -> bool {
         let reported = self.reported.load(Ordering::Relaxed);
-        reported != NEVER && now.saturating_duration_since(self.since + Duration::from_millis(reported)) >= limit
+        reported != NEVER
+            && now.saturating_duration_since(self.since + Duration::from_millis(reported)) >= limit
     }
 
     fn has_reported(&self, now: Instant) {

@@ -112,7 +112,12 @@ async fn tell_ready(app: App) {
 }
 
 /// Finishes what is under way, no longer than `timeout`.
-async fn drain(app: &App, threads: &mut Threads, timeout: Duration, signals: &mut Signals) -> anyhow::Result<()> {
+async fn drain(
+    app: &App,
+    threads: &mut Threads,
+    timeout: Duration,
+    signals: &mut Signals,
+) -> anyhow::Result<()> {
     let started = Instant::now();
     tracing::info!(requests = app.requests(), ?timeout, "asked to end: finishing what is under way");
     tokio::select! {
@@ -137,7 +142,8 @@ struct Files {
 impl Files {
     fn read_keys(&mut self, app: &App) -> anyhow::Result<()> {
         let Some(path) = app.settings().api_keys.clone() else { return Ok(()) };
-        let keys = app.access().read(&path).with_context(|| format!("failed to read keys of {}", path.display()))?;
+        let keys =
+            app.access().read(&path).with_context(|| format!("failed to read keys of {}", path.display()))?;
         self.keys = config::read(&path).ok();
         tracing::info!(keys, "only requests with a key are served");
         Ok(())
@@ -188,7 +194,10 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
                 }
                 Err(error) => {
                     let error = anyhow::Error::from(error);
-                    tracing::error!(error = format!("{error:#}"), "the configuration is wrong: the old one stays");
+                    tracing::error!(
+                        error = format!("{error:#}"),
+                        "the configuration is wrong: the old one stays"
+                    );
                 }
             }
         }
@@ -199,7 +208,10 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
                 Ok(keys) => tracing::info!(keys, "the API keys have changed"),
                 Err(error) => {
                     let error = anyhow::Error::from(error);
-                    tracing::error!(error = format!("{error:#}"), "the API keys are wrong: the old ones stay");
+                    tracing::error!(
+                        error = format!("{error:#}"),
+                        "the API keys are wrong: the old ones stay"
+                    );
                 }
             }
         }

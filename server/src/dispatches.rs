@@ -156,7 +156,9 @@ mod tests {
     #[test]
     fn a_header_is_a_router_and_a_number_or_nothing() {
         assert_eq!(read("00000000000000ff/12"), Some(Dispatch { router: 255, number: 12 }));
-        for wrong in ["", "ff/1", "00000000000000fg/1", "00000000000000ff/", "00000000000000ff/+1", "00000000000000ff"] {
+        for wrong in
+            ["", "ff/1", "00000000000000fg/1", "00000000000000ff/", "00000000000000ff/+1", "00000000000000ff"]
+        {
             assert_eq!(read(wrong), None, "{wrong}");
         }
     }
@@ -190,9 +192,14 @@ mod tests {
             let number = (state >> 33) % 300;
             router.include(number);
             numbers.insert(number);
-            let told: BTreeSet<u64> = router.included.iter().flat_map(|&(first, last)| first..=last).collect();
+            let told: BTreeSet<u64> =
+                router.included.iter().flat_map(|&(first, last)| first..=last).collect();
             assert_eq!(told, numbers);
-            assert!(router.included.windows(2).all(|pair| pair[0].1 + 1 < pair[1].0), "{:?}", router.included);
+            assert!(
+                router.included.windows(2).all(|pair| pair[0].1 + 1 < pair[1].0),
+                "{:?}",
+                router.included
+            );
         }
     }
 

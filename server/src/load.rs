@@ -147,7 +147,8 @@ impl Replica for ReplicaService {
         let reports = WatchStream::new(self.reports.clone()).filter_map(move |_| {
             let _open = &permit;
             // The latest that there is by now, with what it includes.
-            let load = app.dispatches().told(router, |dispatches| Load { dispatches, ..present.borrow().clone() });
+            let load =
+                app.dispatches().told(router, |dispatches| Load { dispatches, ..present.borrow().clone() });
             std::future::ready((load.report > 0).then_some(Ok(load)))
         });
         Ok(Response::new(Box::pin(reports)))

@@ -18,8 +18,7 @@ const CLIENTS: usize = 16;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A simulator that takes its time, so that there is always something under way.
-const SIM: [&str; 6] =
-    ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];
+const SIM: [&str; 6] = ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];
 
 /// A server that comes back to the same place.
 struct Place {
@@ -102,7 +101,8 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
         });
         let response = client.post(&url).json(&body).send().await.expect("the router answers");
         let status = response.status();
-        let replica = response.headers().get("x-ovfleet-replica").map(|name| name.to_str().unwrap().to_owned());
+        let replica =
+            response.headers().get("x-ovfleet-replica").map(|name| name.to_str().unwrap().to_owned());
         let text = response.text().await.expect("an answer that has begun ends properly");
         assert_eq!(status.as_u16(), 200, "a request without a byte failed: {text}");
         let is_broken = if stream {

@@ -54,13 +54,14 @@ impl Recent {
         (replicas, terms): (&[Arc<Replica>], &[Terms]),
         chosen: usize,
     ) {
-        let mut pick = if self.0.len() < PICKS_MAX { None } else { self.0.pop_front() }.unwrap_or_else(|| Pick {
-            at: SystemTime::UNIX_EPOCH,
-            model: String::new(),
-            demand: Demand::default(),
-            judged: Vec::with_capacity(JUDGED_MAX),
-            candidates: 0,
-        });
+        let mut pick =
+            if self.0.len() < PICKS_MAX { None } else { self.0.pop_front() }.unwrap_or_else(|| Pick {
+                at: SystemTime::UNIX_EPOCH,
+                model: String::new(),
+                demand: Demand::default(),
+                judged: Vec::with_capacity(JUDGED_MAX),
+                candidates: 0,
+            });
         pick.at = SystemTime::now();
         pick.model.clear();
         pick.model.push_str(model);

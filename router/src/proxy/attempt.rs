@@ -25,14 +25,18 @@ pub(super) enum Answer {
     /// All of it.
     Whole { response: Response<Body>, usage: Option<Usage> },
     /// Its beginning.
-    Stream(Streamed),
+    Stream(Box<Streamed>),
 }
 
 /// Sends a request to a replica.
 ///
 /// # Errors
 /// It gave no answer to pass on; nothing was.
-pub(super) async fn attempt(worker: &Worker, placed: &Placed, outgoing: &Outgoing) -> Result<Answer, Failure> {
+pub(super) async fn attempt(
+    worker: &Worker,
+    placed: &Placed,
+    outgoing: &Outgoing,
+) -> Result<Answer, Failure> {
     let watch = Watch::new(worker, placed, outgoing);
     let (mut link, response) = watch.wait(exchange(worker, placed, outgoing)).await??;
     placed.first_token();
@@ -57,7 +61,7 @@ pub(super) async fn attempt(worker: &Worker, placed: &Placed, outgoing: &Outgoin
     } else {
         None
     };
-    Ok(Answer::Stream(Streamed { parts, link, body, first, is_events: is_stream }))
+    Ok(Answer::Stream(Box::new(Streamed { parts, link, body, first, is_events: is_stream })))
 }
 
 fn is_event_stream(headers: &http::HeaderMap) -> bool {

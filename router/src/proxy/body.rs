@@ -38,7 +38,9 @@ impl Body {
 impl std::fmt::Debug for Body {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = match &self.0 {
-            Kind::Whole(bytes) => return write!(formatter, "Body({} bytes)", bytes.as_ref().map_or(0, Bytes::len)),
+            Kind::Whole(bytes) => {
+                return write!(formatter, "Body({} bytes)", bytes.as_ref().map_or(0, Bytes::len));
+            }
             Kind::Relay(_) => "relay",
             Kind::Page(_) => "page",
         };
@@ -56,7 +58,9 @@ impl hyper::body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut self.get_mut().0 {
             Kind::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::Relay(relay) => relay.poll_bytes(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
+            Kind::Relay(relay) => {
+                relay.poll_bytes(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
+            }
             Kind::Page(page) => Pin::new(page).poll_frame(context).map_err(io::Error::other),
         }
     }

@@ -74,12 +74,11 @@ impl<'a> Fields<'a> {
             b"model" => self.model = text(value),
             b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
             b"tools" => self.tools = value,
-            b"max_completion_tokens" | b"max_tokens" | b"max_output_tokens" => {
-                // The newer name counts where both are given.
-                if self.answer_tokens_max.is_none() || name != b"max_tokens" {
-                    self.answer_tokens_max = number(value).or(self.answer_tokens_max);
-                }
+            b"max_completion_tokens" | b"max_output_tokens" => {
+                self.answer_tokens_max = number(value).or(self.answer_tokens_max);
             }
+            // The newer name counts where both are given.
+            b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
             b"n" => self.choices = number(value),
             b"stream" => self.stream = value == b"true",
             b"user" => self.user = (value.len() > 2 && value[0] == b'"').then(|| &value[1..value.len() - 1]),
@@ -223,7 +222,9 @@ mod tests {
 
     #[test]
     fn what_is_no_object_is_refused_and_what_is_odd_is_left_to_the_replica() {
-        for wrong in ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"] {
+        for wrong in
+            ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"]
+        {
             // An array closed by a brace is not looked into.
             assert!(read(wrong.as_bytes()).is_err() || wrong == "{\"a\":[}", "{wrong}");
         }
@@ -239,12 +240,26 @@ mod tests {
         println!("seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
         let names = ["model", "messages", "prompt", "n", "stream", "user", "x\\\"y", "tools", "max_tokens"];
-        let values = ["\"m\"", "\"a\\\\\"", "[1,{\"a\":\"}\"}]", "{\"b\":[\"]\"]}", "3", "true", "null", "-1.5e3", "\"\""];
+        let values = [
+            "\"m\"",
+            "\"a\\\\\"",
+            "[1,{\"a\":\"}\"}]",
+            "{\"b\":[\"]\"]}",
+            "3",
+            "true",
+            "null",
+            "-1.5e3",
+            "\"\"",
+        ];
         for _ in 0..20_000 {
             let members: Vec<String> = (0..rng.random_range(0..5))
                 .map(|_| {
                     let name = names[rng.random_range(0..names.len())];
-                    format!("{}\"{name}\" :{}", [" ", "\n", ""][rng.random_range(0..3)], values[rng.random_range(0..values.len())])
+                    format!(
+                        "{}\"{name}\" :{}",
+                        [" ", "\n", ""][rng.random_range(0..3)],
+                        values[rng.random_range(0..values.len())]
+                    )
                 })
                 .collect();
             let mut body = format!("{{{}}}", members.join(",")).into_bytes();

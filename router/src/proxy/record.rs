@@ -94,7 +94,9 @@ impl Record {
     /// What the answer teaches about the model.
     pub(super) fn learn(&self, placed: &Placed, outgoing: &Outgoing, usage: Option<Usage>) {
         if let Some(Usage { prompt, completion }) = usage {
-            placed.fleet.learn(Some((outgoing.prompt_bytes, prompt)), Some(completion / outgoing.choices.max(1)));
+            placed
+                .fleet
+                .learn(Some((outgoing.prompt_bytes, prompt)), Some(completion / outgoing.choices.max(1)));
         }
     }
 

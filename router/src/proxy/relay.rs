@@ -169,10 +169,9 @@ impl Relay {
     /// Nothing is there at the moment: whether that has been so for too long. Arranges to be asked again.
     fn is_silent_too_long(&mut self, context: &mut Context<'_>) -> bool {
         let now = Instant::now();
-        let silence = self.silence.get_or_insert_with(|| Silence {
-            since: now,
-            timer: Box::pin(tokio::time::sleep(TICK)),
-        });
+        let silence = self
+            .silence
+            .get_or_insert_with(|| Silence { since: now, timer: Box::pin(tokio::time::sleep(TICK)) });
         while silence.timer.as_mut().poll(context).is_ready() {
             let settings = self.worker.app.settings();
             let quiet = now.saturating_duration_since(silence.since);

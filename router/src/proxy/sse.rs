@@ -69,14 +69,8 @@ impl Events {
         let written = if self.endpoint == Endpoint::Responses {
             event.extend_from_slice(b"event: error\ndata: ");
             let sequence_number = self.sequence_number.map_or(0, |number| number + 1);
-            let body = ResponsesError {
-                r#type: "error",
-                code: CODE,
-                message,
-                param: None,
-                sequence_number,
-                error,
-            };
+            let body =
+                ResponsesError { r#type: "error", code: CODE, message, param: None, sequence_number, error };
             serde_json::to_writer(&mut event, &body)
         } else {
             event.extend_from_slice(b"data: ");
@@ -162,7 +156,10 @@ mod tests {
     fn a_broken_stream_ends_as_each_api_has_it() {
         let chat = Events::new(Endpoint::Chat).broken("it \"died\"");
         let chat = std::str::from_utf8(&chat).unwrap();
-        assert!(chat.starts_with(r#"data: {"error":{"message":"it \"died\"","type":"server_error""#), "{chat}");
+        assert!(
+            chat.starts_with(r#"data: {"error":{"message":"it \"died\"","type":"server_error""#),
+            "{chat}"
+        );
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
         let mut events = Events::new(Endpoint::Responses);
         events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));

@@ -9,7 +9,10 @@ use crate::harness::*;
 fn good() -> Upstream {
     Upstream::start("m", |request, stream| {
         if String::from_utf8_lossy(&request.body).contains("\"stream\":true") {
-            send(stream, STREAM) && send(stream, &event("good")) && send(stream, &event("[DONE]")) && send(stream, END)
+            send(stream, STREAM)
+                && send(stream, &event("good"))
+                && send(stream, &event("[DONE]"))
+                && send(stream, END)
         } else {
             send(stream, &whole("\"good\""))
         }
@@ -68,8 +71,14 @@ fn a_replica_that_talks_nonsense_is_replaced() {
 
 #[test]
 fn server_errors_and_no_room_go_elsewhere() {
-    for status in ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable", "429 Too Many Requests"] {
-        goes_elsewhere(&Upstream::start("m", move |_, stream| send(stream, &with_status(status, "{}"))), &[], true);
+    for status in
+        ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable", "429 Too Many Requests"]
+    {
+        goes_elsewhere(
+            &Upstream::start("m", move |_, stream| send(stream, &with_status(status, "{}"))),
+            &[],
+            true,
+        );
     }
 }
 
@@ -103,7 +112,10 @@ fn what_is_the_clients_fault_is_not_tried_twice() {
         let upstreams = [refuse(status), refuse(status)];
         let router = Router::start(&[&upstreams[0], &upstreams[1]], &[]);
         let answer = router.post(CHAT, &chat("m", false));
-        assert_eq!((answer.status.to_string(), answer.body.as_str()), (status[..3].to_owned(), "{\"error\":1}"));
+        assert_eq!(
+            (answer.status.to_string(), answer.body.as_str()),
+            (status[..3].to_owned(), "{\"error\":1}")
+        );
         assert_eq!(upstreams[0].seen().len() + upstreams[1].seen().len(), 1);
     }
 }
@@ -248,5 +260,7 @@ fn a_replica_that_comes_back_after_a_crash_is_used_again() {
     // The model of the second is not known, so all go to the first.
     assert_eq!(router.post(CHAT, &chat("m", false)).body, "1");
     let _second = Upstream::on(TcpListener::bind(place).unwrap(), "m", |_, stream| send(stream, &whole("2")));
-    await_condition("the second to be used", || (router.post(CHAT, &chat("m", false)).body == "2").then_some(()));
+    await_condition("the second to be used", || {
+        (router.post(CHAT, &chat("m", false)).body == "2").then_some(())
+    });
 }

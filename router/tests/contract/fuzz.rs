@@ -17,7 +17,19 @@ fn pick<'a>(rng: &mut StdRng, from: &[&'a str]) -> &'a str {
 
 /// A body that is right, or nearly, or not at all.
 fn body(rng: &mut StdRng) -> Vec<u8> {
-    let values = ["\"m\"", "\"n\"", "1", "null", "true", "[[[[", "{\"a\":{}}", "\"\\ud800\"", "-1e999", "\"\\\"\"", ""];
+    let values = [
+        "\"m\"",
+        "\"n\"",
+        "1",
+        "null",
+        "true",
+        "[[[[",
+        "{\"a\":{}}",
+        "\"\\ud800\"",
+        "-1e999",
+        "\"\\\"\"",
+        "",
+    ];
     let names = ["model", "messages", "prompt", "stream", "n", "max_tokens", "user", "tools", "x"];
     let members: Vec<String> = (0..rng.random_range(0..6))
         .map(|_| format!("\"{}\":{}", pick(rng, &names), pick(rng, &values)))
@@ -69,7 +81,10 @@ fn whatever_is_sent_goes_to_one_replica_at_most_and_is_answered() {
     let mut answered = 0;
     for number in 0..REQUESTS {
         let (headers, body) = (headers(&mut rng, number), body(&mut rng));
-        let path = pick(&mut rng, &[CHAT, "/v1/completions", "/v3/responses", "/v3/embeddings", "/v3/../x", "/v3/%"]);
+        let path = pick(
+            &mut rng,
+            &[CHAT, "/v1/completions", "/v3/responses", "/v3/embeddings", "/v3/../x", "/v3/%"],
+        );
         let length = match rng.random_range(0..12) {
             0 => body.len() + 3,
             1 => body.len() / 2,
@@ -112,7 +127,17 @@ fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
         let mut rng = StdRng::seed_from_u64(seeds.lock().unwrap().random());
         send(stream, STREAM);
         for _ in 0..rng.random_range(0..12) {
-            let pieces = ["data: 1\n\n", "data: {\"a", "\"}\n", "\n", "\r\n\r\n", ": c\n\n", "event: x\n", "data: [DONE]\n\n", "\u{fffd}"];
+            let pieces = [
+                "data: 1\n\n",
+                "data: {\"a",
+                "\"}\n",
+                "\n",
+                "\r\n\r\n",
+                ": c\n\n",
+                "event: x\n",
+                "data: [DONE]\n\n",
+                "\u{fffd}",
+            ];
             let piece = pick(&mut rng, &pieces);
             send(stream, &format!("{:x}\r\n{piece}\r\n", piece.len()));
         }

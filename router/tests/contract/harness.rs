@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,10 @@ pub(crate) fn whole(body: &str) -> String {
 
 /// A JSON answer with a status.
 pub(crate) fn with_status(status: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// The head of a stream.
@@ -185,7 +188,11 @@ impl Router {
         };
         let mut address = None;
         for line in lines.by_ref() {
-            address = line.split_once("http://").map(|(_, rest)| rest.trim().to_owned());
+            address = line.split_once("http://").map(|(_, rest)| {
+                // As text or within JSON.
+                let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
+                rest[..end.unwrap_or(rest.len())].to_owned()
+            });
             note(&log, line);
             if address.is_some() {
                 break;
@@ -212,13 +219,12 @@ impl Router {
     /// Waits for this in the log.
     pub(crate) fn await_log(&self, text: &str) {
         let log = self.log.0.lock().unwrap();
-        let (log, waited) =
-            self.log.1.wait_timeout_while(log, LIMIT, |log| !log.contains(text)).unwrap();
+        let (log, waited) = self.log.1.wait_timeout_while(log, LIMIT, |log| !log.contains(text)).unwrap();
         assert!(!waited.timed_out(), "{text:?} is not in the log:\n{log}");
     }
 
     pub(crate) fn log(&self) -> String {
-        self.log.0.lock().unwrap().clone()
+        self.log.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

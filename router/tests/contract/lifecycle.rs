@@ -62,7 +62,9 @@ fn on_sigterm_it_finishes_what_runs_and_ends_well() {
     let address = router.address.clone();
     router.signal("TERM");
     router.await_log("finishing what is under way");
-    await_condition("nothing new to be taken", || std::net::TcpStream::connect(&address).is_err().then_some(()));
+    await_condition("nothing new to be taken", || {
+        std::net::TcpStream::connect(&address).is_err().then_some(())
+    });
     go.send(()).unwrap();
     read_until(&mut stream, "data: [DONE]\n\n");
     let (status, log) = router.ended();
@@ -106,7 +108,8 @@ fn a_client_that_sends_no_head_is_shown_out() {
 #[test]
 fn logs_are_json_if_wanted_with_a_line_for_each_request() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("{}")));
-    let router = Router::start(&[&upstream], &["--log-format=json", "--access-log", "--log=info,router=debug"]);
+    let router =
+        Router::start(&[&upstream], &["--log-format=json", "--access-log", "--log=info,router=debug"]);
     router.post(CHAT, &chat("m", false));
     router.await_log("\"endpoint\":\"chat_completions\"");
     router.signal("TERM");

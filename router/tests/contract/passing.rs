@@ -13,7 +13,8 @@ fn a_request_and_its_answer_pass_byte_by_byte() {
     let upstream = Upstream::start("m", move |_, stream| send(stream, &whole(answer)));
     let router = Router::start(&[&upstream], &[]);
     let body = "{ \"model\":\"m\" ,\n \"messages\" : [ {\"content\":\"\\u00e9\",\"x\":1.0e5} ] }";
-    let given = router.request("POST", "/v1/chat/completions?a=b", "x-mine: 1\r\nauthorization: Bearer k\r\n", body);
+    let given =
+        router.request("POST", "/v1/chat/completions?a=b", "x-mine: 1\r\nauthorization: Bearer k\r\n", body);
     assert_eq!((given.status, given.body.as_str(), given.is_complete), (200, answer, true));
     assert_eq!(given.header("x-ovfleet-replica"), Some(upstream.address.to_string().as_str()));
     let seen = &upstream.seen()[0];
@@ -167,7 +168,10 @@ async fn http_2_without_tls_is_taken_too() {
     use http_body_util::BodyExt as _;
     let upstream = Upstream::start("m", |request, stream| {
         assert!(request.head.starts_with("POST /v3/chat/completions HTTP/1.1"), "{}", request.head);
-        send(stream, STREAM) && send(stream, &event("1")) && send(stream, &event("[DONE]")) && send(stream, END)
+        send(stream, STREAM)
+            && send(stream, &event("1"))
+            && send(stream, &event("[DONE]"))
+            && send(stream, END)
     });
     let router = Router::start(&[&upstream], &[]);
     let stream = tokio::net::TcpStream::connect(&router.address).await.unwrap();
@@ -200,7 +204,8 @@ async fn http_2_without_tls_is_taken_too() {
 
 #[test]
 fn other_paths_of_the_api_and_bodies_that_are_no_json_pass_too() {
-    let upstream = Upstream::start("m", |_, stream| send(stream, &with_status("404 Not Found", "{\"mine\":1}")));
+    let upstream =
+        Upstream::start("m", |_, stream| send(stream, &with_status("404 Not Found", "{\"mine\":1}")));
     let router = Router::start(&[&upstream], &[]);
     let binary = "\u{1}not json";
     let answer = router.request("PUT", "/v3/audio/transcriptions", "", binary);

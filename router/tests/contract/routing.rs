@@ -35,7 +35,8 @@ fn the_models_are_those_of_all_replicas() {
     let router = Router::start(&[&a, &b, &again], &[]);
     for version in ["/v1", "/v3"] {
         let list: Value = serde_json::from_str(&router.get(&format!("{version}/models")).body).unwrap();
-        let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+        let ids: Vec<&str> =
+            list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
         assert_eq!(ids, ["a", "org/b"]);
         for path in ["/models/org/b", "/models/org%2Fb"] {
             let one: Value = serde_json::from_str(&router.get(&format!("{version}{path}")).body).unwrap();
@@ -77,7 +78,10 @@ fn sessions_stay_where_they_are_and_others_spread() {
 #[test]
 fn what_makes_no_sense_is_refused_in_openais_words() {
     let upstream = named("m");
-    let router = Router::start(&[&upstream], &["--max-body-bytes=1KiB", "--max-header-bytes=8KiB", "--read-timeout=200ms"]);
+    let router = Router::start(
+        &[&upstream],
+        &["--max-body-bytes=1KiB", "--max-header-bytes=8KiB", "--read-timeout=200ms"],
+    );
     let refused = |answer: Answer, status: u16, code: &str| {
         let error: Value = serde_json::from_str(&answer.body).unwrap_or_else(|_| panic!("{answer:?}"));
         assert_eq!((answer.status, error["error"]["code"].as_str()), (status, Some(code)), "{answer:?}");
@@ -89,8 +93,16 @@ fn what_makes_no_sense_is_refused_in_openais_words() {
     refused(router.post(CHAT, &format!("{{\"model\":\"{}\"}}", "m".repeat(2000))), 413, "request_too_large");
     refused(router.get("/v4/nothing"), 404, "unknown_url");
     refused(router.request("POST", "/metrics", "", ""), 405, "method_not_supported");
-    refused(router.request("POST", CHAT, "x-ovfleet-priority: high\r\n", &chat("m", false)), 400, "invalid_header");
-    refused(router.request("POST", CHAT, "x-ovfleet-timeout: soon\r\n", &chat("m", false)), 400, "invalid_header");
+    refused(
+        router.request("POST", CHAT, "x-ovfleet-priority: high\r\n", &chat("m", false)),
+        400,
+        "invalid_header",
+    );
+    refused(
+        router.request("POST", CHAT, "x-ovfleet-timeout: soon\r\n", &chat("m", false)),
+        400,
+        "invalid_header",
+    );
     let mut slow = router.connect();
     slow.write_all(b"POST /v3/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{").unwrap();
     refused(Answer::read(&mut slow), 408, "request_incomplete");
@@ -99,7 +111,10 @@ fn what_makes_no_sense_is_refused_in_openais_words() {
     let head = "POST /v3/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
     chunks.write_all(format!("{head}{}", chunk.repeat(3)).as_bytes()).unwrap();
     refused(Answer::read(&mut chunks), 413, "request_too_large");
-    assert_eq!(router.request("GET", "/v3/models", &format!("x-a: {}\r\n", "a".repeat(9000)), "").status, 431);
+    assert_eq!(
+        router.request("GET", "/v3/models", &format!("x-a: {}\r\n", "a".repeat(9000)), "").status,
+        431
+    );
     assert_eq!(upstream.seen().len(), 0, "no replica was bothered");
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
 }

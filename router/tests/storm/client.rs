@@ -81,8 +81,7 @@ impl Client {
     }
 
     async fn get(&mut self, path: &str) -> String {
-        let request =
-            http::Request::get(path).header("host", "router").body(Full::default()).unwrap();
+        let request = http::Request::get(path).header("host", "router").body(Full::default()).unwrap();
         self.send(request).await.1
     }
 }
@@ -108,13 +107,20 @@ async fn await_page(address: &str, path: &str, condition: impl Fn(&str) -> bool)
 
 /// Waits until the router knows of so many replicas that they serve.
 pub(crate) async fn await_models(address: &str, count: usize) {
-    await_page(address, "/debug/replicas", |page| page.matches("\"state\":\"serving\"").count() == count).await;
+    await_page(address, "/debug/replicas", |page| page.matches("\"state\":\"serving\"").count() == count)
+        .await;
 }
 
 /// Waits until the router has nothing under way and every ledger is at zero.
 pub(crate) async fn await_nothing_booked(address: &str) {
     let is_over = |page: &str| {
-        let names = ["requests_in_work", "requests_queued", "requests_without_replica", "replica_in_flight", "replica_unreported"];
+        let names = [
+            "requests_in_work",
+            "requests_queued",
+            "requests_without_replica",
+            "replica_in_flight",
+            "replica_unreported",
+        ];
         names.iter().all(|name| {
             let name = format!("ovfleet_router_{name}");
             let lines = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(&name));

@@ -48,7 +48,12 @@ async fn router(replicas: &[Arc<Replica>], log: &mut JoinSet<String>) -> Router 
         command.arg(format!("--replica={}/{}", replica.http, replica.grpc.port()));
     }
     command.args(["--port=0", "--threads=2", "--attempts=8", "--retry-share=1", "--connect-timeout=5s"]);
-    command.args(["--first-token-timeout=2s", "--answer-timeout=2s", "--idle-timeout=2s", "--hang-timeout=2s"]);
+    command.args([
+        "--first-token-timeout=2s",
+        "--answer-timeout=2s",
+        "--idle-timeout=2s",
+        "--hang-timeout=2s",
+    ]);
     command.args(["--waiting-room-timeout=60s", "--queue-timeout=60s", "--max-body-bytes=1MiB"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let stderr = tokio::process::ChildStderr::from_std(child.stderr.take().unwrap()).unwrap();

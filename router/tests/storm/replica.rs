@@ -92,7 +92,14 @@ impl Replica {
     pub(crate) async fn start(seed: u64, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let now = Now { fault: Fault::None, epoch: seed << 8, report: 1, router: 0, running: 0, included: BTreeSet::new() };
+        let now = Now {
+            fault: Fault::None,
+            epoch: seed << 8,
+            report: 1,
+            router: 0,
+            running: 0,
+            included: BTreeSet::new(),
+        };
         let replica = Arc::new(Self {
             http: http.local_addr().unwrap(),
             grpc: grpc.local_addr().unwrap(),
@@ -276,4 +283,3 @@ fn report(now: &Now, router: u64) -> Load {
         ..Load::default()
     }
 }
-

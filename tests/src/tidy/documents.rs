@@ -43,10 +43,7 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     for file in markdown(tree).filter(users) {
         for line in file.text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
             for flag in flags(line).filter(|flag| !known.contains(flag)) {
-                findings.push(Finding::new(
-                    &file.path,
-                    format!("mentions {flag}, which is no flag of ours"),
-                ));
+                findings.push(Finding::new(&file.path, format!("mentions {flag}, which is no flag of ours")));
             }
         }
     }
