@@ -393,6 +393,7 @@ impl Dispatch {
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
         // That all seem to hang says more about the reports than about the replicas.
         let all_hang = untried().all(hangs);
+        let health = self.health();
         for replica in untried() {
             let cached_tokens = if looks_up {
                 let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -403,7 +404,7 @@ impl Dispatch {
             let weight = if hangs(replica) && !all_hang {
                 0.0
             } else {
-                self.health().standing(replica.identity, now).weight()
+                health.standing(replica.identity, now).weight()
             };
             scratch.candidates.push(Candidate {
                 identity: replica.identity,

@@ -30,7 +30,7 @@ struct Inner {
     retries: Family<ReasonLabels, Counter>,
     pick_latency: Histogram,
     /// Of the chosen replica, by term: score, ahead, own, place, blocks, pressure.
-    terms: [(Histogram, fn(&Terms) -> f64); 6],
+    terms: [(Histogram, Term); 6],
     report_age: Histogram,
     queue_wait: Histogram,
     first_byte: Histogram,
@@ -45,6 +45,9 @@ struct Inner {
     replicas: ReplicaGauges,
     ready: Gauge,
 }
+
+/// What a histogram of terms is of.
+type Term = fn(&Terms) -> f64;
 
 /// What is so of each replica.
 #[derive(Debug, Default)]
@@ -132,7 +135,7 @@ impl Metrics {
     }
 
     /// Counts an answered or refused request.
-    pub(crate) fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
+    pub fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         let status = match status.as_u16() {
             ..300 => "2xx",
             300..400 => "3xx",
@@ -142,7 +145,8 @@ impl Metrics {
         self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
     }
 
-    pub(crate) fn retried(&self, reason: &'static str) {
+    /// Counts a request sent once more, by what had failed.
+    pub fn retried(&self, reason: &'static str) {
         self.0.retries.get_or_create(&ReasonLabels { reason }).inc();
     }
 

@@ -45,8 +45,14 @@ pub struct Replica {
     /// Failures.
     pub failed: AtomicU64,
     told: Mutex<Told>,
+    /// When the last report came, in milliseconds after `since`; [`NEVER`] before the first.
+    reported: AtomicU64,
+    since: Instant,
     is_removed: AtomicBool,
 }
+
+/// No report has come.
+const NEVER: u64 = u64::MAX;
 
 /// What a replica has said of itself beside the figures that picking goes by.
 #[derive(Clone, Debug, Default)]
@@ -55,8 +61,6 @@ pub struct Told {
     pub models: Vec<String>,
     /// The last report, whole.
     pub load: Load,
-    /// When that came.
-    pub at: Option<Instant>,
     /// Whether a stream of reports is open.
     pub is_connected: bool,
     /// Why not.
@@ -77,6 +81,8 @@ impl Replica {
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             told: Mutex::default(),
+            reported: AtomicU64::new(NEVER),
+            since: Instant::now(),
             is_removed: AtomicBool::new(false),
             found,
         })
@@ -94,7 +100,14 @@ impl Replica {
 
     /// Whether it used to report and has been silent for `limit` although it is still wanted.
     pub fn hangs(&self, now: Instant, limit: Duration) -> bool {
-        self.told().at.is_some_and(|at| now.saturating_duration_since(at) >= limit)
+        let reported = self.reported.load(Ordering::Relaxed);
+        reported != NEVER
+            && now.saturating_duration_since(self.since + Duration::from_millis(reported)) >= limit
+    }
+
+    fn has_reported(&self, now: Instant) {
+        let after = now.saturating_duration_since(self.since).as_millis();
+        self.reported.store(u64::try_from(after).unwrap_or(NEVER - 1), Ordering::Relaxed);
     }
 }
 
@@ -232,9 +245,9 @@ impl Replicas {
         if told.models != load.models {
             told.models = load.models.iter().take(REPLICA_MODELS_MAX).cloned().collect();
         }
-        told.at = Some(now);
         told.load = load;
         drop(told);
+        replica.has_reported(now);
         if is_routing {
             self.models_changed();
         }

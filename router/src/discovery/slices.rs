@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    fn slice(ports: serde_json::Value, endpoints: serde_json::Value) -> EndpointSlice {
+    fn slice(ports: &serde_json::Value, endpoints: &serde_json::Value) -> EndpointSlice {
         serde_json::from_value(json!({"addressType": "IPv4", "ports": ports, "endpoints": endpoints}))
             .unwrap()
     }
@@ -152,7 +152,7 @@ mod tests {
             {"addresses": ["10.0.0.4"], "conditions": {"ready": true, "serving": true, "terminating": true}},
         ]);
         assert_eq!(
-            names(&[slice(ports, endpoints)]),
+            names(&[slice(&ports, &endpoints)]),
             ["chat-0 10.0.0.1:8000 Some(50051)", "10.0.0.2:8000 10.0.0.2:8000 Some(50051)"]
         );
     }
@@ -160,8 +160,9 @@ mod tests {
     #[test]
     fn a_terminating_endpoint_is_gone_even_if_another_slice_still_has_it() {
         let ports = json!([{"name": "http", "port": 1}]);
-        let ready = slice(ports.clone(), json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": true}}]));
-        let ending = slice(ports, json!([{"addresses": ["10.0.0.1"], "conditions": {"terminating": true}}]));
+        let ready = slice(&ports, &json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": true}}]));
+        let ending =
+            slice(&ports, &json!([{"addresses": ["10.0.0.1"], "conditions": {"terminating": true}}]));
         assert_eq!(names(&[ending.clone(), ready.clone()]), [""; 0]);
         assert_eq!(names(&[ready, ending]), [""; 0]);
     }
@@ -169,11 +170,8 @@ mod tests {
     #[test]
     fn a_single_port_needs_no_name_and_one_without_the_right_name_is_none() {
         let endpoints = json!([{"addresses": ["10.0.0.1"]}]);
-        assert_eq!(
-            names(&[slice(json!([{"port": 80}]), endpoints.clone())]),
-            ["10.0.0.1:80 10.0.0.1:80 None"]
-        );
+        assert_eq!(names(&[slice(&json!([{"port": 80}]), &endpoints)]), ["10.0.0.1:80 10.0.0.1:80 None"]);
         let others = json!([{"name": "a", "port": 1}, {"name": "b", "port": 2}]);
-        assert_eq!(names(&[slice(others, endpoints)]), [""; 0]);
+        assert_eq!(names(&[slice(&others, &endpoints)]), [""; 0]);
     }
 }

@@ -25,7 +25,7 @@ pub(super) enum Answer {
     /// All of it.
     Whole { response: Response<Body>, usage: Option<Usage> },
     /// Its beginning.
-    Stream(Streamed),
+    Stream(Box<Streamed>),
 }
 
 /// Sends a request to a replica.
@@ -61,7 +61,7 @@ pub(super) async fn attempt(
     } else {
         None
     };
-    Ok(Answer::Stream(Streamed { parts, link, body, first, is_events: is_stream }))
+    Ok(Answer::Stream(Box::new(Streamed { parts, link, body, first, is_events: is_stream })))
 }
 
 fn is_event_stream(headers: &http::HeaderMap) -> bool {

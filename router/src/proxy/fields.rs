@@ -74,12 +74,11 @@ impl<'a> Fields<'a> {
             b"model" => self.model = text(value),
             b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
             b"tools" => self.tools = value,
-            b"max_completion_tokens" | b"max_tokens" | b"max_output_tokens" => {
-                // The newer name counts where both are given.
-                if self.answer_tokens_max.is_none() || name != b"max_tokens" {
-                    self.answer_tokens_max = number(value).or(self.answer_tokens_max);
-                }
+            b"max_completion_tokens" | b"max_output_tokens" => {
+                self.answer_tokens_max = number(value).or(self.answer_tokens_max);
             }
+            // The newer name counts where both are given.
+            b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
             b"n" => self.choices = number(value),
             b"stream" => self.stream = value == b"true",
             b"user" => self.user = (value.len() > 2 && value[0] == b'"').then(|| &value[1..value.len() - 1]),

@@ -17,7 +17,7 @@ use super::record::Record;
 use super::sse::Events;
 use super::upstream::Link;
 use super::usage::{Usage, usage};
-use super::{Body, Endpoint, Outgoing, Worker};
+use super::{Body, Outgoing, Worker};
 use crate::dispatch::{Outcome, Placed};
 
 /// How often a silent stream looks whether its replica still lives.
@@ -47,14 +47,13 @@ impl Streamed {
         record.first_byte();
         let relay = Relay {
             worker: Arc::clone(worker),
-            endpoint: outgoing.endpoint,
             prompt_bytes: outgoing.prompt_bytes,
             choices: outgoing.choices,
             upstream: Some((link, body)),
             placed: Some(placed),
             record: record.take(),
             first,
-            events: is_events.then(Events::default),
+            events: is_events.then(|| Events::new(outgoing.endpoint)),
             usage: None,
             silence: None,
         };
@@ -65,7 +64,6 @@ impl Streamed {
 /// An answer on its way. Dropping it closes the connection to the replica.
 pub(super) struct Relay {
     worker: Arc<Worker>,
-    endpoint: Endpoint,
     prompt_bytes: usize,
     choices: u32,
     /// `None` once it has ended.
@@ -163,7 +161,7 @@ impl Relay {
         }
         self.record.broken();
         Some(match &self.events {
-            Some(events) => Ok(events.broken(self.endpoint, message)),
+            Some(events) => Ok(events.broken(message)),
             None => Err(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned())),
         })
     }

@@ -4,8 +4,10 @@
 //! An event that is not complete is held back, so that what a client has got at any time are whole events and
 //! the last one can be an error. Events are not looked into and not changed.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::Serialize;
 
 use super::Endpoint;
@@ -14,9 +16,13 @@ use crate::error::ErrorObject;
 /// Bytes of an event that is held back until it is complete; a larger one is passed on in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
+/// What nearly every event has.
+static DATA: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"data:"));
+
 /// The events of a stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Events {
+    endpoint: Endpoint,
     /// The beginning of an event.
     held: BytesMut,
     /// How many have passed.
@@ -26,6 +32,10 @@ pub(super) struct Events {
 }
 
 impl Events {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, held: BytesMut::new(), count: 0, sequence_number: None }
+    }
+
     /// What of `bytes`, and of what was held back before, may be passed on now; empty if nothing.
     pub(super) fn pass(&mut self, bytes: Bytes) -> Bytes {
         // Nearly always a piece is one whole event.
@@ -39,8 +49,10 @@ impl Events {
                 None => return Bytes::new(),
             }
         };
-        self.count += memmem::find_iter(&passed, b"data:").count() as u64;
-        self.note_sequence_number(&passed);
+        self.count += DATA.find_iter(&passed).count() as u64;
+        if self.endpoint == Endpoint::Responses {
+            self.note_sequence_number(&passed);
+        }
         passed
     }
 
@@ -50,11 +62,11 @@ impl Events {
     }
 
     /// The events that end a stream whose replica died.
-    pub(super) fn broken(&self, endpoint: Endpoint, message: &str) -> Bytes {
+    pub(super) fn broken(&self, message: &str) -> Bytes {
         const CODE: &str = "replica_failed";
         let error = ErrorObject { message, r#type: "server_error", param: None, code: Some(CODE) };
         let mut event = Vec::new();
-        let written = if endpoint == Endpoint::Responses {
+        let written = if self.endpoint == Endpoint::Responses {
             event.extend_from_slice(b"event: error\ndata: ");
             let sequence_number = self.sequence_number.map_or(0, |number| number + 1);
             let body =
@@ -66,7 +78,7 @@ impl Events {
         };
         written.expect("invariant: an error is JSON");
         event.extend_from_slice(b"\n\n");
-        if endpoint != Endpoint::Responses {
+        if self.endpoint != Endpoint::Responses {
             event.extend_from_slice(b"data: [DONE]\n\n");
         }
         event.into()
@@ -116,7 +128,7 @@ mod tests {
         let text = b"data: {\"a\":1}\n\n: comment\n\nevent: x\ndata: {\"b\":\"\\n\"}\r\n\r\ndata: [DONE]\n\n";
         for first in 0..text.len() {
             for second in first..text.len() {
-                let mut events = Events::default();
+                let mut events = Events::new(Endpoint::Chat);
                 let mut passed = Vec::new();
                 for piece in [&text[..first], &text[first..second], &text[second..]] {
                     passed.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
@@ -131,7 +143,7 @@ mod tests {
 
     #[test]
     fn an_event_without_end_does_not_grow_without_bound() {
-        let mut events = Events::default();
+        let mut events = Events::new(Endpoint::Chat);
         let mut passed = 0;
         for _ in 0..100 {
             passed += events.pass(Bytes::from(vec![b'x'; EVENT_BYTES_MAX / 10])).len();
@@ -142,16 +154,16 @@ mod tests {
 
     #[test]
     fn a_broken_stream_ends_as_each_api_has_it() {
-        let mut events = Events::default();
-        events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
-        let chat = events.broken(Endpoint::Chat, "it \"died\"");
+        let chat = Events::new(Endpoint::Chat).broken("it \"died\"");
         let chat = std::str::from_utf8(&chat).unwrap();
         assert!(
             chat.starts_with(r#"data: {"error":{"message":"it \"died\"","type":"server_error""#),
             "{chat}"
         );
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
-        let responses = events.broken(Endpoint::Responses, "m");
+        let mut events = Events::new(Endpoint::Responses);
+        events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
+        let responses = events.broken("m");
         let responses = std::str::from_utf8(&responses).unwrap();
         assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");
         assert!(responses.contains("\"sequence_number\":42") && !responses.contains("[DONE]"), "{responses}");

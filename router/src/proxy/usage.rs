@@ -1,6 +1,11 @@
 //! The tokens that an answer says it has used, found without reading the rest of it.
 
-use memchr::memmem;
+use std::sync::LazyLock;
+
+use memchr::memmem::{self, FinderRev};
+
+/// What the object is called.
+static NAME: LazyLock<FinderRev<'_>> = LazyLock::new(|| FinderRev::new(b"\"usage\""));
 
 /// The tokens of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +18,7 @@ pub(super) struct Usage {
 
 /// The last `usage` object in `bytes`, if its numbers are there.
 pub(super) fn usage(bytes: &[u8]) -> Option<Usage> {
-    let at = memmem::rfind(bytes, b"\"usage\"")?;
+    let at = NAME.rfind(bytes)?;
     let object = &bytes[at..];
     let find = |names: [&[u8]; 2]| {
         names.into_iter().find_map(|name| {

@@ -48,7 +48,7 @@ fn only_who_shows_a_key_is_served_and_the_key_goes_no_further() {
     for path in ["/v2/health/live", "/v2/health/ready", "/metrics", "/console"] {
         assert_eq!(router.get(path).status, 200, "{path}");
     }
-    router.await_log("client=alice");
+    router.await_log("client=\"alice\"");
     let log = router.log();
     assert!(!log.contains("alpha") && !log.contains("Hello"), "{log}");
 }

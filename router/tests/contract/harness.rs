@@ -3,28 +3,28 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long anything may take that a test waits for.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A request as a replica gets it.
 #[derive(Clone, Debug)]
-pub struct Request {
-    pub head: String,
-    pub body: Vec<u8>,
+pub(crate) struct Request {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Request {
     /// The value of a header.
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
     }
 }
 
-pub fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().skip(1).find_map(|line| {
         let (given, value) = line.split_once(':')?;
         given.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -32,15 +32,15 @@ pub fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// A replica that answers as a closure says. `/v3/models` it answers itself, for the router to know its model.
-pub struct Upstream {
-    pub address: SocketAddr,
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
     seen: Arc<(Mutex<Vec<Request>>, Condvar)>,
 }
 
 impl Upstream {
     /// The closure has the connection: it may answer, stop within, or just return to close it. It returns
     /// whether the connection stays open.
-    pub fn start(
+    pub(crate) fn start(
         model: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Self {
@@ -48,7 +48,7 @@ impl Upstream {
     }
 
     /// As [`Upstream::start`], at a place that was taken before.
-    pub fn on(
+    pub(crate) fn on(
         listener: TcpListener,
         model: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
@@ -67,12 +67,12 @@ impl Upstream {
     }
 
     /// As an argument of the router.
-    pub fn argument(&self) -> String {
+    pub(crate) fn argument(&self) -> String {
         format!("--replica={}", self.address)
     }
 
     /// The requests so far.
-    pub fn seen(&self) -> Vec<Request> {
+    pub(crate) fn seen(&self) -> Vec<Request> {
         self.seen.0.lock().unwrap().clone()
     }
 }
@@ -117,12 +117,12 @@ fn read_request(stream: &mut TcpStream) -> Option<Request> {
 }
 
 /// A JSON answer.
-pub fn whole(body: &str) -> String {
+pub(crate) fn whole(body: &str) -> String {
     with_status("200 OK", body)
 }
 
 /// A JSON answer with a status.
-pub fn with_status(status: &str, body: &str) -> String {
+pub(crate) fn with_status(status: &str, body: &str) -> String {
     format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -130,32 +130,32 @@ pub fn with_status(status: &str, body: &str) -> String {
 }
 
 /// The head of a stream.
-pub const STREAM: &str =
+pub(crate) const STREAM: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 /// Its end.
-pub const END: &str = "0\r\n\r\n";
+pub(crate) const END: &str = "0\r\n\r\n";
 
 /// An event of a stream, as a chunk.
-pub fn event(data: &str) -> String {
+pub(crate) fn event(data: &str) -> String {
     let event = format!("data: {data}\n\n");
     format!("{:x}\r\n{event}\r\n", event.len())
 }
 
 /// Sends `text`; returns whether that went well, for the end of a closure.
-pub fn send(stream: &mut TcpStream, text: &str) -> bool {
+pub(crate) fn send(stream: &mut TcpStream, text: &str) -> bool {
     stream.write_all(text.as_bytes()).is_ok()
 }
 
 /// A router that runs. Dropping it kills it.
-pub struct Router {
+pub(crate) struct Router {
     child: Child,
-    pub address: String,
+    pub(crate) address: String,
     log: Arc<(Mutex<String>, Condvar)>,
     reader: Option<JoinHandle<()>>,
 }
 
 /// A router's command without what the environment says.
-pub fn command(arguments: &[&str]) -> Command {
+pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
         command.env_remove(name);
@@ -166,7 +166,7 @@ pub fn command(arguments: &[&str]) -> Command {
 
 impl Router {
     /// Starts a router for `upstreams` and waits until it is ready.
-    pub fn start(upstreams: &[&Upstream], arguments: &[&str]) -> Self {
+    pub(crate) fn start(upstreams: &[&Upstream], arguments: &[&str]) -> Self {
         let replicas: Vec<String> = upstreams.iter().map(|upstream| upstream.argument()).collect();
         let all: Vec<&str> = replicas.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
         let router = Self::unready(&all);
@@ -178,7 +178,7 @@ impl Router {
     }
 
     /// Starts a router and waits until it listens.
-    pub fn unready(arguments: &[&str]) -> Self {
+    pub(crate) fn unready(arguments: &[&str]) -> Self {
         let mut child = command(arguments).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let log = Arc::new((Mutex::new(String::new()), Condvar::new()));
@@ -188,7 +188,11 @@ impl Router {
         };
         let mut address = None;
         for line in lines.by_ref() {
-            address = line.split_once("http://").map(|(_, rest)| rest.trim().to_owned());
+            address = line.split_once("http://").map(|(_, rest)| {
+                // As text or within JSON.
+                let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
+                rest[..end.unwrap_or(rest.len())].to_owned()
+            });
             note(&log, line);
             if address.is_some() {
                 break;
@@ -213,17 +217,17 @@ impl Router {
     }
 
     /// Waits for this in the log.
-    pub fn await_log(&self, text: &str) {
+    pub(crate) fn await_log(&self, text: &str) {
         let log = self.log.0.lock().unwrap();
         let (log, waited) = self.log.1.wait_timeout_while(log, LIMIT, |log| !log.contains(text)).unwrap();
         assert!(!waited.timed_out(), "{text:?} is not in the log:\n{log}");
     }
 
-    pub fn log(&self) -> String {
-        self.log.0.lock().unwrap().clone()
+    pub(crate) fn log(&self) -> String {
+        self.log.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -231,26 +235,26 @@ impl Router {
     }
 
     /// Sends a request and reads its answer, over a connection of its own.
-    pub fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut stream = self.connect();
         stream.write_all(raw(method, path, headers, body).as_bytes()).unwrap();
         Answer::read(&mut stream)
     }
 
-    pub fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
         self.request("POST", path, "", body)
     }
 
-    pub fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         self.request("GET", path, "", "")
     }
 
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let process = self.child.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &process]).status().unwrap().success());
     }
 
-    pub fn ended(mut self) -> (ExitStatus, String) {
+    pub(crate) fn ended(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         self.reader.take().unwrap().join().unwrap();
         (status, self.log())
@@ -270,7 +274,7 @@ impl Drop for Router {
 }
 
 /// A request as it goes over the wire; the connection is closed after the answer.
-pub fn raw(method: &str, path: &str, headers: &str, body: &str) -> String {
+pub(crate) fn raw(method: &str, path: &str, headers: &str, body: &str) -> String {
     format!(
         "{method} {path} HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: application/json\r\n\
          {headers}content-length: {}\r\n\r\n{body}",
@@ -279,32 +283,32 @@ pub fn raw(method: &str, path: &str, headers: &str, body: &str) -> String {
 }
 
 /// A chat with a model.
-pub fn chat(model: &str, stream: bool) -> String {
+pub(crate) fn chat(model: &str, stream: bool) -> String {
     format!(r#"{{"model":"{model}","stream":{stream},"messages":[{{"role":"user","content":"Hello"}}]}}"#)
 }
 
-pub const CHAT: &str = "/v3/chat/completions";
+pub(crate) const CHAT: &str = "/v3/chat/completions";
 
 /// An answer, read to the end of its connection.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: u16,
-    pub head: String,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
     /// Without its framing.
-    pub body: String,
+    pub(crate) body: String,
     /// Whether it ended as its framing says it must.
-    pub is_complete: bool,
+    pub(crate) is_complete: bool,
 }
 
 impl Answer {
-    pub fn read(stream: &mut TcpStream) -> Self {
+    pub(crate) fn read(stream: &mut TcpStream) -> Self {
         let mut bytes = Vec::new();
         // A connection that is cut off may end with an error.
         let _ = stream.read_to_end(&mut bytes);
         Self::parse(&bytes)
     }
 
-    pub fn parse(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let (head, rest) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
@@ -317,7 +321,7 @@ impl Answer {
         Self { status, head: head.to_owned(), body, is_complete }
     }
 
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
     }
 }
@@ -338,7 +342,7 @@ fn unchunked(mut rest: &str) -> (String, bool) {
 }
 
 /// Reads until `wanted` is there.
-pub fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     while !String::from_utf8_lossy(&bytes).contains(wanted) {
@@ -350,7 +354,7 @@ pub fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
 }
 
 /// Looks at `condition` until it holds.
-pub fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(value) = condition() {
@@ -362,7 +366,7 @@ pub fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Option<T>) 
 }
 
 /// The value of a metric, all labels added up.
-pub fn metric(text: &str, name: &str) -> f64 {
+pub(crate) fn metric(text: &str, name: &str) -> f64 {
     let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }

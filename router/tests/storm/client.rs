@@ -15,19 +15,19 @@ use crate::replica::EVENTS;
 
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     Whole,
     /// With an error event.
     Broken,
 }
 
-pub struct Client {
+pub(crate) struct Client {
     address: String,
     connection: Option<(SendRequest<Full<Bytes>>, JoinSet<()>)>,
 }
 
 impl Client {
-    pub fn new(address: String) -> Self {
+    pub(crate) fn new(address: String) -> Self {
         Self { address, connection: None }
     }
 
@@ -48,7 +48,7 @@ impl Client {
     }
 
     /// Sends a chat and checks the answer.
-    pub async fn ask(&mut self, rng: &mut StdRng) -> Ended {
+    pub(crate) async fn ask(&mut self, rng: &mut StdRng) -> Ended {
         let (id, stream) = (format!("{:016x}", rng.random::<u64>()), rng.random_bool(0.7));
         let prompt = "word ".repeat(rng.random_range(1..400));
         let body = format!(
@@ -106,13 +106,13 @@ async fn await_page(address: &str, path: &str, condition: impl Fn(&str) -> bool)
 }
 
 /// Waits until the router knows of so many replicas that they serve.
-pub async fn await_models(address: &str, count: usize) {
+pub(crate) async fn await_models(address: &str, count: usize) {
     await_page(address, "/debug/replicas", |page| page.matches("\"state\":\"serving\"").count() == count)
         .await;
 }
 
 /// Waits until the router has nothing under way and every ledger is at zero.
-pub async fn await_nothing_booked(address: &str) {
+pub(crate) async fn await_nothing_booked(address: &str) {
     let is_over = |page: &str| {
         let names = [
             "requests_in_work",

@@ -136,8 +136,10 @@ async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered(
         replica.set(Fault::None);
     }
     client::await_nothing_booked(&router.address).await;
-    let served = replicas.iter().filter(|replica| replica.answered() > REQUESTS / REPLICAS / 10).count();
-    assert_eq!(served, REPLICAS, "the load is spread over all");
+    let answered: Vec<usize> = replicas.iter().map(|replica| replica.answered()).collect();
+    println!("answered by replica: {answered:?}");
+    let mean = REQUESTS / REPLICAS;
+    assert!(answered.iter().all(|&count| count > 0 && count < 4 * mean), "the load collapses: {answered:?}");
     drop(router);
     let log = log.join_next().await.unwrap().unwrap();
     assert!(!log.contains("panicked"), "{log}");

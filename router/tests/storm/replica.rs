@@ -26,11 +26,11 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Status};
 
 /// Events of an answer.
-pub const EVENTS: u32 = 6;
+pub(crate) const EVENTS: u32 = 6;
 
 /// What is wrong with a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     None,
     /// Requests get no byte, reports stop.
     Hang,
@@ -49,7 +49,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub fn draw(rng: &mut StdRng) -> Self {
+    pub(crate) fn draw(rng: &mut StdRng) -> Self {
         use Fault::*;
         [Hang, Slow, Reset, Stale, Drain, Broken, Replaced][rng.random_range(0..7)]
     }
@@ -57,9 +57,9 @@ impl Fault {
 
 /// One replica.
 #[derive(Debug)]
-pub struct Replica {
-    pub http: SocketAddr,
-    pub grpc: SocketAddr,
+pub(crate) struct Replica {
+    pub(crate) http: SocketAddr,
+    pub(crate) grpc: SocketAddr,
     state: watch::Sender<Now>,
     rng: Mutex<StdRng>,
     answered: AtomicUsize,
@@ -89,7 +89,7 @@ impl Drop for Running {
 }
 
 impl Replica {
-    pub async fn start(seed: u64, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    pub(crate) async fn start(seed: u64, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let now = Now {
@@ -120,7 +120,7 @@ impl Replica {
         replica
     }
 
-    pub fn set(&self, fault: Fault) {
+    pub(crate) fn set(&self, fault: Fault) {
         self.state.send_modify(|now| {
             now.fault = fault;
             if fault == Fault::Replaced {
@@ -132,7 +132,7 @@ impl Replica {
         });
     }
 
-    pub fn answered(&self) -> usize {
+    pub(crate) fn answered(&self) -> usize {
         self.answered.load(Ordering::Relaxed)
     }
 
