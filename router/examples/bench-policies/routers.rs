@@ -1,5 +1,6 @@
 //! Who competes: this router with each of its policies, the formulas that others publish, and an oracle.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use router::ledger::{Booking, Ledger, Observed};
 use router::policy::{Candidate, Capacity, Demand, Policy, capacity};
 use router::prefix::PrefixIndex;
 
-use crate::engine::{Nanos, SECOND};
+use crate::engine::{Nanos, Outcome, SECOND};
 use crate::fleet::{ROUTER, Replica, Router, World};
 use crate::workload::Request;
 
@@ -263,7 +264,3 @@ fn backlog(replica: &Replica) -> u64 {
     let load = replica.engine.load();
     u64::from(load.running) + u64::from(load.waiting) + replica.in_transit.len() as u64
 }
-
-use std::cmp::Reverse;
-
-use crate::engine::Outcome;
