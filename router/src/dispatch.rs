@@ -12,36 +12,34 @@ use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use proto::v1alpha1::State;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use tokio::sync::oneshot;
-use tokio::time::timeout_at;
 
 use crate::app::Settings;
-use crate::fleet::{Fleet, Waiter, Waiting};
+use crate::fleet::{Fleet, Waiting};
 use crate::health::{Health, HealthConfig, RetryBudget, Standing};
 use crate::ledger::Booking;
 use crate::metrics::Metrics;
 use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
 use crate::prefix::Chain;
-use crate::queue::{self, QueueConfig, RETRY_AFTER_MIN, Ticket};
+use crate::queue;
 use crate::replicas::{Replica, Replicas};
 
 mod placed;
 mod recent;
+mod waiting;
 
 pub use placed::{Outcome, Placed};
 pub use recent::{Judged, Pick, Recent};
+pub use waiting::Refused;
 
 /// Retries that are saved up while all goes well.
 const RETRIES_SAVED_MAX: u32 = 256;
 /// Picks that may find the ledger changed under them before one books all the same.
 const RACES_MAX: u32 = 3;
-/// How often a request that waits for a replica looks whether one is to be trusted again.
-const ROOM_TICK: Duration = Duration::from_millis(200);
 
 /// What a request needs of a replica.
 #[derive(Clone, Debug, Default)]
@@ -52,23 +50,6 @@ pub struct Wanted {
     pub chain: Arc<Chain>,
     /// Replicas, by identity, that it was tried on without success.
     pub tried: Vec<u64>,
-}
-
-/// Why a request has no place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The queue is full.
-    QueueFull {
-        /// When there should be room.
-        retry_after: Duration,
-    },
-    /// It has waited as long as it may for room.
-    WaitedTooLong {
-        /// When there should be room.
-        retry_after: Duration,
-    },
-    /// There is no replica, and none came in time, or as many wait for one as may.
-    NoReplica,
 }
 
 /// What a single attempt came to.
@@ -196,113 +177,6 @@ impl Dispatch {
         self.queue(fleet, wanted, waiter).await
     }
 
-    /// Waits in the queue.
-    async fn queue(
-        self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
-        wanted: Wanted,
-        waiter: queue::Waiter,
-    ) -> Result<Placed, Refused> {
-        let now = Instant::now();
-        let (config, wait_max) = self.queue_config();
-        let (wake, mut woken) = oneshot::channel();
-        let pushed = fleet.with_waiting(|Waiting { queue, waiters }| {
-            queue.configure(config);
-            let ticket = queue.push(waiter, now)?;
-            waiters.insert(ticket, Waiter { wanted, wake });
-            Ok(ticket)
-        });
-        let ticket = pushed.map_err(|queue::QueueFull { retry_after }| Refused::QueueFull { retry_after })?;
-        let place_in_queue = InQueue::new(self, fleet, ticket);
-        // There may have been room between the attempt and the queue.
-        self.pump(fleet);
-        let deadline = waiter.deadline.unwrap_or(now + wait_max).min(now + wait_max);
-        let placed = match timeout_at(deadline.into(), &mut woken).await {
-            Ok(Ok(placed)) => Some(placed),
-            // It may have been woken in the last moment.
-            _ => woken.try_recv().ok(),
-        };
-        drop(place_in_queue);
-        self.metrics.queue_wait(now.elapsed());
-        placed.ok_or_else(|| {
-            let retry_after = fleet.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
-            if self.is_able(fleet) { Refused::WaitedTooLong { retry_after } } else { Refused::NoReplica }
-        })
-    }
-
-    fn queue_config(&self) -> (QueueConfig, Duration) {
-        let settings = self.settings.load();
-        let config = QueueConfig {
-            requests_max: settings.queue_requests as usize,
-            tokens_max: settings.queue_tokens,
-            wait_max: settings.queue_timeout,
-            ..QueueConfig::default()
-        };
-        (config, settings.queue_timeout)
-    }
-
-    /// Waits for a replica that takes requests.
-    async fn await_replica(
-        self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
-        mut wanted: Wanted,
-    ) -> Result<Placed, Refused> {
-        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
-        let _room = self.enter_room()?;
-        let mut changes = self.replicas.changes();
-        loop {
-            let changed =
-                timeout_at(deadline.min(tokio::time::Instant::now() + ROOM_TICK), changes.changed());
-            // Sooner or later replicas that failed are trusted again, of which nobody tells.
-            let _ = changed.await;
-            // What it was tried on may have recovered, and there is nothing else.
-            wanted.tried.clear();
-            if let Attempt::Placed(placed) = self.try_place(fleet, &wanted, Instant::now()) {
-                return Ok(placed);
-            }
-            if tokio::time::Instant::now() >= deadline {
-                return Err(Refused::NoReplica);
-            }
-        }
-    }
-
-    /// Waits until a replica serves `model`; `None` once it is known that none does.
-    ///
-    /// # Errors
-    /// Nothing is known in time.
-    pub async fn await_model(&self, model: Option<&str>) -> Result<Option<Arc<Fleet>>, Refused> {
-        let find = || match model {
-            Some(model) => self.replicas.fleet(model),
-            None => self.replicas.only_fleet(),
-        };
-        if let Some(fleet) = find() {
-            return Ok(Some(fleet));
-        }
-        if self.replicas.are_known() {
-            return Ok(None);
-        }
-        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
-        let _room = self.enter_room()?;
-        let mut changes = self.replicas.changes();
-        loop {
-            if let Some(fleet) = find() {
-                return Ok(Some(fleet));
-            }
-            if self.replicas.are_known() {
-                return Ok(None);
-            }
-            if timeout_at(deadline, changes.changed()).await.is_err() {
-                return Err(Refused::NoReplica);
-            }
-        }
-    }
-
-    fn enter_room(&self) -> Result<InRoom<'_>, Refused> {
-        let room = InRoom(&self.room);
-        let before = self.room.fetch_add(1, Ordering::Relaxed);
-        if before >= self.settings.load().waiting_room as usize { Err(Refused::NoReplica) } else { Ok(room) }
-    }
-
     /// Gives room to those who wait for any model, for as long as there is some.
     pub fn pump_all(self: &Arc<Self>) {
         if self.waiting.load(Ordering::Acquire) == 0 {
@@ -319,14 +193,20 @@ impl Dispatch {
             let now = Instant::now();
             let (unclaimed, more) = fleet.with_waiting(|Waiting { queue, waiters }| {
                 let Some(ticket) = queue.head() else { return (None, false) };
-                let waiter = waiters.get(&ticket).filter(|waiter| !waiter.wake.is_closed());
+                let waiter = waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
                 let Some(waiter) = waiter else {
                     waiters.remove(&ticket);
                     queue.cancel(ticket, now);
                     return (None, true);
                 };
-                let Attempt::Placed(placed) = self.try_place(fleet, &waiter.wanted, now) else {
-                    return (None, false);
+                let placed = match self.try_place(fleet, &waiter.wanted, now) {
+                    Attempt::Placed(placed) => placed,
+                    Attempt::Nobody if !waiter.wanted.tried.is_empty() => {
+                        // There is nothing but what it was tried on: it is not to hold up the others.
+                        waiter.wanted.tried.clear();
+                        return (None, true);
+                    }
+                    Attempt::Full | Attempt::Nobody => return (None, false),
                 };
                 queue.take(ticket, now);
                 let waiter = waiters.remove(&ticket).expect("invariant: it was just there");
@@ -450,52 +330,5 @@ impl Dispatch {
         }
         self.recent().record(&fleet.model, &wanted.demand, (&scratch.replicas, &scratch.terms), index);
         Placed::new(self, Arc::clone(fleet), replica, (booking, sent))
-    }
-}
-
-/// A request in the queue; dropping it takes it out.
-struct InQueue<'a> {
-    dispatch: &'a Arc<Dispatch>,
-    fleet: &'a Arc<Fleet>,
-    ticket: Ticket,
-}
-
-impl<'a> InQueue<'a> {
-    fn new(dispatch: &'a Arc<Dispatch>, fleet: &'a Arc<Fleet>, ticket: Ticket) -> Self {
-        dispatch.waiting.fetch_add(1, Ordering::AcqRel);
-        Self { dispatch, fleet, ticket }
-    }
-}
-
-impl Drop for InQueue<'_> {
-    fn drop(&mut self) {
-        let removed = self.fleet.with_waiting(|Waiting { queue, waiters }| {
-            queue.cancel(self.ticket, Instant::now());
-            waiters.remove(&self.ticket)
-        });
-        self.dispatch.waiting.fetch_sub(1, Ordering::AcqRel);
-        drop(removed);
-        // It may have been what those behind it waited for.
-        self.dispatch.pump(self.fleet);
-    }
-}
-
-/// A request in the waiting room.
-struct InRoom<'a>(&'a AtomicUsize);
-
-impl Drop for InRoom<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Refused {
-    /// When the client may come again.
-    #[must_use]
-    pub fn retry_after(self) -> Duration {
-        match self {
-            Self::QueueFull { retry_after } | Self::WaitedTooLong { retry_after } => retry_after,
-            Self::NoReplica => RETRY_AFTER_MIN,
-        }
     }
 }

@@ -82,9 +82,10 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     stop.cancel();
     let outcome = drain(&app, &mut threads, drain_timeout, &mut signals).await;
     threads.cut_off();
-    if let Some(tracer) = app.tracer() {
-        tracer.flush();
-    }
+    // It blocks, and what it sends goes through this thread's runtime.
+    tokio::task::spawn_blocking(move || app.tracer().map(Tracer::flush))
+        .await
+        .context("failed to send spans")?;
     outcome
 }
 

@@ -56,6 +56,7 @@ impl Streamed {
             events: is_events.then(|| Events::new(outgoing.endpoint)),
             usage: None,
             silence: None,
+            failure: None,
         };
         Response::from_parts(parts, Body::relay(relay))
     }
@@ -75,6 +76,8 @@ pub(super) struct Relay {
     usage: Option<Usage>,
     /// Since when nothing has come although somebody wants it.
     silence: Option<Silence>,
+    /// What it ends with, once all that went before is on its way.
+    failure: Option<io::Error>,
 }
 
 struct Silence {
@@ -93,7 +96,9 @@ impl Relay {
             }
         }
         loop {
-            let Some((link, body)) = &mut self.upstream else { return Poll::Ready(None) };
+            let Some((link, body)) = &mut self.upstream else {
+                return Poll::Ready(self.failure.take().map(Err));
+            };
             match link.poll_body(body, context) {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Some(silence) = &mut self.silence {
@@ -111,13 +116,13 @@ impl Relay {
                 }
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(replica = self.replica(), %error, "an answer broke off");
-                    return Poll::Ready(self.break_off("the replica died while it was answering"));
+                    return self.break_off("the replica died while it was answering", context);
                 }
                 Poll::Pending => {
                     if !self.is_silent_too_long(context) {
                         return Poll::Pending;
                     }
-                    return Poll::Ready(self.break_off("the replica stopped answering"));
+                    return self.break_off("the replica stopped answering", context);
                 }
             }
         }
@@ -154,16 +159,19 @@ impl Relay {
     }
 
     /// The replica is gone. A stream of events ends with one that says so, anything else just breaks off.
-    fn break_off(&mut self, message: &str) -> Option<io::Result<Bytes>> {
+    fn break_off(&mut self, message: &str, context: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         self.upstream = None;
         if let Some(mut placed) = self.placed.take() {
             placed.end(Outcome::Failed);
         }
         self.record.broken();
-        Some(match &self.events {
-            Some(events) => Ok(events.broken(message)),
-            None => Err(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned())),
-        })
+        if let Some(events) = &self.events {
+            return Poll::Ready(Some(Ok(events.broken(message))));
+        }
+        // With an error the connection is dropped, and with it what is not written yet: that goes first.
+        self.failure = Some(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned()));
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Nothing is there at the moment: whether that has been so for too long. Arranges to be asked again.

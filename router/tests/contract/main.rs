@@ -11,3 +11,4 @@ mod harness;
 mod lifecycle;
 mod passing;
 mod routing;
+mod traces;
