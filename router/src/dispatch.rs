@@ -332,3 +332,6 @@ impl Dispatch {
         Placed::new(self, Arc::clone(fleet), replica, (booking, sent))
     }
 }
+
+#[cfg(test)]
+mod tests;
