@@ -118,7 +118,7 @@ async fn the_official_javascript_client_works() {
 #[tokio::test]
 async fn the_official_clients_work_through_the_router() {
     let servers = [Server::start(&EXACT).unwrap(), Server::start(&EXACT).unwrap()];
-    let router = Router::start(&servers.each_ref().map(|server| replica(server))).unwrap();
+    let router = Router::start(&servers.each_ref().map(replica)).unwrap();
     let model = model(&servers[0]).await;
     let script = tests::root().join("tests/clients/python/client.py");
     let javascript = tests::root().join("tests/clients/js/client.js");

@@ -150,12 +150,10 @@ async fn whatever_reports_say_places_are_booked_and_given_back() {
                     held.push_back(placed);
                 }
             }
-            if held.len() > 40 || rng.random_bool(0.3) {
-                if let Some(mut placed) = held.pop_front() {
-                    placed.first_token();
-                    placed
-                        .end([Outcome::Answered, Outcome::Failed, Outcome::Unknown][rng.random_range(0..3)]);
-                }
+            let ends = held.len() > 40 || rng.random_bool(0.3);
+            if let Some(mut placed) = ends.then(|| held.pop_front()).flatten() {
+                placed.first_token();
+                placed.end([Outcome::Answered, Outcome::Failed, Outcome::Unknown][rng.random_range(0..3)]);
             }
         }
         held.clear();
