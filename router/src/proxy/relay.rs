@@ -81,7 +81,8 @@ pub(super) struct Relay {
 }
 
 struct Silence {
-    since: Instant,
+    /// `None` from the moment something comes until more is wanted, which a slow client may not do for long.
+    since: Option<Instant>,
     /// Looks again.
     timer: Pin<Box<Sleep>>,
 }
@@ -102,7 +103,7 @@ impl Relay {
             match link.poll_body(body, context) {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Some(silence) = &mut self.silence {
-                        silence.since = Instant::now();
+                        silence.since = None;
                     }
                     let Ok(bytes) = frame.into_data() else { continue };
                     let bytes = self.pass(bytes);
@@ -179,10 +180,11 @@ impl Relay {
         let now = Instant::now();
         let silence = self
             .silence
-            .get_or_insert_with(|| Silence { since: now, timer: Box::pin(tokio::time::sleep(TICK)) });
+            .get_or_insert_with(|| Silence { since: None, timer: Box::pin(tokio::time::sleep(TICK)) });
+        let since = *silence.since.get_or_insert(now);
         while silence.timer.as_mut().poll(context).is_ready() {
             let settings = self.worker.app.settings();
-            let quiet = now.saturating_duration_since(silence.since);
+            let quiet = now.saturating_duration_since(since);
             let limit = match &self.placed {
                 Some(placed) if placed.replica.hangs(now, settings.hang_timeout) => settings.hang_timeout,
                 _ => settings.idle_timeout,
