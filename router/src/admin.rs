@@ -226,6 +226,7 @@ fn explain(pick: &Pick) -> Value {
             "score": terms.score.is_finite().then_some(terms.score),
             "ahead_seconds": terms.ahead,
             "own_seconds": terms.own,
+            "company_seconds": terms.company,
             "place_seconds": terms.place,
             "blocks_seconds": terms.blocks,
             "pressure_seconds": terms.pressure,

@@ -355,7 +355,8 @@ impl Reported {
             block_tokens: load.block_tokens,
             running: load.running,
             waiting: load.waiting,
-            uncomputed_tokens: load.uncomputed_tokens,
+            // More is nonsense, and sums of it are to stay sums.
+            uncomputed_tokens: load.uncomputed_tokens.min(u64::from(u32::MAX)),
             sequences_max: load.sequences_max,
             requests_max: load.requests_max,
             prefill_tokens_per_second: speed(load.prefill_tokens_per_second),

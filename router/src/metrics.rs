@@ -29,8 +29,8 @@ struct Inner {
     requests: Family<RequestLabels, Counter>,
     retries: Family<ReasonLabels, Counter>,
     pick_latency: Histogram,
-    /// Of the chosen replica, by term: score, ahead, own, place, blocks, pressure.
-    terms: [(Histogram, Term); 6],
+    /// Of the chosen replica, by term: score, ahead, own, company, place, blocks, pressure.
+    terms: [(Histogram, Term); 7],
     report_age: Histogram,
     queue_wait: Histogram,
     first_byte: Histogram,
@@ -112,6 +112,7 @@ impl Metrics {
                 (long(), |terms| terms.score),
                 (long(), |terms| terms.ahead),
                 (long(), |terms| terms.own),
+                (long(), |terms| terms.company),
                 (long(), |terms| terms.place),
                 (long(), |terms| terms.blocks),
                 (long(), |terms| terms.pressure),
@@ -280,11 +281,12 @@ fn registry(inner: &Inner) -> Registry {
     for (name, help, counter) in counters {
         registry.register(name, help, counter.clone());
     }
-    let term_names = ["score", "ahead", "own", "place", "blocks", "pressure"];
+    let term_names = ["score", "ahead", "own", "company", "place", "blocks", "pressure"];
     let term_helps = [
         "Estimated time to the first token at the replica picked, or what else was compared",
         "Of it, for the prompts that are ahead",
         "Of it, for the request's own prompt",
+        "Of it, for the tokens of sequences that generate meanwhile",
         "Of it, until a sequence may begin",
         "Of it, until blocks are free",
         "Of it, the weight of a cache that fills up",

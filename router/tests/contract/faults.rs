@@ -51,7 +51,7 @@ fn a_replica_that_dies_before_its_first_byte_is_replaced() {
 
 #[test]
 fn a_replica_that_dies_between_head_and_first_event_is_replaced() {
-    goes_elsewhere(&Upstream::start("m", |_, stream| send(stream, STREAM) && false), &[], true);
+    goes_elsewhere(&Upstream::start("m", |_, stream| send_and_close(stream, STREAM)), &[], true);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_replica_that_dies_within_an_answer_that_is_not_streamed_is_replaced() {
 
 #[test]
 fn a_replica_that_talks_nonsense_is_replaced() {
-    let bad = Upstream::start("m", |_, stream| send(stream, "SSH-2.0-OpenSSH_9.9\r\n\r\n") && false);
+    let bad = Upstream::start("m", |_, stream| send_and_close(stream, "SSH-2.0-OpenSSH_9.9\r\n\r\n"));
     goes_elsewhere(&bad, &[], false);
 }
 

@@ -145,7 +145,7 @@ fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
             // The end, cut off, nonsense.
             0 | 1 => send(stream, END),
             2 => false,
-            _ => send(stream, "zz\r\n") && false,
+            _ => send_and_close(stream, "zz\r\n"),
         }
     });
     let router = Router::start(&[&upstream], &["--attempts=16", "--retry-share=1"]);

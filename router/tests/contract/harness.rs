@@ -146,6 +146,13 @@ pub(crate) fn send(stream: &mut TcpStream, text: &str) -> bool {
     stream.write_all(text.as_bytes()).is_ok()
 }
 
+/// Sends `text` and closes the connection, as the end of a closure.
+pub(crate) fn send_and_close(stream: &mut TcpStream, text: &str) -> bool {
+    // That the other side is gone already makes no difference.
+    let _ = stream.write_all(text.as_bytes());
+    false
+}
+
 /// A router that runs. Dropping it kills it.
 pub(crate) struct Router {
     child: Child,
