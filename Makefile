@@ -5,9 +5,9 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 CARGO ?= cargo
-# Passed on to the server by `make run`, e.g. ARGS="--log-format json".
+# Passed on to the servers by `make run`, e.g. ARGS="--log-format json".
 ARGS ?=
-export MODEL PORT
+export MODEL PORT REPLICAS
 
 CARGO_DENY_VERSION := 0.20.2
 SCRIPTS := .ci/run $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh)
@@ -21,12 +21,13 @@ fetch: ## Download the OpenVINO runtime and the sample model into .deps/, once, 
 	@scripts/fetch
 
 .PHONY: build
-build: fetch ## Build the server, optimised, into target/release/server.
+build: fetch ## Build the server and the router, optimised, into target/release/.
 	@scripts/need cargo g++
-	@$(CARGO) build --release --locked --package server
+	@$(CARGO) build --release --locked --package server --package router
 
 .PHONY: run
-run: build ## Serve the sample model on 127.0.0.1:8000. PORT, MODEL and ARGS override.
+run: build ## Serve the sample model by two servers behind the router on 127.0.0.1:8000. PORT, MODEL, REPLICAS and ARGS override.
+	@scripts/need curl
 	@scripts/run $(ARGS)
 
 .PHONY: test
@@ -73,6 +74,11 @@ bench-engine: engine-bench ## Measure the engine beside openvino_genai's, altern
 .PHONY: bench-http
 bench-http: engine-bench build ## Measure the server over HTTP beside the engine in process; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
+
+.PHONY: bench-policies
+bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
+	@scripts/need cargo
+	@$(CARGO) run --release --locked --quiet --package router --example bench-policies -- $(ARGS)
 
 .PHONY: conformance
 conformance: engine-bench ## Compare tokens and perplexity with openvino_genai and with the dequantised model.

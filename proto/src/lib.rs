@@ -23,7 +23,7 @@ mod tests {
             ..Load::default()
         };
         let mut bytes = load.encode_to_vec();
-        bytes.extend([0xA0, 0x01, 0x05]); // field 20, varint: from a later version
+        bytes.extend([0xE8, 0x01, 0x05]); // field 29, varint: from a later version
         assert_eq!(Load::decode(bytes.as_slice()).unwrap(), load);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use server_engine::EngineHandle;
 
+use crate::dispatches::Dispatches;
 use crate::error::Error;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{Admission, Limits};
@@ -24,6 +25,7 @@ struct Inner {
     admission: Admission,
     lifecycle: Lifecycle,
     metrics: Metrics,
+    dispatches: Dispatches,
     serving: OnceLock<Serving>,
 }
 
@@ -51,6 +53,7 @@ impl App {
             limits,
             lifecycle: Lifecycle::default(),
             metrics,
+            dispatches: Dispatches::default(),
             serving: OnceLock::new(),
         }))
     }
@@ -83,6 +86,11 @@ impl App {
         self.0.epoch
     }
 
+    /// Requests that the engine was handed.
+    pub(crate) fn submissions(&self) -> u64 {
+        self.0.serving.get().map_or(0, |serving| serving.engine.submissions())
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         self.0.limits
     }
@@ -93,6 +101,11 @@ impl App {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// What routers have sent.
+    pub(crate) fn dispatches(&self) -> &Dispatches {
+        &self.0.dispatches
     }
 
     /// What is served, whatever the phase.

@@ -15,6 +15,7 @@
 mod app;
 mod args;
 mod backend;
+mod dispatches;
 mod error;
 mod lifecycle;
 mod limits;

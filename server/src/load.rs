@@ -40,7 +40,8 @@ pub async fn publish(app: App, reports: watch::Sender<Load>) {
         }
         let told = engine.as_mut().map_or_else(EngineLoad::default, |engine| *engine.borrow_and_update());
         number += 1;
-        reports.send_replace(report(&app, &told, number));
+        // As one: whoever reads a report finds with it what it includes, no more and no less.
+        app.dispatches().settle(told.submissions, || reports.send_replace(report(&app, &told, number)));
         let heartbeat = Instant::now() + HEARTBEAT;
         tokio::select! {
             // The sender is in `app`.
@@ -101,6 +102,8 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         prefill_tokens_per_second: engine.prefill_tokens_per_second,
         decode_tokens_per_second: engine.decode_tokens_per_second,
         preemptions_total: load.preemptions_total,
+        // They differ by listener.
+        dispatches: None,
     }
 }
 
@@ -134,12 +137,18 @@ impl Replica for ReplicaService {
 
     async fn watch_load(
         &self,
-        _: Request<WatchLoadRequest>,
+        request: Request<WatchLoadRequest>,
     ) -> Result<Response<Self::WatchLoadStream>, Status> {
         let permit = self.permit()?;
+        let router = request.into_inner().router;
+        self.app.dispatches().listen(router);
+        let (app, present) = (self.app.clone(), self.reports.clone());
         // The present report comes at once, unless there is none yet.
-        let reports = WatchStream::new(self.reports.clone()).filter_map(move |load| {
+        let reports = WatchStream::new(self.reports.clone()).filter_map(move |_| {
             let _open = &permit;
+            // The latest that there is by now, with what it includes.
+            let load =
+                app.dispatches().told(router, |dispatches| Load { dispatches, ..present.borrow().clone() });
             std::future::ready((load.report > 0).then_some(Ok(load)))
         });
         Ok(Response::new(Box::pin(reports)))

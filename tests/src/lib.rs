@@ -4,6 +4,7 @@
 
 pub mod http;
 pub mod process;
+pub mod router;
 pub mod server;
 pub mod tidy;
 

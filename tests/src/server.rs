@@ -36,11 +36,19 @@ pub struct Server {
 /// # Errors
 /// There is none.
 pub fn binary() -> anyhow::Result<PathBuf> {
+    built("server")
+}
+
+/// The binary of this name that was built together with this test.
+///
+/// # Errors
+/// There is none.
+pub fn built(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folder = test.parent().and_then(Path::parent).context("the test is not in a target folder")?;
-    let binary = folder.join("server");
+    let binary = folder.join(name);
     if !binary.is_file() {
-        bail!("{} is not there: build it with `cargo build -p server`", binary.display());
+        bail!("{} is not there: build it with `cargo build -p {name}`", binary.display());
     }
     Ok(binary)
 }
@@ -50,11 +58,16 @@ pub fn binary() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// The server is not there.
 pub fn bare_command() -> anyhow::Result<Command> {
-    let mut command = Command::new(binary()?);
+    Ok(without_settings(Command::new(binary()?)))
+}
+
+/// `command` without the settings that the environment holds.
+#[must_use]
+pub fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
         command.env_remove(name);
     }
-    Ok(command)
+    command
 }
 
 /// A server on a free port, with the sample model, and `arguments`.
@@ -129,6 +142,17 @@ impl Server {
         &self.address
     }
 
+    /// Host and port of its gRPC services.
+    ///
+    /// # Panics
+    /// If it does not say where they are, which it does before it is ready.
+    #[must_use]
+    pub fn grpc_address(&self) -> String {
+        let output = self.process.output();
+        let (_, address) = output.split_once("gRPC on ").expect("it says where its gRPC services are");
+        address.lines().next().unwrap_or_default().trim().to_owned()
+    }
+
     /// The process.
     #[must_use]
     pub fn process(&self) -> &Process {
@@ -166,7 +190,7 @@ pub fn probe(address: &str, path: &str) -> anyhow::Result<u16> {
 }
 
 /// The HTTP address in the line of the log that tells it.
-fn address(line: &str) -> Option<String> {
+pub(crate) fn address(line: &str) -> Option<String> {
     let address = line.split("http://").nth(1)?;
     let end = address.find(|letter: char| !letter.is_ascii_digit() && letter != '.' && letter != ':');
     let address = address[..end.unwrap_or(address.len())].trim_end_matches(['.', ':']);

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tests::http::{self, Stream};
 use tests::process::Process;
-use tests::server::Server;
+use tests::router::{Router, replica};
+use tests::server::{EXACT, Server};
 
 const CLIENT_LIMIT: Duration = Duration::from_secs(300);
 
@@ -112,6 +113,21 @@ async fn the_official_python_client_works() {
 async fn the_official_javascript_client_works() {
     let server = Server::shared();
     run_client(&server, Command::new("node").arg(tests::root().join("tests/clients/js/client.js"))).await;
+}
+
+#[tokio::test]
+async fn the_official_clients_work_through_the_router() {
+    let servers = [Server::start(&EXACT).unwrap(), Server::start(&EXACT).unwrap()];
+    let router = Router::start(&servers.each_ref().map(replica)).unwrap();
+    let model = model(&servers[0]).await;
+    let script = tests::root().join("tests/clients/python/client.py");
+    let javascript = tests::root().join("tests/clients/js/client.js");
+    for command in [Command::new(python()).arg("-B").arg(script), Command::new("node").arg(javascript)] {
+        let client = Process::start(command.arg(router.url("/v3")).arg(&model)).expect("the client starts");
+        let ended = client.wait(CLIENT_LIMIT).expect("the client ends");
+        let passed = ended.status.success() && ended.output.contains("scenarios passed");
+        assert!(passed, "{}\n--- router ---\n{}", ended.output, router.process().output());
+    }
 }
 
 async fn run_client(server: &Server, command: &mut Command) {

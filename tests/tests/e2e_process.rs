@@ -7,7 +7,9 @@ use std::process::Command;
 use serde_json::json;
 use tests::http::{self, Stream};
 use tests::process::{Ended, Process, await_condition, group_exists};
-use tests::server::{START_LIMIT, STOP_LIMIT, Server, bare_command, binary, command, command_for, probe};
+use tests::server::{
+    START_LIMIT, STOP_LIMIT, Server, bare_command, binary, built, command, command_for, probe,
+};
 
 /// Runs a server that must not start, and checks that it says why in one line.
 fn refusal(command: &mut Command, mentions: &str) -> Ended {
@@ -115,7 +117,7 @@ fn killed_it_leaves_no_process_and_no_file_behind() {
 fn make_run_prints_an_example_that_works_and_ctrl_c_leaves_nothing() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let mut script = Command::new(tests::root().join("scripts/run"));
-    script.args(["--grpc-port", "0"]).env("PORT", &port).env("SERVER", binary().unwrap());
+    script.env("PORT", &port).env("SERVER", binary().unwrap()).env("ROUTER", built("router").unwrap());
     let run = Process::start(script.env_remove("MODEL")).unwrap();
     run.await_line(START_LIMIT, |line| line.starts_with("Ready.").then_some(())).unwrap();
     run.await_line(START_LIMIT, |line| (line == "  }'").then_some(())).unwrap();

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 
@@ -90,6 +90,7 @@ impl Engine {
             limits,
             clock: config.clock,
             waiting: Arc::new(AtomicU32::new(0)),
+            submissions: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             death: OnceLock::new(),
         });

@@ -1,7 +1,7 @@
 //! How everything else talks to the engine. What a request is refused for is decided here, on the caller's
 //! thread, so that the answer comes at once and the engine's thread has less to do.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     /// Sequences that are submitted and not started.
     pub(crate) waiting: Arc<AtomicU32>,
+    /// Requests handed to the engine, or about to be.
+    pub(crate) submissions: AtomicU64,
     pub(crate) draining: AtomicBool,
     /// Set before the state becomes [`EngineState::Dead`].
     pub(crate) death: OnceLock<String>,
@@ -165,12 +167,24 @@ impl EngineHandle {
         let aborts = Aborts::new(sequences);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));
         let submission = Submission { prompt, stop, sampling, histories, events, aborts, permit, submitted };
-        match self.shared.commands.try_send(Command::Submit(Box::new(submission))) {
+        // Counted before it is sent: whoever is taken before another is counted before it too.
+        self.shared.submissions.fetch_add(1, Ordering::AcqRel);
+        let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
+        if sent.is_err() {
+            self.shared.submissions.fetch_sub(1, Ordering::AcqRel);
+        }
+        match sent {
             Ok(()) => Ok(stream),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
             // Not reached: a command in the channel holds a permit, and there is room for all permits.
             Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejected::QueueFull)),
         }
+    }
+
+    /// Requests handed over so far. Read right after a submission it is a number such that a load with as many
+    /// [`EngineLoad::submissions`] takes that request into account.
+    pub fn submissions(&self) -> u64 {
+        self.shared.submissions.load(Ordering::Acquire)
     }
 
     /// What a request has to keep to.

@@ -71,6 +71,9 @@ pub struct EngineLoad {
     pub prefill_tokens_per_second: f32,
     /// Tokens generated per second, while there are such: a moving average over [`RATE_WINDOW`].
     pub decode_tokens_per_second: f32,
+    /// Requests that the engine has taken so far, which `load` takes into account: see
+    /// [`EngineHandle::submissions`](crate::EngineHandle::submissions).
+    pub submissions: u64,
 }
 
 /// The time constant of the moving averages in [`EngineLoad`]: time in steps, idle time does not count.

@@ -15,6 +15,7 @@ use server_openai::{FinishReason, Usage};
 use server_text::Tokenizer;
 
 use crate::app::{App, RequestId, Serving};
+use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::metrics::Record;
 use crate::model::unix_time;
@@ -78,7 +79,12 @@ pub(super) struct Counted;
 /// Answers a request.
 pub(super) async fn generate<S: Shape>(app: App, request: axum::extract::Request) -> Response {
     let arrived = Instant::now();
-    let mut response = match begin::<S>(&app, request, arrived).await {
+    let dispatch = Dispatch::of(request.headers());
+    let begun = begin::<S>(&app, request, arrived).await;
+    if let Some(dispatch) = dispatch {
+        app.dispatches().arrived(dispatch, begun.is_ok().then(|| app.submissions()));
+    }
+    let mut response = match begun {
         Ok((head, answer)) if head.reply.stream => streamed::<S>(head, answer).await,
         Ok((head, answer)) => whole::<S>(head, answer).await,
         Err(error) => {

@@ -40,7 +40,7 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
     let (runner, permits) = Gated::new("x");
     let server = Setup::new(runner).start();
     let (mut client, _tasks) = serve(&server).await;
-    let mut reports = client.watch_load(WatchLoadRequest {}).await.unwrap().into_inner();
+    let mut reports = client.watch_load(WatchLoadRequest::default()).await.unwrap().into_inner();
     let mut first = reports.message().await.unwrap().unwrap();
     while first.state() == State::Starting {
         first = reports.message().await.unwrap().unwrap();
@@ -81,7 +81,7 @@ async fn two_callers_get_the_same_reports() {
     let (client, _tasks) = serve(&server).await;
     let mut loads = Vec::new();
     for mut client in [client.clone(), client] {
-        let mut reports = client.watch_load(WatchLoadRequest {}).await.unwrap().into_inner();
+        let mut reports = client.watch_load(WatchLoadRequest::default()).await.unwrap().into_inner();
         loads.push(reports.message().await.unwrap().unwrap());
     }
     assert_eq!(loads[0].epoch, loads[1].epoch);

@@ -43,10 +43,7 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     for file in markdown(tree).filter(users) {
         for line in file.text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
             for flag in flags(line).filter(|flag| !known.contains(flag)) {
-                findings.push(Finding::new(
-                    &file.path,
-                    format!("mentions {flag}, which is no flag of the server"),
-                ));
+                findings.push(Finding::new(&file.path, format!("mentions {flag}, which is no flag of ours")));
             }
         }
     }
@@ -174,7 +171,7 @@ mod tests {
     fn finds_flags_that_do_not_exist() {
         let documents = tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent\n")]);
         let found = mentioned_flags(&documents, "| `--port` | the port |");
-        assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is no flag of the server")]);
+        assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is no flag of ours")]);
     }
 
     #[test]

@@ -6,8 +6,10 @@ use super::{Finding, Tree};
 
 /// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
 /// exist; an edge that is not here may not either, whichever kind of dependency it is.
-const EDGES: [(&str, &[&str]); 9] = [
+const EDGES: [(&str, &[&str]); 10] = [
     ("proto", &[]),
+    // The scheduler: in the policy arena only, an example.
+    ("router", &["proto", "server-scheduler"]),
     (
         "server",
         &["proto", "server-engine", "server-openai", "server-openvino", "server-scheduler", "server-text"],
@@ -29,12 +31,13 @@ const OUTSIDE: [(&str, &[&str]); 3] = [
 ];
 
 /// Crates of others that know a protocol, and the only crates of ours that may use them.
-const PROTOCOLS: [(&str, &[&str]); 5] = [
-    ("axum", &["server"]),
-    ("clap", &["server"]),
-    ("tonic", &["proto", "server"]),
-    ("tonic-prost", &["proto", "server"]),
-    ("tower", &["server"]),
+const PROTOCOLS: [(&str, &[&str]); 6] = [
+    ("axum", &["router", "server"]),
+    ("clap", &["router", "server"]),
+    ("kube", &["router"]),
+    ("tonic", &["proto", "router", "server"]),
+    ("tonic-prost", &["proto", "router", "server"]),
+    ("tower", &["router", "server"]),
 ];
 
 /// Checks the manifests of the workspace.

@@ -230,6 +230,7 @@ impl Core {
             load: self.scheduler.load(),
             prefill_tokens_per_second: self.prefill_rate.per_second(),
             decode_tokens_per_second: self.decode_rate.per_second(),
+            submissions: self.requests.count,
         };
         shared.load.send_if_modified(|published| {
             let notify = published.state != new.state || published.load != new.load;
@@ -280,11 +281,12 @@ impl Requests {
     /// Hands a request to the scheduler, unless its client has gone.
     fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
         let Submission { prompt, stop, sampling, histories, events, aborts, permit, submitted } = submission;
+        // Counted whatever becomes of it, as the handle counts: the two are compared.
+        let number = self.count;
+        self.count += 1;
         if events.is_closed() {
             return;
         }
-        let number = self.count;
-        self.count += 1;
         let prompt_tokens = prompt.len() as u32;
         let sequences = sequences_of(number, histories.len()).collect();
         if let Err(rejected) = scheduler.submit(NewRequest { sequences, prompt, stop: stop.clone() }) {

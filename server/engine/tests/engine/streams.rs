@@ -204,6 +204,8 @@ async fn a_dropped_request_gives_its_place_in_the_queue_back() {
     gate.pass();
     gate.arrive();
     assert_eq!(handle.waiting(), 0);
+    // Who counts what is taken into account counts it too.
+    assert_eq!((handle.load().borrow().submissions, handle.submissions()), (2, 2));
     gate.pass();
     drop(gate);
     assert_eq!(tokens(running).await, expected_tokens(&[1, 2, 3], 5, VOCABULARY));

@@ -1,0 +1,126 @@
+//! Who runs against whom, over what, and what comes of it.
+
+use router::policy::{KvConfig, Policy};
+
+use crate::engine::EngineConfig;
+use crate::fleet::{Outcomes, Router, run};
+use crate::routers::{LeastLoad, LlmD, Oracle, Ours};
+use crate::workload::{Kind, Request, workload};
+
+/// A replica with a small model on eight cores: a quarter of the times that `docs/benchmarks.md` has of two,
+/// a cache of 32,768 tokens, and the server's own step sizes.
+pub(crate) const REPLICA: EngineConfig = EngineConfig {
+    block_tokens: 16,
+    blocks_total: 2048,
+    batch_tokens_max: 512,
+    chunk_tokens_max: 128,
+    sequences_max: 32,
+    step: 3_000_000,
+    prefill_token: 420_000,
+    decode_row: 1_600_000,
+};
+
+/// A way of picking.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Competitor {
+    Ours(Policy),
+    LlmD,
+    LlmDPrefix,
+    LeastLoad,
+    Oracle,
+}
+
+/// The runs: each competitor over each kind of traffic with each seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Arena {
+    pub(crate) replicas: usize,
+    pub(crate) requests: usize,
+    pub(crate) seeds: Vec<u64>,
+}
+
+/// What a competitor made of one kind of traffic: over the seeds, medians of each run's figures.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Score {
+    /// Time to the first token in seconds: the 99th percentile,
+    pub(crate) p99: f64,
+    /// and the median.
+    pub(crate) p50: f64,
+    /// Seconds between two tokens, the 99th percentile of the answers.
+    pub(crate) between: f64,
+    /// Most requests of one replica, in fair shares: the worst of all seeds.
+    pub(crate) hottest: f64,
+    pub(crate) cached: f64,
+}
+
+impl Competitor {
+    pub(crate) fn all() -> Vec<Self> {
+        let ours =
+            [Policy::Kv(KvConfig::default()), Policy::RoundRobin, Policy::LeastRequests, Policy::PowerOfTwo];
+        let others = [Self::LlmD, Self::LlmDPrefix, Self::LeastLoad, Self::Oracle];
+        ours.into_iter().map(Self::Ours).chain(others).collect()
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours(policy) => policy.name(),
+            Self::LlmD => "llm-d queue + kv",
+            Self::LlmDPrefix => "llm-d queue + kv + prefix",
+            Self::LeastLoad => "smg least_load",
+            Self::Oracle => "oracle",
+        }
+    }
+
+    fn router(self, replicas: usize, seed: u64) -> Box<dyn Router> {
+        match self {
+            Self::Ours(policy) => Box::new(Ours::new(policy, replicas, seed)),
+            Self::LlmD => Box::new(LlmD::new(replicas, false, seed)),
+            Self::LlmDPrefix => Box::new(LlmD::new(replicas, true, seed)),
+            Self::LeastLoad => Box::new(LeastLoad::new(replicas)),
+            Self::Oracle => Box::new(Oracle),
+        }
+    }
+}
+
+impl Arena {
+    /// What each competitor makes of traffic of `kind`, in their order.
+    pub(crate) fn scores(&self, kind: Kind, competitors: &[Competitor]) -> Vec<Score> {
+        let fleet = (self.replicas, REPLICA);
+        let traffic: Vec<Vec<Request>> =
+            self.seeds.iter().map(|&seed| workload(kind, fleet, self.requests, seed)).collect();
+        let score = |competitor: &Competitor| {
+            let runs = traffic.iter().zip(&self.seeds).map(|(requests, &seed)| {
+                summary(run(requests, fleet, competitor.router(self.replicas, seed).as_mut()))
+            });
+            medians(&runs.collect::<Vec<_>>())
+        };
+        competitors.iter().map(score).collect()
+    }
+}
+
+fn summary(mut outcomes: Outcomes) -> Score {
+    outcomes.first_token.sort_by(f64::total_cmp);
+    outcomes.between_tokens.sort_by(f64::total_cmp);
+    let percentile = |sorted: &[f64], part: f64| sorted[((sorted.len() - 1) as f64 * part) as usize];
+    Score {
+        p99: percentile(&outcomes.first_token, 0.99),
+        p50: percentile(&outcomes.first_token, 0.5),
+        between: percentile(&outcomes.between_tokens, 0.99),
+        hottest: outcomes.hottest,
+        cached: outcomes.cached,
+    }
+}
+
+fn medians(runs: &[Score]) -> Score {
+    let median = |of: fn(&Score) -> f64| {
+        let mut values: Vec<f64> = runs.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    Score {
+        p99: median(|run| run.p99),
+        p50: median(|run| run.p50),
+        between: median(|run| run.between),
+        hottest: runs.iter().map(|run| run.hottest).fold(0.0, f64::max),
+        cached: median(|run| run.cached),
+    }
+}

@@ -1,0 +1,266 @@
+//! Who competes: this router with each of its policies, the formulas that others publish, and an oracle.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use proto::v1alpha1::Load;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use router::estimate::Estimates;
+use router::ledger::{Booking, Ledger, Observed};
+use router::policy::{Candidate, Capacity, Demand, Policy, capacity};
+use router::prefix::PrefixIndex;
+
+use crate::engine::{Nanos, Outcome, SECOND};
+use crate::fleet::{ROUTER, Replica, Router, World};
+use crate::workload::Request;
+
+/// A report older than this does not exist.
+const REPORT_TTL: Duration = Duration::from_secs(3);
+
+/// This router: its ledgers, its index, its policy, put together as the binary does it.
+pub(crate) struct Ours {
+    policy: Policy,
+    beginning: Instant,
+    replicas: Vec<Known>,
+    bookings: HashMap<usize, Booking>,
+    estimates: Estimates,
+    picks: u64,
+    rng: StdRng,
+    /// Whether a request waits in the router while all replicas are full.
+    holds: bool,
+}
+
+struct Known {
+    ledger: std::sync::Arc<Ledger>,
+    index: PrefixIndex,
+    last_pick: u64,
+}
+
+impl Ours {
+    pub(crate) fn new(policy: Policy, replicas: usize, seed: u64) -> Self {
+        let known = |_| Known { ledger: Ledger::new(ROUTER), index: PrefixIndex::default(), last_pick: 0 };
+        Self {
+            policy,
+            beginning: Instant::now(),
+            replicas: (0..replicas).map(known).collect(),
+            bookings: HashMap::new(),
+            estimates: Estimates::default(),
+            picks: 0,
+            rng: StdRng::seed_from_u64(seed),
+            holds: matches!(policy, Policy::Kv(_)),
+        }
+    }
+
+    fn instant(&self, now: Nanos) -> Instant {
+        self.beginning + Duration::from_nanos(now)
+    }
+}
+
+impl Router for Ours {
+    fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)> {
+        let now = self.instant(world.now);
+        let demand = Demand {
+            prompt_tokens: request.told_prompt_tokens,
+            output_tokens: self.estimates.output_tokens(None),
+            output_tokens_max: None,
+            sequences: 1,
+            session: None,
+        };
+        let candidate = |(identity, known): (u64, &Known)| {
+            let cached = match self.policy.uses_prefixes() {
+                true => known.index.cached_blocks(&request.chain),
+                false => 0,
+            };
+            Candidate {
+                identity,
+                view: known.ledger.view(now, REPORT_TTL),
+                cached_tokens: request.chain.tokens_of(cached, 4.0),
+                weight: 1.0,
+                last_pick: known.last_pick,
+            }
+        };
+        let candidates: Vec<_> = (0..).zip(&self.replicas).map(candidate).collect();
+        if self.holds && capacity(&demand, &candidates) == Capacity::Later {
+            return None;
+        }
+        let mut terms = Vec::new();
+        let picked = self.policy.pick(&demand, &candidates, &mut terms, &mut self.rng);
+        let picked = picked.expect("each replica can take each request");
+        self.picks += 1;
+        let cost = candidates[picked].cost(&demand);
+        let known = &mut self.replicas[picked];
+        known.last_pick = self.picks;
+        known.index.record(&request.chain, demand.output_tokens as usize / 16);
+        let booking = known.ledger.book(cost, now);
+        let number = booking.number();
+        self.bookings.insert(id, booking);
+        Some((picked, number))
+    }
+
+    fn first_token(&mut self, id: usize) {
+        self.bookings[&id].first_token();
+    }
+
+    fn finished(&mut self, id: usize, request: &Request) {
+        self.bookings.remove(&id);
+        self.estimates.observe_output(request.spec.output_tokens);
+    }
+
+    fn report(&mut self, replica: usize, report: &Load, now: Nanos) {
+        let now = self.instant(now);
+        let known = &mut self.replicas[replica];
+        if known.ledger.observe(report, now) == Observed::Taken {
+            let unreported = known.ledger.view(now, REPORT_TTL).booked.blocks_unreported;
+            let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + unreported;
+            known.index.trim(blocks as usize);
+        }
+    }
+}
+
+/// The scorers of llm-d's endpoint picker with their usual weights: the queue and the KV cache twice, the
+/// prefix three times; the highest sum wins, ties at random. It asks the replicas every 50 ms.
+pub(crate) struct LlmD {
+    loads: Vec<Load>,
+    /// Its own approximate index of prefixes, if it looks at them.
+    indexes: Option<Vec<PrefixIndex>>,
+    rng: StdRng,
+}
+
+impl LlmD {
+    pub(crate) fn new(replicas: usize, with_prefix: bool, seed: u64) -> Self {
+        let indexes = with_prefix.then(|| (0..replicas).map(|_| PrefixIndex::default()).collect());
+        Self { loads: vec![Load::default(); replicas], indexes, rng: StdRng::seed_from_u64(seed) }
+    }
+}
+
+impl Router for LlmD {
+    fn pick(&mut self, _: usize, request: &Request, _: &World) -> Option<(usize, u64)> {
+        let waiting = || self.loads.iter().map(|load| f64::from(load.waiting));
+        let (least, most) = waiting().fold((f64::MAX, 0.0f64), |(a, b), it| (a.min(it), b.max(it)));
+        let blocks = request.chain.blocks().max(1) as f64;
+        let mut best = (f64::MIN, 0);
+        let mut ties = 0;
+        for (replica, load) in self.loads.iter().enumerate() {
+            let queue = match most > least {
+                true => (most - f64::from(load.waiting)) / (most - least),
+                false => 1.0,
+            };
+            let kv = 1.0 - f64::from(load.blocks_active) / f64::from(load.blocks_total.max(1));
+            let prefix = match &self.indexes {
+                Some(indexes) => indexes[replica].cached_blocks(&request.chain) as f64 / blocks,
+                None => 0.0,
+            };
+            let score = 2.0 * queue + 2.0 * kv + 3.0 * prefix;
+            if score > best.0 {
+                (best, ties) = ((score, replica), 1);
+            } else if score == best.0 {
+                ties += 1;
+                if self.rng.next_u64() % ties == 0 {
+                    best.1 = replica;
+                }
+            }
+        }
+        if let Some(indexes) = &mut self.indexes {
+            indexes[best.1].record(&request.chain, 0);
+        }
+        Some((best.1, 0))
+    }
+
+    fn poll_every(&self) -> Option<Nanos> {
+        Some(SECOND / 20)
+    }
+
+    fn polled(&mut self, loads: &[Load], _: Nanos) {
+        self.loads = loads.to_vec();
+    }
+}
+
+/// The least-load formula of the Shepherd Model Gateway: queued tokens and those sent since the last poll, by
+/// the throughput, plus a barrier for the KV cache; the first of equals wins. It asks once a second, which is
+/// ten times as often as it does by default.
+pub(crate) struct LeastLoad {
+    loads: Vec<Load>,
+    sent: Vec<f64>,
+}
+
+impl LeastLoad {
+    pub(crate) fn new(replicas: usize) -> Self {
+        Self { loads: vec![Load::default(); replicas], sent: vec![0.0; replicas] }
+    }
+}
+
+impl Router for LeastLoad {
+    fn pick(&mut self, _: usize, request: &Request, _: &World) -> Option<(usize, u64)> {
+        const LAMBDA: f64 = 0.15;
+        let score = |replica: usize| {
+            let load = &self.loads[replica];
+            let speed = f64::from(load.prefill_tokens_per_second);
+            let throughput = if speed > 0.0 { speed } else { 1000.0 };
+            let filled = f64::from(load.blocks_active) / f64::from(load.blocks_total.max(1));
+            let filled = filled.clamp(0.0, 0.999);
+            let tokens = load.uncomputed_tokens as f64 + self.sent[replica];
+            tokens / throughput + LAMBDA * filled / (1.0 - filled)
+        };
+        let best = (0..self.loads.len()).min_by(|&a, &b| score(a).total_cmp(&score(b)))?;
+        self.sent[best] += f64::from(request.told_prompt_tokens);
+        Some((best, 0))
+    }
+
+    fn poll_every(&self) -> Option<Nanos> {
+        Some(SECOND)
+    }
+
+    fn polled(&mut self, loads: &[Load], _: Nanos) {
+        self.loads = loads.to_vec();
+        self.sent.fill(0.0);
+    }
+}
+
+/// Knows each replica as it is this instant, caches, what is on its way and how long every answer will be
+/// included, and tries out where the request at hand has its first token first. It does not know what comes
+/// after, and it neither waits nor moves anything once it is sent.
+pub(crate) struct Oracle;
+
+impl Router for Oracle {
+    fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)> {
+        let first = |replica: &Replica| (first_token(id, request, world.now, replica), backlog(replica));
+        (0..world.replicas.len()).min_by_key(|&index| first(&world.replicas[index])).map(|index| (index, 0))
+    }
+}
+
+/// When the request would have its first token at a replica.
+fn first_token(id: usize, request: &Request, now: Nanos, replica: &Replica) -> Nanos {
+    let mut engine = replica.engine.clone();
+    let mut coming = replica.in_transit.clone();
+    coming.push((now + 1_100_000, id, request.spec.clone()));
+    coming.sort_by_key(|sent| Reverse(sent.0));
+    let mut outcomes = Vec::new();
+    let mut at = replica.busy_until.unwrap_or(now);
+    let mut is_busy = replica.busy_until.is_some();
+    loop {
+        if is_busy {
+            engine.end_step(&mut outcomes);
+            let mine = |outcome: &Outcome| *outcome == Outcome::First { request: id };
+            if outcomes.drain(..).any(|outcome| mine(&outcome)) {
+                return at;
+            }
+        }
+        while let Some((_, request, spec)) = coming.pop_if(|sent| sent.0 <= at) {
+            engine.submit(request, spec);
+        }
+        is_busy = !engine.is_idle();
+        if is_busy {
+            at += engine.begin_step();
+        } else {
+            at = coming.last().expect("it is on its way").0;
+        }
+    }
+}
+
+/// Between replicas that are equally quick: the one with less to do.
+fn backlog(replica: &Replica) -> u64 {
+    let load = replica.engine.load();
+    u64::from(load.running) + u64::from(load.waiting) + replica.in_transit.len() as u64
+}

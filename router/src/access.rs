@@ -1,0 +1,164 @@
+//! Who may ask: keys from a file, by name, and how much each may ask for.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwapOption;
+use http::{HeaderMap, header};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::config;
+use crate::error::Error;
+use crate::limits::{RateLimits, Rates};
+
+/// Most keys in the file.
+const KEYS_MAX: usize = 65_536;
+
+/// Why a file of keys is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] config::Error),
+    /// A line is neither a key nor a key and a name.
+    #[error("line {0} is neither a key nor a key and a name")]
+    Line(usize),
+    /// It has no key at all.
+    #[error("it has no key: without keys nobody is served")]
+    Empty,
+    /// It has too many.
+    #[error("it has more than {KEYS_MAX} keys")]
+    TooMany,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// For the rates.
+    pub(crate) id: u64,
+    /// For logs.
+    pub(crate) name: Box<str>,
+}
+
+/// The keys, if there are any, and what was used of each.
+#[derive(Debug, Default)]
+pub struct Access {
+    keys: ArcSwapOption<HashMap<Box<[u8]>, Client>>,
+    used: Mutex<RateLimits>,
+}
+
+impl Access {
+    /// Replaces the keys by those of the file at `path`.
+    ///
+    /// # Errors
+    /// The file makes no sense; the former keys stay.
+    pub fn read(&self, path: &Path) -> Result<usize, KeysError> {
+        let keys = parse(&config::read(path)?)?;
+        let count = keys.len();
+        self.keys.store(Some(keys.into()));
+        Ok(count)
+    }
+
+    /// Whether keys are asked for.
+    pub fn is_restricted(&self) -> bool {
+        self.keys.load().is_some()
+    }
+
+    /// Who asks, by the key in `headers`; `None` where nobody has to say.
+    ///
+    /// # Errors
+    /// There is no key, or not a known one.
+    pub(crate) fn client(&self, headers: &HeaderMap) -> Result<Option<Client>, Error> {
+        let keys = self.keys.load();
+        let Some(keys) = keys.as_ref() else { return Ok(None) };
+        let given = headers.get(header::AUTHORIZATION).ok_or(Error::NoKey)?.as_bytes();
+        let (scheme, key) = given.split_at_checked(7).ok_or(Error::WrongKey)?;
+        if !scheme.eq_ignore_ascii_case(b"bearer ") {
+            return Err(Error::WrongKey);
+        }
+        keys.get(key.trim_ascii()).cloned().map(Some).ok_or(Error::WrongKey)
+    }
+
+    /// Takes a request of about `tokens` tokens.
+    ///
+    /// # Errors
+    /// The client has used what it may.
+    pub(crate) fn take(&self, client: &Client, rates: Rates, tokens: u32) -> Result<(), Error> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.take(client.id, rates, tokens, Instant::now()).map_err(Error::OverRate)
+    }
+
+    /// A request of which `taken` tokens were taken has used `used`.
+    pub(crate) fn settle(&self, client: &Client, taken: u32, used: u32) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).settle(client.id, taken, used);
+    }
+}
+
+fn parse(text: &str) -> Result<HashMap<Box<[u8]>, Client>, KeysError> {
+    let mut keys = HashMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let Some(key) = words.next() else { continue };
+        let id = xxh3_64(key.as_bytes());
+        // Without a name it gets one that does not give the key away.
+        let name = words.next().map_or_else(|| format!("key-{number}"), str::to_owned);
+        if words.next().is_some() {
+            return Err(KeysError::Line(number));
+        }
+        keys.insert(key.as_bytes().into(), Client { id, name: name.into() });
+    }
+    match keys.len() {
+        0 => Err(KeysError::Empty),
+        count if count > KEYS_MAX => Err(KeysError::TooMany),
+        _ => Ok(keys),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn with(value: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))])
+    }
+
+    #[test]
+    fn only_keys_in_the_file_are_let_in_and_a_bad_file_changes_nothing() {
+        let access = Access::default();
+        assert_eq!(access.client(&HeaderMap::new()), Ok(None));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "# ours\nsecret alice\n\nother # no name\n").unwrap();
+        assert_eq!(access.read(&path).unwrap(), 2);
+        let name = |value| access.client(&with(value)).map(|client| client.unwrap().name.into_string());
+        assert_eq!(name("Bearer secret"), Ok("alice".to_owned()));
+        assert_eq!(name("bearer  other"), Ok("key-4".to_owned()));
+        for wrong in ["Bearer", "Bearer secre", "Basic secret", "Bearer # ours", ""] {
+            assert_eq!(name(wrong), Err(Error::WrongKey), "{wrong}");
+        }
+        assert_eq!(access.client(&HeaderMap::new()), Err(Error::NoKey));
+        for bad in ["", "# nothing\n", "a b c\n"] {
+            std::fs::write(&path, bad).unwrap();
+            assert!(access.read(&path).is_err());
+            assert!(name("Bearer secret").is_ok());
+        }
+    }
+
+    #[test]
+    fn what_a_client_uses_is_counted_by_key() {
+        let access = Access::default();
+        let client = |id| Client { id, name: "c".into() };
+        let rates = Rates { requests_per_minute: Some(2), tokens_per_minute: Some(1000) };
+        access.take(&client(1), rates, 900).unwrap();
+        assert!(access.take(&client(1), rates, 900).is_err());
+        access.settle(&client(1), 900, 10);
+        access.take(&client(1), rates, 900).unwrap();
+        assert!(access.take(&client(1), rates, 1).is_err(), "two requests are two");
+        access.take(&client(2), rates, 900).unwrap();
+    }
+}

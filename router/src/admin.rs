@@ -1,0 +1,265 @@
+//! For who looks after the fleet: probes, metrics, what is known of replicas, why requests went where, and the
+//! console. Not in the way of requests, so that it may be comfortable.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tower::ServiceExt as _;
+
+use crate::app::App;
+use crate::dispatch::{Judged, Pick};
+use crate::error::Error;
+use crate::health::Standing;
+use crate::proxy::Body;
+use crate::replicas::Replica;
+
+/// The page, whole: it needs nothing else.
+const CONSOLE: &str = include_str!("admin/console.html");
+/// What the page may do: what is in it, and talk to this router.
+const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The pages.
+#[derive(Clone, Debug)]
+pub(crate) struct Admin {
+    router: Router,
+    /// When the process started.
+    created: u64,
+}
+
+impl Admin {
+    pub(crate) fn new(app: App) -> Self {
+        let router = Router::new()
+            .route("/v2/health/live", get(live))
+            .route("/v2/health/ready", get(ready))
+            .route("/metrics", get(metrics))
+            .route("/debug/replicas", get(replicas))
+            .route("/debug/picks", get(picks))
+            .route("/console", get(console))
+            .fallback(unknown_path)
+            .method_not_allowed_fallback(method)
+            .with_state(app);
+        Self { router, created: unix_seconds(SystemTime::now()) as u64 }
+    }
+
+    /// Answers a request that is not for the API.
+    pub(crate) async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
+        let request = request.map(axum::body::Body::new);
+        let Ok(response) = self.router.clone().oneshot(request).await;
+        response.map(Body::page)
+    }
+
+    /// The models that are served: all, or the one that `path` names.
+    ///
+    /// # Errors
+    /// That one is not served.
+    pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Body>, Error> {
+        let fleets = app.dispatch().replicas.fleets();
+        let describe = |name: &str| json!({"id": name, "object": "model", "created": self.created, "owned_by": "ovfleet"});
+        let served = |name: &&String| fleets.get(*name).is_some_and(|fleet| !fleet.replicas().is_empty());
+        let body = match path.split_once("/models/") {
+            Some((_, id)) => {
+                let id = decoded(id);
+                if !served(&&id) {
+                    return Err(Error::UnknownModel(id));
+                }
+                describe(&id)
+            }
+            None => {
+                let data: Vec<Value> = fleets.keys().filter(served).map(|name| describe(name)).collect();
+                json!({"object": "list", "data": data})
+            }
+        };
+        let mut response = http::Response::new(Body::whole(Bytes::from(body.to_string())));
+        let json = http::HeaderValue::from_static("application/json");
+        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        Ok(response)
+    }
+}
+
+/// A path's part without percent-encoding; as it is if that makes no sense.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let hex = after.get(..2).filter(|_| byte == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(value) => {
+                bytes.push(value);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+}
+
+/// The process is there. Whether it is of use is for readiness to say.
+async fn live() -> StatusCode {
+    StatusCode::OK
+}
+
+/// Requests should be sent here.
+async fn ready(State(app): State<App>) -> StatusCode {
+    if app.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.metrics().scrape(&app)).into_response()
+}
+
+async fn console() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, CONSOLE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, CONSOLE).into_response()
+}
+
+async fn unknown_path(uri: axum::http::Uri) -> Response {
+    refuse(Error::UnknownPath(uri.path().chars().take(256).collect()))
+}
+
+async fn method(method: axum::http::Method, uri: axum::http::Uri) -> Response {
+    refuse(Error::Method { method: method.to_string(), path: uri.path().to_owned() })
+}
+
+fn refuse(error: Error) -> Response {
+    error.into_response().map(axum::body::Body::new)
+}
+
+async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
+    if let Err(error) = app.access().client(&headers) {
+        return refuse(error);
+    }
+    let dispatch = app.dispatch();
+    let replicas: Vec<Value> =
+        dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
+    let (queued, room) = dispatch.waiters();
+    axum::Json(json!({
+        "policy": app.settings().policy.name(),
+        "requests_in_work": app.requests(),
+        "requests_queued": queued,
+        "requests_without_replica": room,
+        "replicas": replicas,
+    }))
+    .into_response()
+}
+
+fn describe(app: &App, replica: &Replica) -> Value {
+    let now = Instant::now();
+    let view = replica.ledger.view(now, app.settings().report_ttl);
+    let standing = match app.dispatch().health().standing(replica.identity, now) {
+        Standing::Trusted => "trusted",
+        Standing::Probing => "probing",
+        Standing::Ejected => "ejected",
+    };
+    let told = replica.told();
+    let load = &told.load;
+    json!({
+        "name": replica.found.name,
+        "address": replica.found.http.to_string(),
+        "models": told.models,
+        "state": view.state.map_or("unknown", |state| match state {
+            proto::v1alpha1::State::Unspecified => "unknown",
+            proto::v1alpha1::State::Starting => "starting",
+            proto::v1alpha1::State::Serving => "serving",
+            proto::v1alpha1::State::Draining => "draining",
+            proto::v1alpha1::State::Stopped => "stopped",
+        }),
+        "standing": standing,
+        "is_connected": told.is_connected,
+        "problem": told.problem,
+        "report_age_seconds": view.report_age.map(|age| age.as_secs_f64()),
+        "answered": replica.answered.load(std::sync::atomic::Ordering::Relaxed),
+        "failed": replica.failed.load(std::sync::atomic::Ordering::Relaxed),
+        "in_flight": view.booked.in_flight,
+        "unreported": view.booked.unreported,
+        "load": {
+            "blocks_total": load.blocks_total,
+            "blocks_active": load.blocks_active,
+            "blocks_evictable": load.blocks_evictable,
+            "blocks_free": load.blocks_free,
+            "running": load.running,
+            "waiting": load.waiting,
+            "uncomputed_tokens": load.uncomputed_tokens,
+            "prefill_tokens_per_second": finite(load.prefill_tokens_per_second),
+            "decode_tokens_per_second": finite(load.decode_tokens_per_second),
+            "preemptions_total": load.preemptions_total,
+        },
+    })
+}
+
+fn finite(value: f32) -> f64 {
+    if value.is_finite() { f64::from(value) } else { 0.0 }
+}
+
+async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
+    if let Err(error) = app.access().client(&headers) {
+        return refuse(error);
+    }
+    let recent = app.dispatch().recent();
+    // The latest first.
+    let picks: Vec<Value> = recent.iter().rev().map(explain).collect();
+    drop(recent);
+    axum::Json(json!({"policy": app.settings().policy.name(), "picks": picks})).into_response()
+}
+
+fn explain(pick: &Pick) -> Value {
+    let judged = |Judged { replica, terms }: &Judged| {
+        json!({
+            "replica": replica.found.name,
+            // Not a number in JSON: it was not considered.
+            "score": terms.score.is_finite().then_some(terms.score),
+            "ahead_seconds": terms.ahead,
+            "own_seconds": terms.own,
+            "company_seconds": terms.company,
+            "place_seconds": terms.place,
+            "blocks_seconds": terms.blocks,
+            "pressure_seconds": terms.pressure,
+            "in_flight": terms.in_flight,
+            "cached_tokens": terms.cached_tokens,
+        })
+    };
+    json!({
+        "at": unix_seconds(pick.at),
+        "model": pick.model,
+        "prompt_tokens": pick.demand.prompt_tokens,
+        "output_tokens": pick.demand.output_tokens,
+        "sequences": pick.demand.sequences,
+        "candidates": pick.candidates,
+        "picked": pick.judged.first().map(judged),
+        "others": pick.judged.iter().skip(1).map(judged).collect::<Vec<_>>(),
+    })
+}
+
+fn unix_seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_paths_are_decoded_where_they_can_be() {
+        for (given, read) in
+            [("a%2Fb", "a/b"), ("a/b", "a/b"), ("100%", "100%"), ("%zz", "%zz"), ("%ff", "%ff")]
+        {
+            assert_eq!(decoded(given), read);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What all requests share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+
+use crate::access::Access;
+use crate::args::Args;
+use crate::dispatch::Dispatch;
+use crate::error::Error;
+use crate::metrics::Metrics;
+use crate::trace::Tracer;
+
+/// The settings as they are now: replaced as a whole when the configuration file changes.
+pub type Settings = Arc<ArcSwap<Args>>;
+
+/// The state of the router. Clones are of the same.
+#[derive(Clone, Debug)]
+pub struct App(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    dispatch: Arc<Dispatch>,
+    access: Access,
+    metrics: Metrics,
+    tracer: Option<Tracer>,
+    requests: AtomicUsize,
+    is_stopping: AtomicBool,
+}
+
+impl App {
+    /// A router without replicas as yet.
+    pub fn new(args: Args, tracer: Option<Tracer>) -> Self {
+        let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
+        let metrics = Metrics::new();
+        Self(Arc::new(Inner {
+            dispatch: Dispatch::new(Arc::clone(&settings), metrics.clone()),
+            settings,
+            access: Access::default(),
+            metrics,
+            tracer,
+            requests: AtomicUsize::new(0),
+            is_stopping: AtomicBool::new(false),
+        }))
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> arc_swap::Guard<Arc<Args>> {
+        self.0.settings.load()
+    }
+
+    /// Replaces the settings.
+    pub fn set_settings(&self, args: Args) {
+        self.0.settings.store(Arc::new(args));
+        self.0.dispatch.reconfigure();
+    }
+
+    /// Where requests get their places.
+    pub fn dispatch(&self) -> &Arc<Dispatch> {
+        &self.0.dispatch
+    }
+
+    /// Who may ask.
+    pub fn access(&self) -> &Access {
+        &self.0.access
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    pub(crate) fn tracer(&self) -> Option<&Tracer> {
+        self.0.tracer.as_ref()
+    }
+
+    /// Requests in work.
+    pub fn requests(&self) -> usize {
+        self.0.requests.load(Ordering::Relaxed)
+    }
+
+    /// Takes a request on.
+    ///
+    /// # Errors
+    /// There are as many as may be.
+    pub(crate) fn admit(&self) -> Result<Admitted, Error> {
+        let limit = self.settings().max_concurrent_requests;
+        let admitted = Admitted(self.clone());
+        let before = self.0.requests.fetch_add(1, Ordering::Relaxed);
+        if before >= limit as usize { Err(Error::TooManyRequests(limit)) } else { Ok(admitted) }
+    }
+
+    /// From now on the router is not ready: it is about to end.
+    pub fn stop(&self) {
+        self.0.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether requests should be sent here: some replica takes requests, and the router is to go on.
+    pub fn is_ready(&self) -> bool {
+        !self.0.is_stopping.load(Ordering::Relaxed)
+            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_able(fleet))
+    }
+}
+
+/// A request in work. Dropping it makes room for another.
+#[derive(Debug)]
+pub(crate) struct Admitted(App);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.0.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}

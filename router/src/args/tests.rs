@@ -1,0 +1,58 @@
+use super::*;
+
+fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+    Args::try_parse_from(["router"].iter().chain(arguments))
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    use clap::CommandFactory as _;
+    Args::command().debug_assert();
+}
+
+#[test]
+fn replicas_are_given_by_address_name_or_service() {
+    let args = parse(&[
+        "--replica=127.0.0.1:8001/50051,[::1]:8002",
+        "--replicas-dns=replicas.local:8000/50051",
+        "--replicas-service=models/chat",
+        "--replicas-service=code",
+    ])
+    .unwrap();
+    let shown: Vec<_> = args.replicas.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["127.0.0.1:8001/50051", "[::1]:8002"]);
+    assert_eq!(args.replicas_dns[0].to_string(), "replicas.local:8000/50051");
+    let services: Vec<_> = args.replicas_service.iter().map(ToString::to_string).collect();
+    assert_eq!(services, ["models/chat", "code"]);
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_name() {
+    for wrong in [
+        "--replica=nowhere",
+        "--replica=a:0",
+        "--replica=a:1/x",
+        "--replicas-dns=:80",
+        "--replicas-service=a/b/c",
+        "--replicas-service=A_b",
+        "--policy=best",
+        "--retry-share=2",
+        "--attempts=0",
+        "--idle-timeout=soon",
+        "--max-body-bytes=8 potatoes",
+        "--threads=0",
+    ] {
+        let error = parse(&[wrong]).unwrap_err().to_string();
+        assert!(error.contains(wrong.split('=').next().unwrap()), "{error}");
+    }
+}
+
+#[test]
+fn sizes_and_times_are_read() {
+    let read = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
+    assert_eq!((read("1000"), read("8MiB"), read("2gi")), (Ok(1000), Ok(8 << 20), Ok(2 << 30)));
+    assert!(read("").is_err() && read("1.5MiB").is_err() && read("99999999999GiB").is_err());
+    assert_eq!(ByteSize(8 << 20).to_string(), "8MiB");
+    assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+    assert!(duration("1y").is_err() && duration("-1s").is_err());
+}

@@ -1,0 +1,74 @@
+//! How sizes, times and shares are written on the command line.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::policy::Policy;
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+/// The units of a size, largest first.
+const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no size: write bytes, or e.g. 64KiB, 8MiB, 1GiB");
+        let text = text.trim();
+        let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+        let unit = text[digits.len()..].to_ascii_lowercase();
+        let bytes = match unit.as_str() {
+            "" | "b" => 1,
+            unit => UNITS
+                .iter()
+                .find(|(name, _)| {
+                    let name = name.to_ascii_lowercase();
+                    name == unit || name.strip_suffix('b') == Some(unit)
+                })
+                .map(|(_, bytes)| *bytes)
+                .ok_or_else(wrong)?,
+        };
+        let number: u64 = digits.trim_end().parse().map_err(|_| wrong())?;
+        number.checked_mul(bytes).map(Self).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = UNITS.iter().find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes));
+        match unit {
+            Some((name, bytes)) => write!(formatter, "{}{name}", self.0 / bytes),
+            None => write!(formatter, "{}", self.0),
+        }
+    }
+}
+
+/// `30s`, `20ms`, `2m`; seconds without a unit.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time: write e.g. 30s, 500ms, 2m");
+    let digits = text.trim_end_matches(|letter: char| letter.is_alphabetic());
+    let seconds = match &text[digits.len()..] {
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.trim().parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+}
+
+/// From 0 to 1.
+pub(super) fn share(text: &str) -> Result<f32, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| format!("{text:?} is no share: write a number from 0 to 1"))
+}
+
+pub(super) fn policy(text: &str) -> Result<Policy, String> {
+    text.parse().map_err(|error: crate::policy::UnknownPolicy| error.to_string())
+}

@@ -1,0 +1,240 @@
+//! Which replicas there are: given by address, found in DNS, or told by Kubernetes. Each source says the whole
+//! of what it knows whenever that changes; what is done with replicas is not for here.
+//!
+//! ```text
+//! fixed ─┐
+//! DNS ───┼─► Discovery::run (the union) ─► watch ─► Replicas
+//! slices ┘
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+mod names;
+pub mod slices;
+
+pub use names::{DnsName, FixedReplica, ServiceName};
+
+/// Reports of sources that wait to be put together.
+const REPORTS_MAX: usize = 16;
+
+/// A replica that was found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Found {
+    /// Where its API is.
+    pub http: SocketAddr,
+    /// Where it reports its load.
+    pub grpc: Option<SocketAddr>,
+    /// What it is called in logs, headers and metrics.
+    pub name: String,
+}
+
+/// What to look for, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sources {
+    /// Given by address.
+    pub fixed: Vec<FixedReplica>,
+    /// In DNS.
+    pub dns: Vec<DnsName>,
+    /// In Kubernetes.
+    pub services: Vec<ServiceName>,
+    /// How often to look in DNS.
+    pub dns_interval: Duration,
+    /// The names of the Services' ports of HTTP and of gRPC.
+    pub port_names: [String; 2],
+}
+
+/// One source, with all that it needs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Fixed(FixedReplica, Duration),
+    Dns(DnsName, Duration),
+    Service(ServiceName, [String; 2]),
+}
+
+impl Sources {
+    fn all(&self) -> impl Iterator<Item = Source> {
+        let interval = self.dns_interval;
+        let fixed = self.fixed.iter().map(move |replica| Source::Fixed(replica.clone(), interval));
+        let dns = self.dns.iter().map(move |name| Source::Dns(name.clone(), interval));
+        let ports = self.port_names.clone();
+        let services =
+            self.services.iter().map(move |service| Source::Service(service.clone(), ports.clone()));
+        fixed.chain(dns).chain(services)
+    }
+}
+
+/// Looks for replicas as `sources` says, and tells `found` whenever they change. Sources that stay when
+/// `sources` changes go on undisturbed.
+///
+/// # Cancel safety
+/// Dropping it ends all it has begun.
+pub async fn run(mut sources: watch::Receiver<Sources>, found: watch::Sender<Vec<Found>>) {
+    let (reports, mut inbox) = mpsc::channel(REPORTS_MAX);
+    let mut tasks = JoinSet::new();
+    let mut running: BTreeMap<Source, (AbortHandle, Vec<Found>)> = BTreeMap::new();
+    loop {
+        let wanted: Vec<Source> = sources.borrow_and_update().all().collect();
+        running.retain(|source, (task, _)| {
+            let stays = wanted.contains(source);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for source in wanted {
+            running.entry(source.clone()).or_insert_with(|| {
+                let reports = reports.clone();
+                (tasks.spawn(async move { follow(source, reports).await }), Vec::new())
+            });
+        }
+        publish(&running, &found);
+        loop {
+            tokio::select! {
+                changed = sources.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return,
+                },
+                Some((source, replicas)) = inbox.recv() => {
+                    if let Some((_, known)) = running.get_mut(&source) {
+                        *known = replicas;
+                        publish(&running, &found);
+                    }
+                }
+                // Sources that were given up.
+                Some(_) = tasks.join_next() => {}
+            }
+        }
+    }
+}
+
+fn publish(running: &BTreeMap<Source, (AbortHandle, Vec<Found>)>, found: &watch::Sender<Vec<Found>>) {
+    let mut union: Vec<Found> = running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
+    union.sort();
+    // An address that is found twice is one replica.
+    union.dedup_by_key(|replica| replica.http);
+    found.send_if_modified(|present| {
+        let differs = *present != union;
+        if differs {
+            *present = union;
+        }
+        differs
+    });
+}
+
+/// Reports of a source, for as long as it is polled.
+type Reports = mpsc::Sender<(Source, Vec<Found>)>;
+
+async fn follow(source: Source, reports: Reports) {
+    match &source {
+        Source::Fixed(FixedReplica { host, port, grpc_port }, interval) => {
+            let replica = |address: IpAddr| Found {
+                http: SocketAddr::new(address, *port),
+                grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
+                name: names::with_port(host, *port),
+            };
+            if let Ok(address) = IpAddr::from_str(host) {
+                let _ = reports.send((source.clone(), vec![replica(address)])).await;
+                return;
+            }
+            // A name for one machine: whichever of its addresses comes first.
+            let first = |addresses: Vec<IpAddr>| addresses.into_iter().take(1).map(replica).collect();
+            resolve(&source, host, *interval, &reports, first).await;
+        }
+        Source::Dns(DnsName(FixedReplica { host, port, grpc_port }), interval) => {
+            let all = |addresses: Vec<IpAddr>| {
+                let replica = |address| Found {
+                    http: SocketAddr::new(address, *port),
+                    grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
+                    name: SocketAddr::new(address, *port).to_string(),
+                };
+                addresses.into_iter().map(replica).collect()
+            };
+            resolve(&source, host, *interval, &reports, all).await;
+        }
+        Source::Service(service, ports) => {
+            let told = |replicas| {
+                let report = (source.clone(), replicas);
+                let reports = reports.clone();
+                async move {
+                    let _ = reports.send(report).await;
+                }
+            };
+            slices::watch(service, ports, told).await;
+        }
+    }
+}
+
+/// Looks `host` up again and again. A look-up that fails changes nothing: that DNS is away does not mean that
+/// the replicas are.
+async fn resolve(
+    source: &Source,
+    host: &str,
+    interval: Duration,
+    reports: &Reports,
+    found: impl Fn(Vec<IpAddr>) -> Vec<Found>,
+) {
+    let mut known: Option<Vec<IpAddr>> = None;
+    loop {
+        match tokio::net::lookup_host((host, 0)).await {
+            Ok(addresses) => {
+                let mut addresses: Vec<IpAddr> = addresses.map(|address| address.ip()).collect();
+                addresses.sort();
+                addresses.dedup();
+                if known.as_ref() != Some(&addresses) {
+                    tracing::info!(host, ?addresses, "looked up");
+                    known = Some(addresses.clone());
+                    let _ = reports.send((source.clone(), found(addresses))).await;
+                }
+            }
+            Err(error) => tracing::warn!(host, %error, "failed to look up replicas"),
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(replica, _) => write!(formatter, "{replica}"),
+            Self::Dns(name, _) => write!(formatter, "{name}"),
+            Self::Service(service, _) => write!(formatter, "{service}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(fixed: &[&str]) -> Sources {
+        Sources {
+            fixed: fixed.iter().map(|replica| replica.parse().unwrap()).collect(),
+            dns: Vec::new(),
+            services: Vec::new(),
+            dns_interval: Duration::from_secs(3600),
+            port_names: ["http".to_owned(), "grpc".to_owned()],
+        }
+    }
+
+    #[tokio::test]
+    async fn tells_the_union_and_follows_when_what_is_looked_for_changes() {
+        let (wanted, receiver) =
+            watch::channel(sources(&["127.0.0.1:2/3", "127.0.0.1:1", "127.0.0.1:2/3", "localhost:9"]));
+        let (sender, mut found) = watch::channel(Vec::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(run(receiver, sender));
+        let names = found.wait_for(|found| found.len() == 3).await.unwrap().clone();
+        let names: Vec<_> = names.into_iter().map(|found| found.name).collect();
+        assert!(names.contains(&"localhost:9".to_owned()) && names.contains(&"127.0.0.1:2".to_owned()));
+        wanted.send(sources(&["127.0.0.1:1"])).unwrap();
+        let left = found.wait_for(|found| found.len() == 1).await.unwrap().clone();
+        assert_eq!(left[0].http.port(), 1);
+    }
+}

@@ -1,0 +1,194 @@
+//! Everything that the router itself refuses a request for, and what the client is told of it: one exhaustive
+//! match to status and code, one to the label in metrics. What a replica says is passed on as it is.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use serde::Serialize;
+
+use crate::dispatch::Refused;
+use crate::limits::{OverRate, RateKind};
+use crate::proxy::Body;
+use crate::proxy::fields::Malformed;
+use crate::queue::RETRY_AFTER_MIN;
+
+/// Why a request has no answer of a replica.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{0}")]
+    Malformed(Malformed),
+    #[error("several models are served here: name one")]
+    MissingModel,
+    #[error("the model {0:?} is not served here")]
+    UnknownModel(String),
+    #[error("{header}: {problem}")]
+    Header { header: &'static str, problem: String },
+    #[error("there is nothing at {0}")]
+    UnknownPath(String),
+    #[error("{path} does not take {method}")]
+    Method { method: String, path: String },
+    #[error("the request body is larger than {0} bytes")]
+    BodyTooLarge(u64),
+    /// It did not arrive: the connection broke, or it took too long.
+    #[error("the request body did not arrive: {0}")]
+    Body(String),
+    #[error("no API key was given: send it as `Authorization: Bearer KEY`")]
+    NoKey,
+    #[error("the API key is not known here")]
+    WrongKey,
+    #[error("this key has used what it may of {} a minute", kind_name(.0.kind))]
+    OverRate(OverRate),
+    #[error("as many requests are in work as may be, {0}")]
+    TooManyRequests(u32),
+    #[error("as many requests wait for a replica as may")]
+    QueueFull { retry_after: Duration },
+    #[error("no replica had room for the request in time")]
+    QueueTimeout { retry_after: Duration },
+    #[error("there is no replica to answer the request")]
+    NoReplica,
+    /// As often as may be, or as the budget allows.
+    #[error("no replica could answer the request, tried {attempts} times: {last}")]
+    AllFailed { attempts: u32, last: &'static str },
+    #[error("no replica answered in time, tried {attempts} times")]
+    AllTimedOut { attempts: u32 },
+}
+
+fn kind_name(kind: RateKind) -> &'static str {
+    match kind {
+        RateKind::Requests => "requests",
+        RateKind::Tokens => "tokens",
+    }
+}
+
+/// OpenAI's error object.
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorObject<'a> {
+    pub(crate) message: &'a str,
+    pub(crate) r#type: &'a str,
+    pub(crate) param: Option<&'a str>,
+    pub(crate) code: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    error: ErrorObject<'a>,
+}
+
+impl Error {
+    /// What the client is told: status, class, code and parameter.
+    fn told(&self) -> (StatusCode, &'static str, &'static str, Option<&'static str>) {
+        const REQUEST: &str = "invalid_request_error";
+        const SERVER: &str = "server_error";
+        const RATE: &str = "rate_limit_error";
+        match self {
+            Self::Malformed(_) => (StatusCode::BAD_REQUEST, REQUEST, "malformed", None),
+            Self::MissingModel => (StatusCode::BAD_REQUEST, REQUEST, "missing_model", Some("model")),
+            Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, "model_not_found", Some("model")),
+            Self::Header { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_header", None),
+            Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
+            Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
+            Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "request_too_large", None),
+            Self::Body(_) => (StatusCode::REQUEST_TIMEOUT, REQUEST, "request_incomplete", None),
+            Self::NoKey | Self::WrongKey => {
+                (StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", None)
+            }
+            Self::OverRate(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "rate_limit_exceeded", None),
+            Self::TooManyRequests(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "too_many_requests", None),
+            Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_full", None),
+            Self::QueueTimeout { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_timeout", None),
+            Self::NoReplica => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_replica", None),
+            Self::AllFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "replicas_failed", None),
+            Self::AllTimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "replicas_timed_out", None),
+        }
+    }
+
+    /// What it is called in metrics and logs.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Malformed(_) => "malformed",
+            Self::MissingModel => "missing_model",
+            Self::UnknownModel(_) => "unknown_model",
+            Self::Header { .. } => "header",
+            Self::UnknownPath(_) => "unknown_path",
+            Self::Method { .. } => "method",
+            Self::BodyTooLarge(_) => "body_too_large",
+            Self::Body(_) => "body_incomplete",
+            Self::NoKey => "no_key",
+            Self::WrongKey => "wrong_key",
+            Self::OverRate(over) => match over.kind {
+                RateKind::Requests => "over_request_rate",
+                RateKind::Tokens => "over_token_rate",
+            },
+            Self::TooManyRequests(_) => "too_many_requests",
+            Self::QueueFull { .. } => "queue_full",
+            Self::QueueTimeout { .. } => "queue_timeout",
+            Self::NoReplica => "no_replica",
+            Self::AllFailed { .. } => "replicas_failed",
+            Self::AllTimedOut { .. } => "replicas_timed_out",
+        }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.told().0
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::OverRate(over) => over.retry_after,
+            Self::QueueFull { retry_after } | Self::QueueTimeout { retry_after } => Some(*retry_after),
+            Self::TooManyRequests(_)
+            | Self::NoReplica
+            | Self::AllFailed { .. }
+            | Self::AllTimedOut { .. } => Some(RETRY_AFTER_MIN),
+            _ => None,
+        }
+    }
+
+    /// The error object as JSON.
+    fn json(&self) -> Vec<u8> {
+        let (_, r#type, code, param) = self.told();
+        let message = self.to_string();
+        let error = ErrorObject { message: &message, r#type, param, code: Some(code) };
+        serde_json::to_vec(&ErrorBody { error }).expect("invariant: an error is JSON")
+    }
+
+    /// The whole answer.
+    pub(crate) fn into_response(self) -> Response<Body> {
+        let mut response = Response::new(Body::whole(Bytes::from(self.json())));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(retry_after) = self.retry_after() {
+            let seconds = retry_after.max(RETRY_AFTER_MIN).as_secs_f64().ceil() as u64;
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        match self {
+            Self::NoKey | Self::WrongKey => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::BodyTooLarge(_) | Self::Body(_) => {
+                // What is left of the body is not read.
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl From<Malformed> for Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::QueueFull { retry_after } => Self::QueueFull { retry_after },
+            Refused::WaitedTooLong { retry_after } => Self::QueueTimeout { retry_after },
+            Refused::NoReplica => Self::NoReplica,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What the router expects of requests it cannot look into: bytes a token, and tokens an answer. Learnt from
+//! the usage that answers report.
+
+/// Expectations of one model. They start at common values and follow what is observed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimates {
+    bytes_per_token: f64,
+    output_tokens: f64,
+}
+
+/// The part of an expectation that one observation makes up.
+const WEIGHT: f64 = 0.02;
+
+impl Default for Estimates {
+    fn default() -> Self {
+        Self { bytes_per_token: 4.0, output_tokens: 128.0 }
+    }
+}
+
+impl Estimates {
+    /// Learns from an answer: its prompt had this many bytes and tokens. Nothing is learnt of an empty one.
+    pub fn observe_prompt(&mut self, bytes: usize, tokens: u32) {
+        if bytes > 0 && tokens > 0 {
+            let ratio = (bytes as f64 / f64::from(tokens)).clamp(0.5, 16.0);
+            self.bytes_per_token += WEIGHT * (ratio - self.bytes_per_token);
+        }
+    }
+
+    /// Learns from an answer: a sequence of it had this many tokens.
+    pub fn observe_output(&mut self, tokens: u32) {
+        self.output_tokens += WEIGHT * (f64::from(tokens) - self.output_tokens);
+    }
+
+    /// Bytes of text that are a token.
+    #[must_use]
+    pub fn bytes_per_token(&self) -> f64 {
+        self.bytes_per_token
+    }
+
+    /// Tokens that a text of so many bytes has; at least one.
+    #[must_use]
+    pub fn prompt_tokens(&self, bytes: usize) -> u32 {
+        (bytes as f64 / self.bytes_per_token).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
+    }
+
+    /// Tokens to expect of an answer that may have at most `tokens_max`.
+    #[must_use]
+    pub fn output_tokens(&self, tokens_max: Option<u32>) -> u32 {
+        (self.output_tokens.round().clamp(1.0, f64::from(u32::MAX)) as u32)
+            .min(tokens_max.unwrap_or(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expectations_follow_what_is_observed() {
+        let mut estimates = Estimates::default();
+        for _ in 0..1000 {
+            estimates.observe_prompt(3000, 1000);
+            estimates.observe_prompt(0, 5);
+            estimates.observe_output(10);
+        }
+        assert!((estimates.bytes_per_token() - 3.0).abs() < 1e-3);
+        assert_eq!(estimates.output_tokens(None), 10);
+        assert_eq!(estimates.output_tokens(Some(4)), 4);
+        assert_eq!((estimates.prompt_tokens(0), estimates.prompt_tokens(7)), (1, 3));
+    }
+}

@@ -1,0 +1,188 @@
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::*;
+
+const CONFIG: HealthConfig = HealthConfig {
+    failures_in_row: 3,
+    failure_part: 0.5,
+    answers_min: 10,
+    ejection: Duration::from_secs(2),
+    ejection_max: Duration::from_secs(7),
+    ejected_part_max: 0.5,
+    probes: 2,
+};
+
+fn health(replicas: u64) -> Health {
+    let mut health = Health::new(CONFIG);
+    (0..replicas).for_each(|replica| health.add(replica));
+    health
+}
+
+fn fail(health: &mut Health, replica: u64, now: Instant) -> bool {
+    let sent = health.sent(replica, now);
+    health.failed(replica, sent, now)
+}
+
+fn succeed(health: &mut Health, replica: u64, now: Instant) {
+    let sent = health.sent(replica, now);
+    health.succeeded(replica, sent);
+}
+
+fn eject(health: &mut Health, replica: u64, now: Instant) {
+    while !fail(health, replica, now) {}
+}
+
+#[test]
+fn failures_in_a_row_eject_and_single_ones_do_not() {
+    let (mut health, now) = (health(4), Instant::now());
+    for _ in 0..3 {
+        assert!(!fail(&mut health, 0, now));
+        assert!(!fail(&mut health, 0, now));
+        (0..4).for_each(|_| succeed(&mut health, 0, now));
+    }
+    assert_eq!(health.standing(0, now), Standing::Trusted);
+    let ejected: Vec<bool> = (0..3).map(|_| fail(&mut health, 0, now)).collect();
+    assert_eq!(ejected, [false, false, true]);
+    assert_eq!(health.standing(0, now), Standing::Ejected);
+    assert_eq!(health.standing(1, now), Standing::Trusted);
+    assert_eq!(health.standing(99, now), Standing::Ejected, "nobody knows it");
+}
+
+#[test]
+fn a_replica_that_fails_every_other_time_is_ejected() {
+    let (mut health, now) = (health(4), Instant::now());
+    let is_ejected = (0..20).any(|_| {
+        succeed(&mut health, 0, now);
+        fail(&mut health, 0, now)
+    });
+    assert!(is_ejected);
+}
+
+#[test]
+fn probes_that_go_well_bring_it_back_and_a_bad_one_sends_it_away_for_longer() {
+    let (mut health, mut now) = (health(4), Instant::now());
+    eject(&mut health, 0, now);
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let ejected = now;
+        while health.standing(0, now) == Standing::Ejected {
+            now += Duration::from_secs(1);
+        }
+        waits.push((now - ejected).as_secs());
+        assert_eq!(health.standing(0, now), Standing::Probing);
+        assert!(fail(&mut health, 0, now));
+    }
+    assert_eq!(waits, [2, 4, 7], "doubled, up to a limit");
+
+    now += CONFIG.ejection_max;
+    let probes = [health.sent(0, now), health.sent(0, now)];
+    assert_eq!(health.standing(0, now), Standing::Ejected, "as many as may try it do");
+    for probe in probes {
+        health.succeeded(0, probe);
+    }
+    assert_eq!(health.standing(0, now), Standing::Trusted);
+}
+
+#[test]
+fn a_probe_whose_client_left_is_no_verdict() {
+    let (mut health, now) = (health(4), Instant::now());
+    eject(&mut health, 0, now);
+    let now = now + CONFIG.ejection;
+    for _ in 0..5 {
+        let sent = health.sent(0, now);
+        health.unknown(0, sent);
+    }
+    assert_eq!(health.standing(0, now), Standing::Probing);
+}
+
+#[test]
+fn what_was_sent_before_the_ejection_is_no_probe() {
+    let (mut health, now) = (health(4), Instant::now());
+    let old = health.sent(0, now);
+    eject(&mut health, 0, now);
+    let later = now + CONFIG.ejection;
+    let _probe = health.sent(0, later);
+    assert!(!health.failed(0, old, later), "it says nothing of how the replica is now");
+    assert_eq!(health.standing(0, later), Standing::Probing);
+}
+
+#[test]
+fn most_are_kept_however_bad_they_are() {
+    for (count, ejected_max) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
+        let (mut health, now) = (health(count), Instant::now());
+        for _ in 0..50 {
+            for replica in 0..count {
+                fail(&mut health, replica, now);
+            }
+        }
+        let ejected = (0..count).filter(|&replica| health.standing(replica, now) == Standing::Ejected);
+        assert_eq!(ejected.count(), ejected_max, "of {count}");
+    }
+}
+
+#[test]
+fn another_process_begins_anew() {
+    let (mut health, now) = (health(2), Instant::now());
+    eject(&mut health, 0, now);
+    health.reset(0);
+    assert_eq!(health.standing(0, now), Standing::Trusted);
+    health.remove(0);
+    assert_eq!(health.standing(0, now), Standing::Ejected);
+    health.reset(0);
+    let sent = health.sent(0, now);
+    assert!(!health.failed(0, sent, now));
+}
+
+#[test]
+fn retries_are_a_part_of_requests() {
+    let mut budget = RetryBudget::new(0.1, 5);
+    assert_eq!((0..9).filter(|_| budget.spend()).count(), 5, "what is saved up at the start");
+    let mut retries = 0;
+    for _ in 0..1000 {
+        budget.earn();
+        retries += u32::from(budget.spend());
+    }
+    assert!((99..=100).contains(&retries), "{retries}");
+}
+
+#[test]
+fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
+    for seed in 0..50 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let count = 1 + rng.next_u64() % 10;
+        let (mut health, mut now) = (health(count), Instant::now());
+        let mut sent: Vec<(u64, Sent)> = Vec::new();
+        for _ in 0..2000 {
+            now += Duration::from_millis(rng.next_u64() % 300);
+            let replica = rng.next_u64() % count;
+            if health.standing(replica, now) != Standing::Ejected {
+                sent.push((replica, health.sent(replica, now)));
+            }
+            if !sent.is_empty() && rng.next_u64() % 4 > 0 {
+                let (replica, record) = sent.swap_remove((rng.next_u64() % sent.len() as u64) as usize);
+                match rng.next_u64() % 8 {
+                    0 => health.unknown(replica, record),
+                    1..5 => {
+                        health.failed(replica, record, now);
+                    }
+                    _ => health.succeeded(replica, record),
+                }
+            }
+            let untrusted = (0..count).filter(|&it| health.standing(it, now) != Standing::Trusted).count();
+            assert!(untrusted as u64 <= (count / 2).max(u64::from(count > 1)), "seed {seed}: {untrusted}");
+        }
+        for (replica, record) in sent {
+            health.succeeded(replica, record);
+        }
+        for _ in 0..100 {
+            now += CONFIG.ejection_max;
+            for replica in 0..count {
+                if health.standing(replica, now) != Standing::Ejected {
+                    succeed(&mut health, replica, now);
+                }
+            }
+        }
+        assert!((0..count).all(|replica| health.standing(replica, now) == Standing::Trusted), "seed {seed}");
+    }
+}

@@ -1,0 +1,190 @@
+//! Listens to what replicas report: one stream each, opened again with patience when it breaks. Replicas that
+//! report nothing are asked for their models over HTTP.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use http_body_util::BodyExt as _;
+use proto::v1alpha1::WatchLoadRequest;
+use proto::v1alpha1::replica_client::ReplicaClient;
+use serde::Deserialize;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tonic::transport::Endpoint;
+
+use crate::discovery::Found;
+use crate::dispatch::Dispatch;
+use crate::proxy::upstream::Link;
+use crate::replicas::Replica;
+
+/// Time to open a stream.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A stream that says nothing for so long is opened anew: reports come every second.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// The pause before a stream is opened again: at first,
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// and at most, since it doubles.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How often a replica that reports nothing is asked for its models.
+const MODELS_INTERVAL: Duration = Duration::from_secs(2);
+/// Bytes of a list of models.
+const MODELS_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of a report.
+const REPORT_BYTES_MAX: usize = 256 * 1024;
+/// How often the ledgers are looked through for dispatches that were lost.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Follows what discovery finds, and listens to each replica for as long as it is there.
+///
+/// # Cancel safety
+/// Dropping it ends all it has begun.
+pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>) {
+    let mut tasks = JoinSet::new();
+    let mut listening: Vec<(Arc<Replica>, AbortHandle)> = Vec::new();
+    loop {
+        let present = found.borrow_and_update().clone();
+        let (new, gone) = dispatch.replicas.update(&present);
+        for replica in &gone {
+            tracing::info!(replica = replica.found.name, "a replica is gone");
+            dispatch.health().remove(replica.identity);
+        }
+        listening.retain(|(replica, task)| {
+            let stays = !replica.is_removed();
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for replica in new {
+            tracing::info!(replica = replica.found.name, "a replica is there");
+            dispatch.health().add(replica.identity);
+            let (dispatch, listened) = (Arc::clone(&dispatch), Arc::clone(&replica));
+            let task = tasks.spawn(async move { listen(&dispatch, &listened).await });
+            listening.push((replica, task));
+        }
+        dispatch.pump_all();
+        loop {
+            tokio::select! {
+                changed = found.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return,
+                },
+                Some(_) = tasks.join_next() => {}
+                () = tokio::time::sleep(EXPIRE_INTERVAL) => expire(&dispatch),
+            }
+        }
+    }
+}
+
+fn expire(dispatch: &Dispatch) {
+    for replica in dispatch.replicas.all().iter() {
+        let expired = replica.ledger.expire(Instant::now());
+        if expired > 0 {
+            dispatch.metrics().expired(expired);
+            tracing::debug!(replica = replica.found.name, expired, "dispatches that no report included");
+        }
+    }
+}
+
+/// Listens to a replica until it is not wanted any more.
+async fn listen(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let began = Instant::now();
+        let ended = match replica.found.grpc {
+            Some(address) => reports(dispatch, replica, address).await,
+            None => models(dispatch, replica).await,
+        };
+        let problem = ended.err().map_or_else(|| "the stream ended".to_owned(), |error| format!("{error:#}"));
+        {
+            let mut told = replica.told();
+            if told.is_connected || told.problem.is_none() {
+                tracing::warn!(replica = replica.found.name, problem, "the load is not reported");
+            }
+            told.is_connected = false;
+            told.problem = Some(problem);
+        }
+        if began.elapsed() > PAUSE_MAX {
+            pause = PAUSE_MIN;
+        }
+        // Not all routers at the same moment.
+        tokio::time::sleep(pause.mul_f64(jitter(began))).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// From a half to one and a half.
+fn jitter(moment: Instant) -> f64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    let random = RandomState::new().hash_one(moment);
+    0.5 + (random >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Takes in a stream of reports until it breaks.
+async fn reports(
+    dispatch: &Arc<Dispatch>,
+    replica: &Arc<Replica>,
+    address: SocketAddr,
+) -> anyhow::Result<()> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(SILENCE_MAX);
+    let channel = endpoint.connect().await.context("failed to connect")?;
+    let mut client = ReplicaClient::new(channel).max_decoding_message_size(REPORT_BYTES_MAX);
+    let request = WatchLoadRequest { router: dispatch.replicas.router() };
+    let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
+    let mut stream = opened.context("it did not answer in time")?.context("failed to listen")?.into_inner();
+    {
+        let mut told = replica.told();
+        told.is_connected = true;
+        told.problem = None;
+    }
+    loop {
+        let message = tokio::time::timeout(SILENCE_MAX, stream.message()).await;
+        let Some(load) = message.context("it says nothing any more")?.context("the stream broke")? else {
+            return Ok(());
+        };
+        let Some(changed) = dispatch.replicas.observe(replica, load, Instant::now()) else { continue };
+        if changed.is_new_process {
+            dispatch.health().reset(replica.identity);
+        }
+        dispatch.pump_all();
+    }
+}
+
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+}
+
+/// Asks for the models again and again.
+async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Result<()> {
+    loop {
+        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
+        let models = asked.context("it did not answer in time")??;
+        dispatch.replicas.observe_models(replica, models);
+        dispatch.pump_all();
+        tokio::time::sleep(MODELS_INTERVAL).await;
+    }
+}
+
+async fn ask_models(replica: &Replica) -> anyhow::Result<Vec<String>> {
+    let mut link = Link::connect(replica.found.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
+    let mut request = http::Request::new(http_body_util::Full::default());
+    *request.uri_mut() = http::Uri::from_static("/v3/models");
+    request.headers_mut().insert(http::header::HOST, replica.authority.clone());
+    let response = link.send(request).await.context("failed to ask")?;
+    anyhow::ensure!(response.status().is_success(), "it answered {}", response.status());
+    let body = http_body_util::Limited::new(link.body(response.into_body()), MODELS_BYTES_MAX);
+    let body = body.collect().await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    let list: ModelList = serde_json::from_slice(&body).context("this is no list of models")?;
+    Ok(list.data.into_iter().map(|model| model.id).collect())
+}

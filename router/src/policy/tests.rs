@@ -1,0 +1,353 @@
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+
+use super::*;
+use crate::ledger::{Booked, Reported};
+
+const KV: Policy = Policy::Kv(KvConfig {
+    prefix: true,
+    bounded_load: 1.25,
+    pressure: 0.02,
+    company: 0.5,
+    step_tokens: 96.0,
+    prefill_tokens_per_second: 1000.0,
+    decode_tokens_per_second: 100.0,
+});
+
+const REPORTED: Reported = Reported {
+    blocks_total: 1000,
+    blocks_active: 0,
+    blocks_evictable: 0,
+    block_tokens: 16,
+    running: 0,
+    waiting: 0,
+    uncomputed_tokens: 0,
+    sequences_max: 16,
+    requests_max: 64,
+    prefill_tokens_per_second: 1000.0,
+    decode_tokens_per_second: 100.0,
+};
+
+const DEMAND: Demand =
+    Demand { prompt_tokens: 1000, output_tokens: 100, output_tokens_max: None, sequences: 1, session: None };
+
+/// A replica that reported `reported` just now.
+fn reporting(identity: u64, reported: Reported) -> Candidate {
+    let view = View {
+        reported: Some(reported),
+        report_age: Some(Duration::ZERO),
+        state: Some(State::Serving),
+        booked: Booked::default(),
+        version: 0,
+    };
+    Candidate { identity, view, cached_tokens: 0, weight: 1.0, last_pick: 0 }
+}
+
+/// A replica that reports nothing and has so many requests in flight.
+fn silent(identity: u64, in_flight: u32) -> Candidate {
+    let booked = Booked { in_flight, ..Booked::default() };
+    let view = View { reported: None, report_age: None, state: None, booked, version: 0 };
+    Candidate { identity, view, cached_tokens: 0, weight: 1.0, last_pick: 0 }
+}
+
+fn pick(policy: Policy, demand: &Demand, candidates: &[Candidate]) -> Result<usize, NoReplica> {
+    pick_seeded(policy, demand, candidates, 1)
+}
+
+fn pick_seeded(
+    policy: Policy,
+    demand: &Demand,
+    candidates: &[Candidate],
+    seed: u64,
+) -> Result<usize, NoReplica> {
+    let mut terms = Vec::new();
+    let picked = policy.pick(demand, candidates, &mut terms, &mut StdRng::seed_from_u64(seed));
+    assert_eq!(terms.len(), candidates.len());
+    picked
+}
+
+const ALL: [&str; 5] = ["kv", "least-requests", "power-of-two", "round-robin", "session"];
+
+#[test]
+fn policies_have_names() {
+    for name in ALL {
+        assert_eq!(name.parse::<Policy>().unwrap().to_string(), name);
+    }
+    let unknown = "random".parse::<Policy>().unwrap_err().to_string();
+    assert!(unknown.contains("\"random\"") && ALL.iter().all(|name| unknown.contains(name)), "{unknown}");
+}
+
+#[test]
+fn least_work_ahead_wins_by_time_not_by_count() {
+    let many_short = Reported { waiting: 8, uncomputed_tokens: 800, ..REPORTED };
+    let one_long = Reported { waiting: 1, uncomputed_tokens: 8000, ..REPORTED };
+    let candidates = [reporting(1, one_long), reporting(2, many_short)];
+    assert_eq!(pick(KV, &DEMAND, &candidates), Ok(1));
+    let fast = Reported { prefill_tokens_per_second: 20_000.0, ..one_long };
+    assert_eq!(pick(KV, &DEMAND, &[reporting(1, fast), reporting(2, many_short)]), Ok(0));
+}
+
+#[test]
+fn what_was_sent_since_the_report_counts() {
+    let mut sent_to = reporting(1, REPORTED);
+    sent_to.view.booked = Booked { uncached_unreported: 3000, unreported: 1, ..Booked::default() };
+    let busy = Reported { running: 1, uncomputed_tokens: 2000, ..REPORTED };
+    assert_eq!(pick(KV, &DEMAND, &[sent_to, reporting(2, busy)]), Ok(1));
+}
+
+#[test]
+fn a_replica_has_gone_on_since_it_reported() {
+    let mut earlier = reporting(1, Reported { running: 1, uncomputed_tokens: 3000, ..REPORTED });
+    earlier.view.report_age = Some(Duration::from_secs(2));
+    let now = reporting(2, Reported { running: 1, uncomputed_tokens: 2000, ..REPORTED });
+    assert_eq!(pick(KV, &DEMAND, &[now, earlier]), Ok(1));
+}
+
+#[test]
+fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
+    let mut cached = reporting(1, Reported { running: 1, uncomputed_tokens: 500, ..REPORTED });
+    cached.cached_tokens = 900;
+    assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(1));
+    cached.view.booked.uncached_unreported = 500;
+    assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(0));
+}
+
+#[test]
+fn sequences_that_generate_beside_it_make_a_prompt_slower() {
+    let busy = reporting(1, Reported { running: 10, ..REPORTED });
+    assert_eq!(pick(KV, &DEMAND, &[busy, reporting(2, REPORTED)]), Ok(1));
+}
+
+#[test]
+fn a_full_replica_is_the_worse_one() {
+    let full = Reported { running: 16, uncomputed_tokens: 16, ..REPORTED };
+    let busy = Reported { running: 8, uncomputed_tokens: 500, ..REPORTED };
+    assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), reporting(2, busy)]), Ok(1));
+    let out_of_blocks = Reported { running: 4, blocks_active: 990, ..REPORTED };
+    assert_eq!(pick(KV, &DEMAND, &[reporting(1, out_of_blocks), reporting(2, busy)]), Ok(1));
+    let warm = Reported { blocks_evictable: 990, ..REPORTED };
+    assert_eq!(pick(KV, &DEMAND, &[reporting(1, warm), reporting(2, busy)]), Ok(0), "evictable is not taken");
+}
+
+#[test]
+fn room_is_told_apart_from_room_later_and_never() {
+    let capacity = |reported: Reported| reporting(1, reported).capacity(&DEMAND);
+    assert_eq!(capacity(REPORTED), Capacity::Now);
+    assert_eq!(capacity(Reported { running: 16, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(Reported { requests_max: 4, waiting: 4, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(Reported { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(Reported { blocks_total: 62, ..REPORTED }), Capacity::Never);
+    assert_eq!(capacity(Reported { blocks_total: 63, ..REPORTED }), Capacity::Now);
+    // A report that says nothing of a limit sets none.
+    let untold = Reported { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
+    assert_eq!(capacity(untold), Capacity::Now);
+    assert_eq!(silent(1, 1000).capacity(&DEMAND), Capacity::Now);
+
+    let choices = Demand { sequences: 17, ..DEMAND };
+    assert_eq!(reporting(1, REPORTED).capacity(&choices), Capacity::Never);
+    let long = Demand { output_tokens_max: Some(16_000), ..DEMAND };
+    assert_eq!(reporting(1, REPORTED).capacity(&long), Capacity::Never);
+
+    let full = reporting(1, Reported { running: 16, ..REPORTED });
+    let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });
+    assert_eq!(super::capacity(&DEMAND, &[small, full]), Capacity::Later);
+    assert_eq!(super::capacity(&DEMAND, &[]), Capacity::Never);
+}
+
+#[test]
+fn what_was_sent_since_the_report_takes_room() {
+    let mut candidate = reporting(1, Reported { running: 15, ..REPORTED });
+    assert_eq!(candidate.capacity(&DEMAND), Capacity::Now);
+    candidate.view.booked.sequences_unreported = 1;
+    assert_eq!(candidate.capacity(&DEMAND), Capacity::Later);
+}
+
+#[test]
+fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
+    let draining = |identity| {
+        let mut candidate = reporting(identity, REPORTED);
+        candidate.view.state = Some(State::Draining);
+        candidate
+    };
+    let mut ejected = silent(1, 0);
+    ejected.weight = 0.0;
+    let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });
+    for name in ALL {
+        for session in [None, Some(1), Some(2)] {
+            let policy: Policy = name.parse().unwrap();
+            let demand = Demand { session, ..DEMAND };
+            for seed in 0..20 {
+                let able = reporting(5, Reported { running: 15, uncomputed_tokens: 9000, ..REPORTED });
+                let candidates = [draining(3), ejected, small, able];
+                assert_eq!(pick_seeded(policy, &demand, &candidates, seed), Ok(3), "{name}");
+            }
+            let nobody = [draining(3), ejected];
+            assert_eq!(pick(policy, &demand, &nobody), Err(NoReplica::Unavailable), "{name}");
+            assert_eq!(pick(policy, &demand, &[small]), Err(NoReplica::NeverFits), "{name}");
+            assert_eq!(pick(policy, &demand, &[]), Err(NoReplica::Unavailable), "{name}");
+        }
+    }
+}
+
+#[test]
+fn without_a_report_requests_in_flight_are_compared_and_nothing_halts() {
+    let mut busy = reporting(1, REPORTED);
+    busy.view.booked.in_flight = 4;
+    assert_eq!(pick(KV, &DEMAND, &[busy, silent(2, 3)]), Ok(1));
+    assert_eq!(pick(KV, &DEMAND, &[busy, silent(2, 5)]), Ok(0));
+    assert_eq!(pick(KV, &DEMAND, &[silent(1, 5), silent(2, 4)]), Ok(1));
+}
+
+#[test]
+fn one_replica_without_a_report_does_not_blind_the_others() {
+    let long = Reported { running: 1, uncomputed_tokens: 9000, ..REPORTED };
+    let short = Reported { running: 1, uncomputed_tokens: 90, ..REPORTED };
+    let mut candidates = [reporting(1, long), reporting(2, short), silent(3, 2)];
+    candidates[0].view.booked.in_flight = 1;
+    candidates[1].view.booked.in_flight = 2;
+    assert_eq!(pick(KV, &DEMAND, &candidates), Ok(1), "by time, though it has more in flight");
+    candidates[1].view.reported = Some(long);
+    candidates[2].view.booked.in_flight = 0;
+    assert_eq!(pick(KV, &DEMAND, &candidates), Ok(2), "it has its turn");
+}
+
+#[test]
+fn without_reports_a_prefix_draws_no_more_than_a_bounded_load() {
+    let mut cached = silent(1, 0);
+    cached.cached_tokens = 900;
+    let mut counts = [0, 0, 0, 0];
+    for _ in 0..100 {
+        let mut candidates = [cached, silent(2, counts[1]), silent(3, counts[2]), silent(4, counts[3])];
+        candidates[0].view.booked.in_flight = counts[0];
+        counts[pick(KV, &DEMAND, &candidates).unwrap()] += 1;
+    }
+    assert!((30..=33).contains(&counts[0]), "{counts:?}: a quarter and a quarter of that more");
+}
+
+#[test]
+fn equal_replicas_are_equally_likely() {
+    for policy in [KV, Policy::LeastRequests, Policy::PowerOfTwo] {
+        let candidates = [1, 2, 3, 4].map(|identity| silent(identity, 0));
+        let mut counts = [0; 4];
+        for seed in 0..4000 {
+            counts[pick_seeded(policy, &DEMAND, &candidates, seed).unwrap()] += 1;
+        }
+        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{policy}: {counts:?}");
+    }
+}
+
+#[test]
+fn round_robin_takes_turns() {
+    let mut candidates = [1, 2, 3].map(|identity| silent(identity, 0));
+    let mut turns = Vec::new();
+    for turn in 1..=9 {
+        let picked = pick_seeded(Policy::RoundRobin, &DEMAND, &candidates, turn).unwrap();
+        candidates[picked].last_pick = turn;
+        turns.push(picked);
+    }
+    assert_eq!(turns[..3], turns[3..6]);
+    assert_eq!(turns[..3], turns[6..]);
+    turns.truncate(3);
+    turns.sort_unstable();
+    assert_eq!(turns, [0, 1, 2]);
+}
+
+#[test]
+fn power_of_two_never_takes_the_busiest_of_three() {
+    let candidates = [silent(1, 9), silent(2, 1), silent(3, 2)];
+    for seed in 0..200 {
+        assert_ne!(pick_seeded(Policy::PowerOfTwo, &DEMAND, &candidates, seed), Ok(0));
+    }
+}
+
+#[test]
+fn a_replica_on_probation_gets_less() {
+    let mut candidates = [silent(1, 2), silent(2, 3)];
+    candidates[0].weight = 0.5;
+    for policy in [KV, Policy::LeastRequests] {
+        assert_eq!(pick(policy, &DEMAND, &candidates), Ok(1));
+    }
+}
+
+#[test]
+fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
+    let policy: Policy = "session".parse().unwrap();
+    let candidates = [1, 2, 3, 4].map(|identity| silent(identity, identity as u32));
+    let of = |session: u64, candidates: &[Candidate]| {
+        let demand = Demand { session: Some(session), ..DEMAND };
+        let picked = pick_seeded(policy, &demand, candidates, session).unwrap();
+        candidates[picked].identity
+    };
+    let before: Vec<u64> = (0..400).map(|session| of(session, &candidates)).collect();
+    for identity in 1..=4 {
+        let count = before.iter().filter(|&&it| it == identity).count();
+        assert!((70..130).contains(&count), "{count} of 400 for one in four");
+    }
+    for (session, &identity) in (0..).zip(&before) {
+        let after = of(session, &candidates[1..]);
+        assert!(identity == 1 || after == identity);
+    }
+}
+
+/// Whatever the figures are, the pick is one of those that can take the request, and it is a function of what
+/// goes in.
+#[test]
+fn at_random_picks_are_possible_and_repeatable() {
+    use rand::Rng as _;
+    for seed in 0..3000 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let extremes = [0, 1, 7, 500, 100_000, u32::MAX];
+        let mut any = || extremes[(rng.next_u64() % extremes.len() as u64) as usize];
+        let candidates: Vec<Candidate> = (0..any() % 6)
+            .map(|identity| {
+                let speeds = [0.0, 1.0, 1e9, f32::MAX];
+                let reported = Reported {
+                    blocks_total: any(),
+                    blocks_active: any(),
+                    blocks_evictable: any(),
+                    block_tokens: any(),
+                    running: any(),
+                    waiting: any(),
+                    uncomputed_tokens: u64::from(any()) * 4,
+                    sequences_max: any(),
+                    requests_max: any(),
+                    prefill_tokens_per_second: speeds[any() as usize % 4],
+                    decode_tokens_per_second: speeds[any() as usize % 4],
+                };
+                let mut candidate = reporting(u64::from(identity), reported);
+                candidate.cached_tokens = any();
+                candidate.weight = if any() == 0 { 0.0 } else { 1.0 };
+                if any() == 1 {
+                    candidate.view.reported = None;
+                }
+                candidate.view.booked = Booked {
+                    in_flight: any(),
+                    blocks_unreported: u64::from(any()) * 4,
+                    sequences_unreported: u64::from(any()) * 4,
+                    uncached_unreported: u64::from(any()) * 4,
+                    ..Booked::default()
+                };
+                candidate
+            })
+            .collect();
+        let demand = Demand {
+            prompt_tokens: any(),
+            output_tokens: any(),
+            output_tokens_max: Some(any()),
+            sequences: any(),
+            session: Some(u64::from(any())),
+        };
+        let able = |index: usize| candidates[index].capacity(&demand) != Capacity::Never;
+        for name in ALL {
+            let policy: Policy = name.parse().unwrap();
+            let picked = pick_seeded(policy, &demand, &candidates, seed);
+            assert_eq!(picked, pick_seeded(policy, &demand, &candidates, seed));
+            match picked {
+                Ok(index) => assert!(able(index), "{name}, seed {seed}"),
+                Err(_) => assert!(!(0..candidates.len()).any(able), "{name}, seed {seed}"),
+            }
+        }
+    }
+}

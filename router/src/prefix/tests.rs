@@ -1,0 +1,118 @@
+use std::collections::HashSet;
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::*;
+
+#[test]
+fn equal_hashes_mean_equal_beginnings() {
+    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
+    let (a, b) = (chain("aaaabbbbccccd"), chain("aaaaBBBBcccc"));
+    assert_eq!((a.blocks(), b.blocks()), (3, 3), "what is left over is no block");
+    assert_eq!(a.hashes[0], b.hashes[0]);
+    assert_ne!(a.hashes[1], b.hashes[1]);
+    assert_ne!(a.hashes[2], b.hashes[2], "the same block after another beginning is another");
+    assert_ne!(a.hashes[0], Chain::of_text(b"aaaa", 4, 8).hashes[0], "another seed");
+    assert_eq!(chain("abc").blocks(), 0);
+}
+
+#[test]
+fn tokens_and_text_of_the_same_bytes_are_different_prompts() {
+    let tokens = Chain::of_tokens(&[u32::from_le_bytes(*b"aaaa"), 9], 1, 7);
+    assert_eq!(tokens.blocks(), 2);
+    assert_ne!(tokens.hashes[0], Chain::of_text(b"aaaa", 4, 7).hashes[0]);
+    assert_eq!(tokens.tokens_of(2, 4.0), 2);
+    assert_eq!(Chain::of_text(&[b'x'; 64], 16, 7).tokens_of(3, 4.0), 12);
+}
+
+#[test]
+fn a_prompt_is_looked_at_as_far_as_is_worth_it() {
+    let text = vec![b'x'; 4 * (CHAIN_BLOCKS_MAX + 5)];
+    assert_eq!(Chain::of_text(&text, 4, 7).blocks(), CHAIN_BLOCKS_MAX);
+    assert_eq!(Chain::of_tokens(&vec![1; CHAIN_BLOCKS_MAX + 5], 1, 7).blocks(), CHAIN_BLOCKS_MAX);
+}
+
+#[test]
+fn the_length_of_a_block_of_text_stays_while_the_ratio_moves_a_little() {
+    let mut bytes = BlockBytes::new(16, 4.0);
+    assert_eq!(bytes.get(), 64);
+    for ratio in [3.0, 5.0, 6.5, 2.5] {
+        bytes.follow(16, ratio);
+        assert_eq!(bytes.get(), 64, "at {ratio}");
+    }
+    bytes.follow(16, 1.2);
+    assert_eq!(bytes.get(), 16);
+    bytes.follow(32, 4.0);
+    assert_eq!(bytes.get(), 128);
+}
+
+#[test]
+fn what_was_sent_is_found_as_far_as_it_is_the_same() {
+    let mut index = PrefixIndex::default();
+    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 0);
+    index.record(&chain("aaaabbbbcccc"), 2);
+    assert_eq!(index.blocks(), 5);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbbcccc")), 3);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbbdddd")), 2);
+    assert_eq!(index.cached_blocks(&chain("bbbb")), 0);
+    index.reset();
+    assert_eq!((index.blocks(), index.cached_blocks(&chain("aaaa"))), (0, 0));
+}
+
+#[test]
+fn the_oldest_is_forgotten_first_and_ends_before_beginnings() {
+    let mut index = PrefixIndex::default();
+    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
+    index.record(&chain("aaaabbbbcccc"), 0);
+    index.record(&chain("xxxxyyyy"), 0);
+    index.trim(4);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbbcccc")), 2);
+    assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 2);
+    // Used again, so the other one goes.
+    index.record(&chain("aaaabbbb"), 0);
+    index.trim(3);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);
+    assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 1);
+    index.trim(0);
+    assert_eq!(index.blocks(), 0);
+}
+
+/// Against a list that is searched from end to end.
+#[test]
+fn at_random_the_index_is_a_list_in_the_order_of_use() {
+    for seed in 0..50 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut below = |count: u64| rng.next_u64() % count;
+        let mut index = PrefixIndex::default();
+        // The last used first; `None` is a block of output.
+        let mut list: Vec<Option<u64>> = Vec::new();
+        let mut capacity = INDEX_BLOCKS_MAX;
+        for _ in 0..300 {
+            let tokens: Vec<u32> = (0..below(12)).map(|_| below(2) as u32).collect();
+            let chain = Chain::of_tokens(&tokens, 1, 1);
+            match below(8) {
+                0 => {
+                    capacity = below(60) as usize;
+                    index.trim(capacity);
+                }
+                1..6 => {
+                    let output = below(4) as usize;
+                    index.record(&chain, output);
+                    list.splice(0..0, std::iter::repeat_n(None, output.min(capacity)));
+                    list.retain(|hash| hash.is_none_or(|hash| !chain.hashes.contains(&hash)));
+                    list.splice(0..0, chain.hashes.iter().copied().map(Some));
+                }
+                _ => {
+                    let known: HashSet<u64> = list.iter().copied().flatten().collect();
+                    let expected = chain.hashes.iter().take_while(|hash| known.contains(hash)).count();
+                    assert_eq!(index.cached_blocks(&chain), expected, "seed {seed}");
+                }
+            }
+            list.truncate(capacity);
+            assert_eq!(index.blocks(), list.len(), "seed {seed}");
+            assert!(index.nodes.len() <= 1 + index.blocks() + index.unused.len());
+        }
+    }
+}

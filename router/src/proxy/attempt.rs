@@ -1,0 +1,187 @@
+//! One attempt at one replica, up to the first byte that is the client's.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Body as _, Frame, Incoming};
+
+use super::failure::Failure;
+use super::relay::Streamed;
+use super::upstream::Link;
+use super::usage::{Usage, usage};
+use super::{Body, Outgoing, Worker, headers};
+use crate::dispatch::Placed;
+
+/// How often somebody who waits for an answer looks whether the replica still reports.
+const TICK: Duration = Duration::from_millis(500);
+/// An answer of no more bytes is gathered before any of it is passed on, so that it may still come from
+/// another replica if this one dies within it. Streams are not.
+const WHOLE_BYTES_MAX: u64 = 1 << 20;
+
+/// An answer that has begun.
+pub(super) enum Answer {
+    /// All of it.
+    Whole { response: Response<Body>, usage: Option<Usage> },
+    /// Its beginning.
+    Stream(Box<Streamed>),
+}
+
+/// Sends a request to a replica.
+///
+/// # Errors
+/// It gave no answer to pass on; nothing was.
+pub(super) async fn attempt(
+    worker: &Worker,
+    placed: &Placed,
+    outgoing: &Outgoing,
+) -> Result<Answer, Failure> {
+    let watch = Watch::new(worker, placed, outgoing);
+    let (mut link, response) = watch.wait(exchange(worker, placed, outgoing)).await??;
+    placed.first_token();
+    let (mut parts, mut body) = response.into_parts();
+    headers::for_client(&mut parts.headers, &placed.replica.name);
+    let is_stream = is_event_stream(&parts.headers);
+    let status = parts.status;
+    if !is_stream && body.size_hint().exact().is_some_and(|size| size <= WHOLE_BYTES_MAX) {
+        let bytes = watch.wait(whole(&mut link, &mut body)).await?.map_err(|_| Failure::Broken)?;
+        give_back(worker, placed, link).await;
+        let usage = if status.is_success() { usage(&bytes) } else { None };
+        let response = Response::from_parts(parts, Body::whole(bytes));
+        return match status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Err(Failure::Busy(response)),
+            status if status.is_server_error() => Err(Failure::Failed(response)),
+            _ => Ok(Answer::Whole { response, usage }),
+        };
+    }
+    // Until its first event a stream may still come from elsewhere.
+    let first = if is_stream {
+        watch.wait(next(&mut link, &mut body)).await?.transpose().map_err(|_| Failure::Broken)?
+    } else {
+        None
+    };
+    Ok(Answer::Stream(Box::new(Streamed { parts, link, body, first, is_events: is_stream })))
+}
+
+fn is_event_stream(headers: &http::HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|value| value.starts_with(b"text/event-stream"))
+}
+
+/// Sends the request over an idle connection, or a new one if there is none or it proves to be closed.
+async fn exchange(
+    worker: &Worker,
+    placed: &Placed,
+    outgoing: &Outgoing,
+) -> Result<(Link, Response<Incoming>), Failure> {
+    let address = placed.replica.found.http;
+    let dispatch = HeaderValue::from_maybe_shared(Bytes::from(placed.header()))
+        .expect("invariant: digits and a slash are a header");
+    if let Some(mut link) = worker.pool.take(address).await
+        && let Ok(response) = link.send(request(placed, outgoing, &dispatch)).await
+    {
+        return Ok((link, response));
+    }
+    let timeout = worker.app.settings().connect_timeout;
+    let mut link = Link::connect(address, timeout).await.map_err(|error| {
+        tracing::debug!(replica = placed.replica.found.name, %error, "failed to connect");
+        Failure::Connect
+    })?;
+    let response = link.send(request(placed, outgoing, &dispatch)).await.map_err(|error| {
+        tracing::debug!(replica = placed.replica.found.name, %error, "failed to get an answer");
+        Failure::Broken
+    })?;
+    Ok((link, response))
+}
+
+fn request(placed: &Placed, outgoing: &Outgoing, dispatch: &HeaderValue) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(outgoing.body.clone()));
+    *request.method_mut() = outgoing.method.clone();
+    *request.uri_mut() = http::Uri::from(outgoing.path.clone());
+    *request.headers_mut() = outgoing.headers.clone();
+    request.headers_mut().insert(header::HOST, placed.replica.authority.clone());
+    request.headers_mut().insert(headers::DISPATCH, dispatch.clone());
+    request
+}
+
+/// All of a body.
+async fn whole(link: &mut Link, body: &mut Incoming) -> hyper::Result<Bytes> {
+    let mut all = Vec::new();
+    let mut first: Option<Bytes> = None;
+    while let Some(bytes) = next(link, body).await.transpose()? {
+        // Nearly always there is one piece, which is not copied.
+        match first.take() {
+            None if all.is_empty() => first = Some(bytes),
+            None => all.extend_from_slice(&bytes),
+            Some(before) => {
+                all.extend_from_slice(&before);
+                all.extend_from_slice(&bytes);
+            }
+        }
+    }
+    Ok(first.unwrap_or_else(|| all.into()))
+}
+
+/// The next piece of a body.
+async fn next(link: &mut Link, body: &mut Incoming) -> Option<hyper::Result<Bytes>> {
+    loop {
+        if body.is_end_stream() {
+            return None;
+        }
+        match std::future::poll_fn(|context| link.poll_body(body, context)).await? {
+            Ok(frame) => match Frame::into_data(frame) {
+                Ok(bytes) if !bytes.is_empty() => return Some(Ok(bytes)),
+                // Nothing, or trailers.
+                _ => {}
+            },
+            Err(error) => return Some(Err(error)),
+        }
+    }
+}
+
+async fn give_back(worker: &Worker, placed: &Placed, link: Link) {
+    let mut link = Some(link);
+    std::future::poll_fn(|context| {
+        if let Some(link) = link.take() {
+            worker.pool.give(placed.replica.found.http, link, context);
+        }
+        std::task::Poll::Ready(())
+    })
+    .await;
+}
+
+/// The time that a replica has for the first byte, and whether it still lives.
+struct Watch<'a> {
+    worker: &'a Worker,
+    placed: &'a Placed,
+    deadline: Instant,
+}
+
+impl<'a> Watch<'a> {
+    fn new(worker: &'a Worker, placed: &'a Placed, outgoing: &Outgoing) -> Self {
+        let settings = worker.app.settings();
+        let time = if outgoing.stream { settings.first_token_timeout } else { settings.answer_timeout };
+        Self { worker, placed, deadline: Instant::now() + time }
+    }
+
+    async fn wait<T>(&self, future: impl Future<Output = T>) -> Result<T, Failure> {
+        let mut future = std::pin::pin!(future);
+        loop {
+            match tokio::time::timeout(TICK, future.as_mut()).await {
+                Ok(output) => return Ok(output),
+                Err(_) if Instant::now() >= self.deadline => return Err(Failure::TimedOut),
+                Err(_) if self.hangs() => return Err(Failure::Hangs),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Whether the replica has stopped to report, and another has not.
+    fn hangs(&self) -> bool {
+        let limit = self.worker.app.settings().hang_timeout;
+        let now = Instant::now();
+        self.placed.replica.hangs(now, limit)
+            && self.placed.fleet.replicas().iter().any(|replica| !replica.hangs(now, limit))
+    }
+}

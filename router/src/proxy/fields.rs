@@ -1,0 +1,282 @@
+//! What routing needs of a request's body, found without building the body's tree: one pass over the bytes of
+//! the top level, nested values and strings are stepped over. It decides nothing and copies nothing (but a
+//! model's name with escapes in it). Whether the body makes sense is for the replica to say: here it only has
+//! to be an object whose members can be told apart.
+
+use std::borrow::Cow;
+
+use memchr::memchr2;
+
+/// The parts of a body that routing reads.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fields<'a> {
+    /// `model`, if it is a string.
+    pub model: Option<Cow<'a, str>>,
+    /// What the prompt is made of, as it stands in the body: the value of `messages`, `prompt` or `input`
+    /// without the bracket or quote that ends it, so that a longer conversation begins with a shorter one.
+    pub prompt: &'a [u8],
+    /// The value of `tools`, which templates put before the messages.
+    pub tools: &'a [u8],
+    /// `max_completion_tokens`, `max_tokens` or `max_output_tokens`.
+    pub answer_tokens_max: Option<u32>,
+    /// `n`, 1 if it is not there.
+    pub choices: Option<u32>,
+    /// `stream` is true.
+    pub stream: bool,
+    /// `user`, as it stands in the body.
+    pub user: Option<&'a [u8]>,
+}
+
+/// Characters of a model's name that are repeated to a client that gave it.
+pub const MODEL_SHOWN_MAX: usize = 256;
+
+/// The body is no JSON object, or its end is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the body is no JSON object (from byte {0})")]
+pub struct Malformed(pub usize);
+
+/// Reads the fields of `body`. Of members that are there twice the last counts.
+///
+/// # Errors
+/// The top level is not made as an object is.
+pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
+    let mut scan = Scan { body, at: 0 };
+    let mut fields = Fields::default();
+    scan.blank();
+    scan.take(b'{')?;
+    scan.blank();
+    if scan.peek() == Some(b'}') {
+        scan.at += 1;
+    } else {
+        loop {
+            scan.blank();
+            let name = scan.string()?;
+            scan.blank();
+            scan.take(b':')?;
+            scan.blank();
+            let value = scan.value()?;
+            fields.member(name, value);
+            scan.blank();
+            match scan.next()? {
+                b',' => {}
+                b'}' => break,
+                _ => return Err(Malformed(scan.at - 1)),
+            }
+        }
+    }
+    scan.blank();
+    if scan.at == body.len() { Ok(fields) } else { Err(Malformed(scan.at)) }
+}
+
+impl<'a> Fields<'a> {
+    fn member(&mut self, name: &'a [u8], value: &'a [u8]) {
+        match name {
+            b"model" => self.model = text(value),
+            b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
+            b"tools" => self.tools = value,
+            b"max_completion_tokens" | b"max_output_tokens" => {
+                self.answer_tokens_max = number(value).or(self.answer_tokens_max);
+            }
+            // The newer name counts where both are given.
+            b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
+            b"n" => self.choices = number(value),
+            b"stream" => self.stream = value == b"true",
+            b"user" => self.user = (value.len() > 2 && value[0] == b'"').then(|| &value[1..value.len() - 1]),
+            _ => {}
+        }
+    }
+}
+
+/// The text of a JSON string, if `value` is one.
+fn text(value: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    if memchr::memchr(b'\\', inner).is_some() {
+        return serde_json::from_slice(value).ok().map(Cow::Owned);
+    }
+    std::str::from_utf8(inner).ok().map(Cow::Borrowed)
+}
+
+fn number(value: &[u8]) -> Option<u32> {
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+/// A place in the body.
+struct Scan<'a> {
+    body: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Scan<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.body.get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Result<u8, Malformed> {
+        let byte = self.peek().ok_or(Malformed(self.at))?;
+        self.at += 1;
+        Ok(byte)
+    }
+
+    fn take(&mut self, wanted: u8) -> Result<(), Malformed> {
+        if self.peek() != Some(wanted) {
+            return Err(Malformed(self.at));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn blank(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\n' | b'\r' | b'\t')) {
+            self.at += 1;
+        }
+    }
+
+    /// A string's inside, as it stands.
+    fn string(&mut self) -> Result<&'a [u8], Malformed> {
+        self.take(b'"')?;
+        let start = self.at;
+        loop {
+            let rest = &self.body[self.at..];
+            let found = memchr2(b'"', b'\\', rest).ok_or(Malformed(self.body.len()))?;
+            self.at += found;
+            if self.body[self.at] == b'"' {
+                self.at += 1;
+                return Ok(&self.body[start..self.at - 1]);
+            }
+            // Whatever is escaped is stepped over with its backslash.
+            self.at += 2;
+            if self.at > self.body.len() {
+                return Err(Malformed(self.body.len()));
+            }
+        }
+    }
+
+    /// Any value, as it stands; never empty.
+    fn value(&mut self) -> Result<&'a [u8], Malformed> {
+        let start = self.at;
+        match self.peek() {
+            Some(b'"') => {
+                self.string()?;
+            }
+            Some(b'{' | b'[') => self.nested()?,
+            _ => {
+                while let Some(byte) = self.peek() {
+                    if matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t') {
+                        break;
+                    }
+                    self.at += 1;
+                }
+            }
+        }
+        if self.at == start { Err(Malformed(start)) } else { Ok(&self.body[start..self.at]) }
+    }
+
+    /// Over an object or an array, to behind the bracket that closes it.
+    fn nested(&mut self) -> Result<(), Malformed> {
+        let mut depth = 0_usize;
+        loop {
+            match self.peek() {
+                Some(b'"') => {
+                    self.string()?;
+                    continue;
+                }
+                Some(b'{' | b'[') => depth += 1,
+                Some(b'}' | b']') => depth -= 1,
+                Some(_) => {}
+                None => return Err(Malformed(self.at)),
+            }
+            self.at += 1;
+            if depth == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
+
+    use super::*;
+
+    #[test]
+    fn reads_what_routing_needs_of_a_chat_and_nothing_within_its_messages() {
+        let body = br#" {"messages":[{"role":"user","content":"\"model\":\"x\" }]"}], "model" : "a\/b",
+            "max_tokens":7,"max_completion_tokens":9,"n":2,"stream":true,"user":"u1","tools":[{}]} "#;
+        let fields = read(body).unwrap();
+        assert_eq!(fields.model.as_deref(), Some("a/b"));
+        assert_eq!(fields.prompt, br#"[{"role":"user","content":"\"model\":\"x\" }]"}"#);
+        assert_eq!((fields.answer_tokens_max, fields.choices, fields.stream), (Some(9), Some(2), true));
+        assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
+    }
+
+    #[test]
+    fn a_longer_conversation_begins_with_the_shorter_one() {
+        let short = read(br#"{"messages":[{"role":"user","content":"a"}]}"#).unwrap();
+        let long = read(br#"{"messages":[{"role":"user","content":"a"},{"role":"x"}],"n":1}"#).unwrap();
+        assert!(long.prompt.starts_with(short.prompt));
+        let text = read(br#"{"prompt":"once upon"}"#).unwrap();
+        assert_eq!(text.prompt, b"\"once upon");
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_and_what_is_odd_is_left_to_the_replica() {
+        for wrong in
+            ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"]
+        {
+            // An array closed by a brace is not looked into.
+            assert!(read(wrong.as_bytes()).is_err() || wrong == "{\"a\":[}", "{wrong}");
+        }
+        assert_eq!(read(b"{}").unwrap(), Fields::default());
+        let odd = read(br#"{"model":7,"n":-1,"max_tokens":"x","stream":"true"}"#).unwrap();
+        assert_eq!(odd, Fields::default());
+    }
+
+    /// Any JSON object is read as `serde_json` reads it, and no bytes make it panic.
+    #[test]
+    fn agrees_with_a_real_parser_and_never_panics() {
+        let seed = 9;
+        println!("seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let names = ["model", "messages", "prompt", "n", "stream", "user", "x\\\"y", "tools", "max_tokens"];
+        let values = [
+            "\"m\"",
+            "\"a\\\\\"",
+            "[1,{\"a\":\"}\"}]",
+            "{\"b\":[\"]\"]}",
+            "3",
+            "true",
+            "null",
+            "-1.5e3",
+            "\"\"",
+        ];
+        for _ in 0..20_000 {
+            let members: Vec<String> = (0..rng.random_range(0..5))
+                .map(|_| {
+                    let name = names[rng.random_range(0..names.len())];
+                    format!(
+                        "{}\"{name}\" :{}",
+                        [" ", "\n", ""][rng.random_range(0..3)],
+                        values[rng.random_range(0..values.len())]
+                    )
+                })
+                .collect();
+            let mut body = format!("{{{}}}", members.join(",")).into_bytes();
+            if rng.random_bool(0.5) && !body.is_empty() {
+                let at = rng.random_range(0..body.len());
+                match rng.random_range(0..3) {
+                    0 => body.truncate(at),
+                    1 => body[at] = rng.random(),
+                    _ => body.insert(at, b"\"\\{}[],:"[rng.random_range(0..8)]),
+                }
+            }
+            let ours = read(&body);
+            if let Ok(serde_json::Value::Object(real)) = serde_json::from_slice(&body) {
+                let ours = ours.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&body)));
+                assert_eq!(ours.model.as_deref(), real.get("model").and_then(|model| model.as_str()));
+                assert_eq!(ours.stream, real.get("stream") == Some(&serde_json::Value::Bool(true)));
+            }
+        }
+    }
+}

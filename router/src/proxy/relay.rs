@@ -1,0 +1,200 @@
+//! An answer that is being passed on: as it comes, piece by piece, and with a proper end whatever happens to
+//! the replica.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Response;
+use http::response::Parts;
+use hyper::body::Incoming;
+use tokio::time::Sleep;
+
+use super::record::Record;
+use super::sse::Events;
+use super::upstream::Link;
+use super::usage::{Usage, usage};
+use super::{Body, Outgoing, Worker};
+use crate::dispatch::{Outcome, Placed};
+
+/// How often a silent stream looks whether its replica still lives.
+const TICK: Duration = Duration::from_secs(2);
+
+/// An answer that has begun.
+pub(super) struct Streamed {
+    pub(super) parts: Parts,
+    pub(super) link: Link,
+    pub(super) body: Incoming,
+    /// What came of it already.
+    pub(super) first: Option<Bytes>,
+    /// It consists of events, not of bytes in general.
+    pub(super) is_events: bool,
+}
+
+impl Streamed {
+    /// The answer for the client, who from now on drives it.
+    pub(super) fn into_response(
+        self,
+        worker: &Arc<Worker>,
+        placed: Placed,
+        outgoing: &Outgoing,
+        record: &mut Record,
+    ) -> Response<Body> {
+        let Self { parts, link, body, first, is_events } = self;
+        record.first_byte();
+        let relay = Relay {
+            worker: Arc::clone(worker),
+            prompt_bytes: outgoing.prompt_bytes,
+            choices: outgoing.choices,
+            upstream: Some((link, body)),
+            placed: Some(placed),
+            record: record.take(),
+            first,
+            events: is_events.then(|| Events::new(outgoing.endpoint)),
+            usage: None,
+            silence: None,
+            failure: None,
+        };
+        Response::from_parts(parts, Body::relay(relay))
+    }
+}
+
+/// An answer on its way. Dropping it closes the connection to the replica.
+pub(super) struct Relay {
+    worker: Arc<Worker>,
+    prompt_bytes: usize,
+    choices: u32,
+    /// `None` once it has ended.
+    upstream: Option<(Link, Incoming)>,
+    placed: Option<Placed>,
+    record: Record,
+    first: Option<Bytes>,
+    events: Option<Events>,
+    usage: Option<Usage>,
+    /// Since when nothing has come although somebody wants it.
+    silence: Option<Silence>,
+    /// What it ends with, once all that went before is on its way.
+    failure: Option<io::Error>,
+}
+
+struct Silence {
+    /// `None` from the moment something comes until more is wanted, which a slow client may not do for long.
+    since: Option<Instant>,
+    /// Looks again.
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Relay {
+    /// The next bytes for the client.
+    pub(super) fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if let Some(first) = self.first.take() {
+            let bytes = self.pass(first);
+            if !bytes.is_empty() {
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+        }
+        loop {
+            let Some((link, body)) = &mut self.upstream else {
+                return Poll::Ready(self.failure.take().map(Err));
+            };
+            match link.poll_body(body, context) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Some(silence) = &mut self.silence {
+                        silence.since = None;
+                    }
+                    let Ok(bytes) = frame.into_data() else { continue };
+                    let bytes = self.pass(bytes);
+                    if !bytes.is_empty() {
+                        return Poll::Ready(Some(Ok(bytes)));
+                    }
+                }
+                Poll::Ready(None) => {
+                    let rest = self.end(context);
+                    return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::debug!(replica = self.replica(), %error, "an answer broke off");
+                    return self.break_off("the replica died while it was answering", context);
+                }
+                Poll::Pending => {
+                    if !self.is_silent_too_long(context) {
+                        return Poll::Pending;
+                    }
+                    return self.break_off("the replica stopped answering", context);
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, bytes: Bytes) -> Bytes {
+        let Some(events) = &mut self.events else { return bytes };
+        let bytes = events.pass(bytes);
+        if let Some(usage) = usage(&bytes) {
+            self.usage = Some(usage);
+        }
+        bytes
+    }
+
+    fn replica(&self) -> &str {
+        self.placed.as_ref().map_or("", |placed| &placed.replica.found.name)
+    }
+
+    /// The answer is complete.
+    fn end(&mut self, context: &mut Context<'_>) -> Bytes {
+        if let (Some((link, _)), Some(placed)) = (self.upstream.take(), &mut self.placed) {
+            self.worker.pool.give(placed.replica.found.http, link, context);
+            placed.end(Outcome::Answered);
+            let counted = self.events.as_ref().map(|events| events.count);
+            // An event is a token, nearly; those that begin and end an answer are not.
+            let completion = counted.map(|count| u32::try_from(count).unwrap_or(u32::MAX).saturating_sub(3));
+            let prompt = self.usage.map(|usage| (self.prompt_bytes, usage.prompt));
+            let completion = self.usage.map(|usage| usage.completion).or(completion);
+            placed.fleet.learn(prompt, completion.map(|tokens| tokens / self.choices.max(1)));
+            self.record.ended(self.usage, completion);
+        }
+        self.placed = None;
+        self.events.as_mut().map(Events::rest).unwrap_or_default()
+    }
+
+    /// The replica is gone. A stream of events ends with one that says so, anything else just breaks off.
+    fn break_off(&mut self, message: &str, context: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        self.upstream = None;
+        if let Some(mut placed) = self.placed.take() {
+            placed.end(Outcome::Failed);
+        }
+        self.record.broken();
+        if let Some(events) = &self.events {
+            return Poll::Ready(Some(Ok(events.broken(message))));
+        }
+        // With an error the connection is dropped, and with it what is not written yet: that goes first.
+        self.failure = Some(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned()));
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Nothing is there at the moment: whether that has been so for too long. Arranges to be asked again.
+    fn is_silent_too_long(&mut self, context: &mut Context<'_>) -> bool {
+        let now = Instant::now();
+        let silence = self
+            .silence
+            .get_or_insert_with(|| Silence { since: None, timer: Box::pin(tokio::time::sleep(TICK)) });
+        let since = *silence.since.get_or_insert(now);
+        while silence.timer.as_mut().poll(context).is_ready() {
+            let settings = self.worker.app.settings();
+            let quiet = now.saturating_duration_since(since);
+            let limit = match &self.placed {
+                Some(placed) if placed.replica.hangs(now, settings.hang_timeout) => settings.hang_timeout,
+                _ => settings.idle_timeout,
+            };
+            if quiet >= limit.min(settings.idle_timeout) {
+                return true;
+            }
+            let next = TICK.min(limit.saturating_sub(quiet)).max(Duration::from_millis(1));
+            silence.timer.as_mut().reset(tokio::time::Instant::now() + next);
+        }
+        false
+    }
+}

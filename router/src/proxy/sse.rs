@@ -1,0 +1,171 @@
+//! Server-sent events on their way through: where one ends, and the one that the router adds when a replica
+//! dies in the middle.
+//!
+//! An event that is not complete is held back, so that what a client has got at any time are whole events and
+//! the last one can be an error. Events are not looked into and not changed.
+
+use std::sync::LazyLock;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem::{self, Finder};
+use serde::Serialize;
+
+use super::Endpoint;
+use crate::error::ErrorObject;
+
+/// Bytes of an event that is held back until it is complete; a larger one is passed on in parts.
+const EVENT_BYTES_MAX: usize = 256 * 1024;
+
+/// What nearly every event has.
+static DATA: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"data:"));
+
+/// The events of a stream.
+#[derive(Debug)]
+pub(super) struct Events {
+    endpoint: Endpoint,
+    /// The beginning of an event.
+    held: BytesMut,
+    /// How many have passed.
+    pub(super) count: u64,
+    /// The last `sequence_number` that has passed.
+    sequence_number: Option<u64>,
+}
+
+impl Events {
+    pub(super) fn new(endpoint: Endpoint) -> Self {
+        Self { endpoint, held: BytesMut::new(), count: 0, sequence_number: None }
+    }
+
+    /// What of `bytes`, and of what was held back before, may be passed on now; empty if nothing.
+    pub(super) fn pass(&mut self, bytes: Bytes) -> Bytes {
+        // Nearly always a piece is one whole event.
+        let passed = if self.held.is_empty() && ends_event(&bytes) {
+            bytes
+        } else {
+            self.held.extend_from_slice(&bytes);
+            match last_end(&self.held) {
+                Some(end) => self.held.split_to(end).freeze(),
+                None if self.held.len() > EVENT_BYTES_MAX => self.held.split().freeze(),
+                None => return Bytes::new(),
+            }
+        };
+        self.count += DATA.find_iter(&passed).count() as u64;
+        if self.endpoint == Endpoint::Responses {
+            self.note_sequence_number(&passed);
+        }
+        passed
+    }
+
+    /// What was held back when the stream came to its proper end.
+    pub(super) fn rest(&mut self) -> Bytes {
+        self.held.split().freeze()
+    }
+
+    /// The events that end a stream whose replica died.
+    pub(super) fn broken(&self, message: &str) -> Bytes {
+        const CODE: &str = "replica_failed";
+        let error = ErrorObject { message, r#type: "server_error", param: None, code: Some(CODE) };
+        let mut event = Vec::new();
+        let written = if self.endpoint == Endpoint::Responses {
+            event.extend_from_slice(b"event: error\ndata: ");
+            let sequence_number = self.sequence_number.map_or(0, |number| number + 1);
+            let body =
+                ResponsesError { r#type: "error", code: CODE, message, param: None, sequence_number, error };
+            serde_json::to_writer(&mut event, &body)
+        } else {
+            event.extend_from_slice(b"data: ");
+            serde_json::to_writer(&mut event, &ChatError { error })
+        };
+        written.expect("invariant: an error is JSON");
+        event.extend_from_slice(b"\n\n");
+        if self.endpoint != Endpoint::Responses {
+            event.extend_from_slice(b"data: [DONE]\n\n");
+        }
+        event.into()
+    }
+
+    fn note_sequence_number(&mut self, events: &[u8]) {
+        const KEY: &[u8] = b"\"sequence_number\":";
+        if let Some(at) = memmem::rfind(events, KEY) {
+            self.sequence_number = super::usage::number(&events[at + KEY.len()..]);
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ChatError<'a> {
+    error: ErrorObject<'a>,
+}
+
+/// OpenAI's error event, with the error object besides, by which its clients raise an exception.
+#[derive(Serialize)]
+struct ResponsesError<'a> {
+    r#type: &'a str,
+    code: &'a str,
+    message: &'a str,
+    param: Option<&'a str>,
+    sequence_number: u64,
+    error: ErrorObject<'a>,
+}
+
+fn ends_event(bytes: &[u8]) -> bool {
+    bytes.ends_with(b"\n\n") || bytes.ends_with(b"\r\n\r\n")
+}
+
+/// Behind the last event that is complete.
+fn last_end(bytes: &[u8]) -> Option<usize> {
+    let unix = memmem::rfind(bytes, b"\n\n").map(|at| at + 2);
+    let dos = memmem::rfind(bytes, b"\r\n\r\n").map(|at| at + 4);
+    unix.max(dos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_the_pieces_all_bytes_pass_and_only_whole_events_at_a_time() {
+        let text = b"data: {\"a\":1}\n\n: comment\n\nevent: x\ndata: {\"b\":\"\\n\"}\r\n\r\ndata: [DONE]\n\n";
+        for first in 0..text.len() {
+            for second in first..text.len() {
+                let mut events = Events::new(Endpoint::Chat);
+                let mut passed = Vec::new();
+                for piece in [&text[..first], &text[first..second], &text[second..]] {
+                    passed.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
+                    assert!(passed.is_empty() || ends_event(&passed));
+                }
+                assert_eq!(passed, text);
+                assert_eq!(events.count, 3);
+                assert!(events.rest().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_without_end_does_not_grow_without_bound() {
+        let mut events = Events::new(Endpoint::Chat);
+        let mut passed = 0;
+        for _ in 0..100 {
+            passed += events.pass(Bytes::from(vec![b'x'; EVENT_BYTES_MAX / 10])).len();
+            assert!(events.held.len() <= EVENT_BYTES_MAX);
+        }
+        assert_eq!(passed + events.rest().len(), 100 * (EVENT_BYTES_MAX / 10));
+    }
+
+    #[test]
+    fn a_broken_stream_ends_as_each_api_has_it() {
+        let chat = Events::new(Endpoint::Chat).broken("it \"died\"");
+        let chat = std::str::from_utf8(&chat).unwrap();
+        assert!(
+            chat.starts_with(r#"data: {"error":{"message":"it \"died\"","type":"server_error""#),
+            "{chat}"
+        );
+        assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
+        let mut events = Events::new(Endpoint::Responses);
+        events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
+        let responses = events.broken("m");
+        let responses = std::str::from_utf8(&responses).unwrap();
+        assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");
+        assert!(responses.contains("\"sequence_number\":42") && !responses.contains("[DONE]"), "{responses}");
+    }
+}

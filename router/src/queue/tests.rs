@@ -1,0 +1,156 @@
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::*;
+
+const CONFIG: QueueConfig = QueueConfig {
+    requests_max: 4,
+    tokens_max: 1000,
+    wait_max: Duration::from_secs(60),
+    class_step: Duration::from_secs(10),
+};
+
+fn waiter(class: Class) -> Waiter {
+    Waiter { class, tokens: 100, deadline: None }
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+#[test]
+fn who_came_first_is_first() {
+    let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
+    let first = queue.push(waiter(Class::Standard), now).unwrap();
+    let second = queue.push(waiter(Class::Standard), now).unwrap();
+    assert_eq!(queue.head(), Some(first));
+    assert_eq!(queue.take(first, now + seconds(3)), Some(seconds(3)));
+    assert_eq!(queue.take(first, now), None);
+    assert_eq!(queue.age(now + seconds(4)), Some(seconds(4)));
+    assert_eq!(queue.head(), Some(second));
+    queue.cancel(second, now);
+    queue.cancel(second, now);
+    assert_eq!((queue.head(), queue.len(), queue.tokens()), (None, 0, 0));
+}
+
+#[test]
+fn a_class_goes_before_those_below_it_but_not_for_ever() {
+    let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
+    let bulk = queue.push(waiter(Class::Bulk), now).unwrap();
+    let standard = queue.push(waiter(Class::Standard), now + seconds(5)).unwrap();
+    let interactive = queue.push(waiter(Class::Interactive), now + seconds(14)).unwrap();
+    for next in [interactive, standard] {
+        assert_eq!(queue.head(), Some(next));
+        queue.take(next, now + seconds(15));
+    }
+    queue.push(waiter(Class::Interactive), now + seconds(21)).unwrap();
+    assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
+}
+
+#[test]
+fn it_is_bounded_by_requests_and_by_tokens() {
+    let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
+    let huge = Waiter { tokens: 5000, ..waiter(Class::Standard) };
+    let ticket = queue.push(huge, now).unwrap();
+    assert!(queue.push(waiter(Class::Standard), now).is_err(), "no room for tokens");
+    queue.take(ticket, now);
+    for _ in 0..4 {
+        queue.push(Waiter { tokens: 1, ..waiter(Class::Standard) }, now).unwrap();
+    }
+    assert!(queue.push(waiter(Class::Standard), now).is_err(), "no room for requests");
+}
+
+#[test]
+fn who_has_waited_too_long_leaves_and_nobody_else() {
+    let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
+    let patient = queue.push(waiter(Class::Standard), now).unwrap();
+    let hurried = Waiter { deadline: Some(now + seconds(2)), ..waiter(Class::Bulk) };
+    let hurried = queue.push(hurried, now).unwrap();
+    assert_eq!(queue.next_deadline(), Some(now + seconds(2)));
+    assert_eq!(queue.expire(now + seconds(1)), None);
+    assert_eq!(queue.expire(now + seconds(2)), Some(hurried));
+    assert_eq!(queue.expire(now + seconds(2)), None);
+    assert_eq!(queue.expire(now + seconds(60)), Some(patient));
+    assert_eq!(queue.next_deadline(), None);
+}
+
+#[test]
+fn who_is_turned_away_is_told_when_there_will_be_room() {
+    let (mut queue, start) = (Queue::new(QueueConfig { requests_max: 10, ..CONFIG }), Instant::now());
+    assert_eq!(queue.retry_after(start), RETRY_AFTER_MIN, "nothing is known");
+    let mut now = start;
+    // One leaves every four seconds; the queue is never empty.
+    for _ in 0..10 {
+        queue.push(waiter(Class::Standard), now).unwrap();
+    }
+    for _ in 0..20 {
+        now += seconds(4);
+        queue.take(queue.head().unwrap(), now).unwrap();
+        queue.push(waiter(Class::Standard), now).unwrap();
+    }
+    let QueueFull { retry_after } = queue.push(waiter(Class::Standard), now).unwrap_err();
+    let told = retry_after.as_secs_f64();
+    assert!((told - 40.0).abs() < 1.0, "{told} s for ten that leave at one in four seconds");
+    // Time in which there is nothing to drain does not make the drain slow.
+    while let Some(ticket) = queue.head() {
+        queue.take(ticket, now);
+    }
+    now += seconds(3600);
+    queue.push(waiter(Class::Standard), now).unwrap();
+    assert!(queue.retry_after(now) < seconds(5));
+}
+
+#[test]
+fn names_of_classes() {
+    for class in [Class::Interactive, Class::Standard, Class::Bulk] {
+        assert_eq!(class.name().parse(), Ok(class));
+    }
+    let unknown = "Bulk".parse::<Class>().unwrap_err().to_string();
+    assert_eq!(unknown, "no class has the name \"Bulk\": interactive, standard or bulk");
+}
+
+/// A stream of urgent requests that takes all the room there is: whatever came before it is served within the
+/// time that its class yields and the backlog of that moment.
+#[test]
+fn at_random_nothing_starves_and_all_counts_are_kept() {
+    for seed in 0..50 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let config = QueueConfig { requests_max: 30, wait_max: seconds(1000), ..CONFIG };
+        let (mut queue, mut now) = (Queue::new(config), Instant::now());
+        let mut waiting: Vec<(Ticket, Waiter, Instant)> = Vec::new();
+        for _ in 0..2000 {
+            now += Duration::from_millis(100);
+            let class = match rng.next_u64() % 10 {
+                0 => Class::Bulk,
+                1 => Class::Standard,
+                _ => Class::Interactive,
+            };
+            let new = Waiter { class, tokens: 1 + (rng.next_u64() % 20) as u32, deadline: None };
+            if let Ok(ticket) = queue.push(new, now) {
+                waiting.push((ticket, new, now));
+            }
+            if rng.next_u64() % 8 == 0 && !waiting.is_empty() {
+                let (ticket, ..) = waiting.swap_remove((rng.next_u64() % waiting.len() as u64) as usize);
+                queue.cancel(ticket, now);
+            }
+            if rng.next_u64() % 10 < 9
+                && let Some(ticket) = queue.head()
+            {
+                let at = waiting.iter().position(|entry| entry.0 == ticket).unwrap();
+                let (_, taken, since) = waiting.swap_remove(at);
+                assert_eq!(queue.take(ticket, now), Some(now - since));
+                for (_, other, other_since) in &waiting {
+                    let is_before = other.class <= taken.class && *other_since < since;
+                    assert!(!is_before, "seed {seed}: an older one of no lower class was passed over");
+                    let yielded = config.class_step * other.class as u32;
+                    assert!(*other_since + yielded >= since, "seed {seed}: it has yielded for too long");
+                }
+            }
+            assert_eq!(queue.len(), waiting.len());
+            assert_eq!(queue.tokens(), waiting.iter().map(|entry| u64::from(entry.1.tokens)).sum::<u64>());
+            assert!(queue.len() <= config.requests_max && queue.tokens() <= config.tokens_max);
+            let tables = (queue.order.len(), queue.deadlines.len());
+            assert_eq!(tables, (queue.len(), queue.len()));
+        }
+    }
+}

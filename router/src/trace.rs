@@ -1,0 +1,127 @@
+//! Spans for who follows requests through more than one process: a trace that a client has begun goes on, and
+//! a share of the others is begun here. Without a place to send spans to, nothing of this runs, and headers
+//! pass as they are.
+
+use anyhow::Context as _;
+use http::{HeaderMap, HeaderValue};
+use opentelemetry::trace::{
+    Span as _, SpanContext, SpanId, SpanKind, TraceContextExt as _, TraceFlags, TraceId, TraceState,
+    Tracer as _, TracerProvider as _,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::WithExportConfig as _;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+
+/// Sends spans.
+#[derive(Debug)]
+pub struct Tracer {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+}
+
+/// A request, as a trace shows it.
+#[derive(Debug)]
+pub(crate) struct Span(opentelemetry_sdk::trace::Span);
+
+impl Tracer {
+    /// Sends to `endpoint`, of those that come without a trace this share. To be called within a runtime.
+    ///
+    /// # Errors
+    /// `endpoint` is no URL.
+    pub fn new(endpoint: &str, share: f32) -> anyhow::Result<Self> {
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(endpoint)
+            .build()
+            .with_context(|| format!("failed to send spans to {endpoint}"))?;
+        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(share))));
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_sampler(sampler)
+            .with_resource(Resource::builder().with_service_name("ovfleet-router").build())
+            .build();
+        let tracer = provider.tracer("ovfleet-router");
+        Ok(Self { provider, tracer })
+    }
+
+    /// Begins the span of a request.
+    pub(crate) fn start(&self, name: &'static str, headers: &HeaderMap) -> Span {
+        let parent = headers.get("traceparent").and_then(|value| value.to_str().ok()).and_then(parse);
+        let context = Context::new();
+        let context = match parent {
+            Some(parent) => context.with_remote_span_context(parent),
+            None => context,
+        };
+        let builder = self.tracer.span_builder(name).with_kind(SpanKind::Server);
+        Span(self.tracer.build_with_context(builder, &context))
+    }
+
+    /// Sends what is left.
+    pub(crate) fn flush(&self) {
+        if let Err(error) = self.provider.shutdown() {
+            tracing::warn!(%error, "failed to send the last spans");
+        }
+    }
+}
+
+impl Span {
+    /// The header for who is asked next.
+    pub(crate) fn header(&self) -> HeaderValue {
+        let context = self.0.span_context();
+        let flags = context.trace_flags() & TraceFlags::SAMPLED;
+        let text = format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), flags.to_u8());
+        HeaderValue::from_str(&text).expect("invariant: digits and dashes are a header")
+    }
+
+    /// Ends it with what became of the request.
+    pub(crate) fn end(mut self, attributes: &[(&'static str, &str)]) {
+        for &(name, value) in attributes {
+            self.0.set_attribute(KeyValue::new(name, value.to_owned()));
+        }
+        self.0.end();
+    }
+}
+
+/// The header `traceparent` as W3C has it, version 00 or what later ones keep of it.
+fn parse(header: &str) -> Option<SpanContext> {
+    let mut parts = header.trim().split('-');
+    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let lengths = [(version, 2), (trace, 32), (span, 16), (flags, 2)];
+    if version == "ff"
+        || lengths.iter().any(|&(part, length)| part.len() != length || !is_hex(part))
+        || (version == "00" && parts.next().is_some())
+    {
+        return None;
+    }
+    let flags = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?) & TraceFlags::SAMPLED;
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let context = SpanContext::new(trace, span, flags, true, TraceState::default());
+    context.is_valid().then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_w3c_allows_is_a_trace() {
+        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let context = parse(good).unwrap();
+        assert!(context.is_sampled() && context.is_remote());
+        assert_eq!(context.span_id().to_string(), "00f067aa0ba902b7");
+        assert!(parse("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more").is_some());
+        for bad in [
+            "",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        ] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
+}

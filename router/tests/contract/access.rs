@@ -1,0 +1,120 @@
+//! Keys and rates.
+
+use std::io::Write as _;
+
+use crate::harness::*;
+
+fn upstream() -> Upstream {
+    let answer = r#"{"usage":{"prompt_tokens":10,"completion_tokens":20,"total_tokens":30}}"#;
+    Upstream::start("m", move |_, stream| send(stream, &whole(answer)))
+}
+
+fn file(text: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, text).unwrap();
+    let argument = format!("--api-keys={}", path.display());
+    (folder, argument)
+}
+
+fn ask(router: &Router, key: &str) -> Answer {
+    router.request("POST", CHAT, &format!("authorization: Bearer {key}\r\n"), &chat("m", false))
+}
+
+/// As [`Router::start`] does, for a router that asks for a key.
+fn start(upstream: &Upstream, arguments: &[&str]) -> Router {
+    let replica = upstream.argument();
+    let all: Vec<&str> = [replica.as_str()].into_iter().chain(arguments.iter().copied()).collect();
+    let router = Router::unready(&all);
+    router.await_log("ready");
+    router
+}
+
+#[test]
+fn only_who_shows_a_key_is_served_and_the_key_goes_no_further() {
+    let upstream = upstream();
+    let (_folder, keys) = file("alpha alice\nbeta\n");
+    let router = start(&upstream, &[&keys, "--access-log"]);
+    assert_eq!(ask(&router, "alpha").status, 200);
+    assert_eq!(upstream.seen()[0].header("authorization"), None);
+    for wrong in ["gamma", "", "alpha beta"] {
+        let answer = ask(&router, wrong);
+        assert_eq!((answer.status, answer.header("www-authenticate")), (401, Some("Bearer")));
+        assert!(answer.body.contains("invalid_api_key"), "{answer:?}");
+    }
+    for path in [CHAT, "/v3/models", "/debug/replicas", "/debug/picks"] {
+        assert_eq!(router.get(path).status, 401, "{path}");
+    }
+    for path in ["/v2/health/live", "/v2/health/ready", "/metrics", "/console"] {
+        assert_eq!(router.get(path).status, 200, "{path}");
+    }
+    router.await_log("client=\"alice\"");
+    let log = router.log();
+    assert!(!log.contains("alpha") && !log.contains("Hello"), "{log}");
+}
+
+#[test]
+fn the_file_of_keys_is_read_again_and_a_wrong_one_changes_nothing() {
+    let upstream = upstream();
+    let (folder, keys) = file("alpha\n");
+    let router = start(&upstream, &[&keys]);
+    let path = folder.path().join("keys");
+    std::fs::write(&path, "beta\n").unwrap();
+    await_condition("the new key to be known", || (ask(&router, "beta").status == 200).then_some(()));
+    assert_eq!(ask(&router, "alpha").status, 401);
+    std::fs::write(&path, "too many words here\n").unwrap();
+    router.await_log("the API keys are wrong");
+    assert_eq!(ask(&router, "beta").status, 200);
+}
+
+#[test]
+fn requests_of_a_key_are_limited() {
+    let upstream = upstream();
+    let (_folder, keys) = file("alpha\nbeta\n");
+    let router = start(&upstream, &[&keys, "--key-requests=2"]);
+    assert_eq!((ask(&router, "alpha").status, ask(&router, "alpha").status), (200, 200));
+    let over = ask(&router, "alpha");
+    assert_eq!(over.status, 429);
+    let seconds: u64 = over.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds) && over.body.contains("rate_limit_exceeded"), "{over:?}");
+    assert_eq!(ask(&router, "beta").status, 200, "each key has its own");
+    assert_eq!(upstream.seen().len(), 3);
+}
+
+#[test]
+fn tokens_of_a_key_are_limited_by_what_was_used() {
+    let upstream = upstream();
+    let (_folder, keys) = file("alpha\n");
+    let router = start(&upstream, &[&keys, "--key-tokens=400"]);
+    // Some 130 tokens are expected of each, 30 are used: more than three of them pass.
+    for _ in 0..6 {
+        assert_eq!(ask(&router, "alpha").status, 200);
+    }
+    let statuses: Vec<u16> = (0..20).map(|_| ask(&router, "alpha").status).collect();
+    assert!(statuses.contains(&429), "{statuses:?}");
+}
+
+#[test]
+fn connections_and_requests_at_once_are_limited() {
+    let upstream = Upstream::start("m", |_, stream| {
+        use std::io::Read as _;
+        let _ = stream.read(&mut [0; 1]);
+        false
+    });
+    let router = Router::start(&[&upstream], &["--max-concurrent-requests=2"]);
+    let mut open: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = router.connect();
+            stream.write_all(raw("POST", CHAT, "", &chat("m", false)).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    await_condition("two to be in work", || (upstream.seen().len() == 2).then_some(()));
+    let over = router.post(CHAT, &chat("m", false));
+    assert!(over.status == 429 && over.body.contains("too_many_requests"), "{over:?}");
+    open.clear();
+    await_condition("there to be room", || {
+        let metrics = router.get("/metrics").body;
+        (metric(&metrics, "ovfleet_router_requests_in_work") == 0.0).then_some(())
+    });
+}

@@ -1,0 +1,82 @@
+//! The configuration file, read again while the router runs.
+
+use std::io::Write as _;
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+
+use crate::harness::*;
+
+#[test]
+fn a_changed_file_applies_at_once_and_no_stream_notices() {
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let old = Upstream::start("m", move |request, stream| {
+        if !String::from_utf8_lossy(&request.body).contains("\"stream\":true") {
+            return send(stream, &whole("\"old\""));
+        }
+        send(stream, STREAM);
+        send(stream, &event("1"));
+        gate.lock().unwrap().recv().unwrap();
+        send(stream, &event("2"));
+        send(stream, &event("[DONE]")) && send(stream, END)
+    });
+    let new = Upstream::start("m", |_, stream| send(stream, &whole("\"new\"")));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("router.yaml");
+    std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", old.address)).unwrap();
+    let router = Router::unready(&["--config", path.to_str().unwrap()]);
+    router.await_log("ready");
+
+    let mut stream = router.connect();
+    stream.write_all(raw("POST", CHAT, "", &chat("m", true)).as_bytes()).unwrap();
+    read_until(&mut stream, "data: 1\n\n");
+    std::fs::write(&path, format!("replica: [{}]\npolicy: least-requests\n", new.address)).unwrap();
+    await_condition("the new replica to be used", || {
+        (router.post(CHAT, &chat("m", false)).body == "\"new\"").then_some(())
+    });
+    assert!(router.get("/debug/replicas").body.contains("least-requests"));
+    go.send(()).unwrap();
+    read_until(&mut stream, "data: [DONE]\n\n");
+
+    // Wrong in each of three ways: it stays as it is.
+    for (wrong, said) in [("policy: best\n", "best"), ("polisy: kv\n", "polisy"), ("policy: [", "parse")] {
+        std::fs::write(&path, wrong).unwrap();
+        await_condition("the reason to be logged", || {
+            let log = router.log();
+            let line = log.lines().rev().find(|line| line.contains("the configuration is wrong"))?;
+            line.contains(said).then_some(())
+        });
+        assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
+    }
+    std::fs::remove_file(&path).unwrap();
+    router.await_log("a file is gone");
+    assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
+}
+
+#[test]
+fn a_replica_that_is_taken_away_finishes_what_it_has_and_gets_nothing_new() {
+    let (go, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let leaving = Upstream::start("m", move |_, stream| {
+        gate.lock().unwrap().recv().unwrap();
+        send(stream, &whole("\"late\""))
+    });
+    let staying = Upstream::start("m", |_, stream| send(stream, &whole("\"stays\"")));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("router.yaml");
+    std::fs::write(&path, format!("replica: {}\n", leaving.address)).unwrap();
+    let router = Router::unready(&["--config", path.to_str().unwrap()]);
+    router.await_log("ready");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| router.post(CHAT, &chat("m", false)));
+        await_condition("the request to arrive", || (leaving.seen().len() == 1).then_some(()));
+        std::fs::write(&path, format!("replica: {}\n", staying.address)).unwrap();
+        router.await_log("a replica is gone");
+        await_condition("the other to be used", || {
+            (router.post(CHAT, &chat("m", false)).body == "\"stays\"").then_some(())
+        });
+        go.send(()).unwrap();
+        assert_eq!(waits.join().unwrap().body, "\"late\"");
+    });
+    assert_eq!(leaving.seen().len(), 1);
+}

@@ -1,0 +1,266 @@
+//! Replicas that fail, before and after the first byte.
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::harness::*;
+
+/// A replica that answers.
+fn good() -> Upstream {
+    Upstream::start("m", |request, stream| {
+        if String::from_utf8_lossy(&request.body).contains("\"stream\":true") {
+            send(stream, STREAM)
+                && send(stream, &event("good"))
+                && send(stream, &event("[DONE]"))
+                && send(stream, END)
+        } else {
+            send(stream, &whole("\"good\""))
+        }
+    })
+}
+
+/// Both replicas get as many requests, so that half of all meet the bad one.
+const IN_TURN: &str = "--policy=round-robin";
+/// Few enough that no retry is refused.
+const REQUESTS: usize = 10;
+
+/// Every request is answered by the good one, and the bad one has been tried.
+fn goes_elsewhere(bad: &Upstream, arguments: &[&str], is_stream: bool) -> String {
+    let good = good();
+    let all: Vec<&str> = [IN_TURN].into_iter().chain(arguments.iter().copied()).collect();
+    let router = Router::start(&[bad, &good], &all);
+    for _ in 0..REQUESTS {
+        let answer = router.post(CHAT, &chat("m", is_stream));
+        assert!(answer.status == 200 && answer.body.contains("good") && answer.is_complete, "{answer:?}");
+        assert_eq!(answer.header("x-ovfleet-replica"), Some(good.address.to_string().as_str()));
+    }
+    assert!(!bad.seen().is_empty());
+    let (one, other) = (&bad.seen()[0], &good.seen()[0]);
+    assert_eq!(one.body, other.body, "the same body");
+    let metrics = router.get("/metrics").body;
+    assert!(metric(&metrics, "ovfleet_router_retries_total") >= 1.0, "{metrics}");
+    metrics
+}
+
+#[test]
+fn a_replica_that_dies_before_its_first_byte_is_replaced() {
+    for is_stream in [false, true] {
+        goes_elsewhere(&Upstream::start("m", |_, _| false), &[], is_stream);
+    }
+}
+
+#[test]
+fn a_replica_that_dies_between_head_and_first_event_is_replaced() {
+    goes_elsewhere(&Upstream::start("m", |_, stream| send_and_close(stream, STREAM)), &[], true);
+}
+
+#[test]
+fn a_replica_that_dies_within_an_answer_that_is_not_streamed_is_replaced() {
+    let bad = Upstream::start("m", |_, stream| {
+        send(stream, "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{\"half\":");
+        false
+    });
+    goes_elsewhere(&bad, &[], false);
+}
+
+#[test]
+fn a_replica_that_talks_nonsense_is_replaced() {
+    let bad = Upstream::start("m", |_, stream| send_and_close(stream, "SSH-2.0-OpenSSH_9.9\r\n\r\n"));
+    goes_elsewhere(&bad, &[], false);
+}
+
+#[test]
+fn server_errors_and_no_room_go_elsewhere() {
+    for status in
+        ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable", "429 Too Many Requests"]
+    {
+        goes_elsewhere(
+            &Upstream::start("m", move |_, stream| send(stream, &with_status(status, "{}"))),
+            &[],
+            true,
+        );
+    }
+}
+
+#[test]
+fn a_replica_that_does_not_begin_in_time_is_replaced() {
+    let bad = || {
+        Upstream::start("m", |_, stream| {
+            use std::io::Read as _;
+            // Until the router gives up.
+            let _ = stream.read(&mut [0; 1]);
+            false
+        })
+    };
+    let metrics = goes_elsewhere(&bad(), &["--first-token-timeout=100ms"], true);
+    assert!(metrics.contains("reason=\"timeout\""), "{metrics}");
+    goes_elsewhere(&bad(), &["--answer-timeout=100ms"], false);
+}
+
+#[test]
+fn a_replica_that_fails_again_and_again_is_ejected() {
+    let metrics = goes_elsewhere(&Upstream::start("m", |_, _| false), &[], false);
+    assert!(metric(&metrics, "ovfleet_router_ejections_total") >= 1.0, "{metrics}");
+}
+
+#[test]
+fn what_is_the_clients_fault_is_not_tried_twice() {
+    let refuse = |status: &'static str| {
+        Upstream::start("m", move |_, stream| send(stream, &with_status(status, "{\"error\":1}")))
+    };
+    for status in ["400 Bad Request", "404 Not Found", "413 Content Too Large", "422 Unprocessable Content"] {
+        let upstreams = [refuse(status), refuse(status)];
+        let router = Router::start(&[&upstreams[0], &upstreams[1]], &[]);
+        let answer = router.post(CHAT, &chat("m", false));
+        assert_eq!(
+            (answer.status.to_string(), answer.body.as_str()),
+            (status[..3].to_owned(), "{\"error\":1}")
+        );
+        assert_eq!(upstreams[0].seen().len() + upstreams[1].seen().len(), 1);
+    }
+}
+
+#[test]
+fn when_no_replica_has_room_the_client_hears_it_in_the_replicas_words() {
+    let full = || {
+        let answer = "HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\ncontent-length: 2\r\n\r\n{}";
+        Upstream::start("m", move |_, stream| send(stream, answer))
+    };
+    let upstreams = [full(), full()];
+    let router = Router::start(&[&upstreams[0], &upstreams[1]], &[]);
+    let answer = router.post(CHAT, &chat("m", false));
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("7")));
+    assert_eq!((upstreams[0].seen().len(), upstreams[1].seen().len()), (1, 1));
+}
+
+#[test]
+fn attempts_are_counted() {
+    let bad = || Upstream::start("m", |_, _| false);
+    let upstreams = [bad(), bad(), bad()];
+    let router = Router::start(&[&upstreams[0], &upstreams[1], &upstreams[2]], &["--attempts=2"]);
+    let answer = router.post(CHAT, &chat("m", false));
+    assert_eq!(answer.status, 502);
+    assert!(answer.body.contains("\"code\":\"replicas_failed\""), "{answer:?}");
+    let seen: usize = upstreams.iter().map(|upstream| upstream.seen().len()).sum();
+    assert_eq!(seen, 2);
+}
+
+/// A replica that dies after two events.
+fn dies_within() -> Upstream {
+    Upstream::start("m", |_, stream| {
+        send(stream, STREAM);
+        send(stream, &event("{\"sequence_number\":1}"));
+        send(stream, &event("{\"sequence_number\":2}"));
+        // The beginning of an event that never ends.
+        send(stream, "5\r\ndata:\r\n");
+        false
+    })
+}
+
+#[test]
+fn a_stream_whose_replica_dies_ends_with_an_error_event() {
+    let upstream = dies_within();
+    let router = Router::start(&[&upstream], &[]);
+    for path in [CHAT, "/v1/completions"] {
+        let answer = router.post(path, &chat("m", true));
+        assert!(answer.status == 200 && answer.is_complete, "{answer:?}");
+        let events: Vec<&str> = answer.body.split_terminator("\n\n").collect();
+        assert_eq!(events.len(), 4, "{}", answer.body);
+        assert_eq!(events[1], "data: {\"sequence_number\":2}");
+        let error: serde_json::Value = serde_json::from_str(&events[2]["data: ".len()..]).unwrap();
+        assert_eq!(error["error"]["code"], "replica_failed");
+        assert_eq!(events[3], "data: [DONE]");
+    }
+    let answer = router.post("/v3/responses", &chat("m", true));
+    let last = answer.body.trim_end().rsplit("\n\n").next().unwrap();
+    let data = last.strip_prefix("event: error\ndata: ").unwrap();
+    let error: serde_json::Value = serde_json::from_str(data).unwrap();
+    assert_eq!((&error["type"], &error["sequence_number"]), (&"error".into(), &3.into()));
+    assert!(router.get("/metrics").body.contains("outcome=\"broken\""));
+}
+
+#[test]
+fn a_stream_that_falls_silent_ends_with_an_error_event() {
+    let upstream = Upstream::start("m", |_, stream| {
+        use std::io::Read as _;
+        send(stream, STREAM);
+        send(stream, &event("1"));
+        let _ = stream.read(&mut [0; 1]);
+        false
+    });
+    let router = Router::start(&[&upstream], &["--idle-timeout=200ms"]);
+    let answer = router.post(CHAT, &chat("m", true));
+    assert!(answer.is_complete && answer.body.contains("stopped answering"), "{answer:?}");
+}
+
+#[test]
+fn bytes_that_are_no_events_just_break_off() {
+    let upstream = Upstream::start("m", |_, stream| {
+        send(stream, "HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ntransfer-encoding: chunked\r\n\r\n");
+        send(stream, "3\r\nabc\r\n");
+        false
+    });
+    let router = Router::start(&[&upstream], &[]);
+    let answer = router.post("/v3/audio/speech", &chat("m", false));
+    assert_eq!((answer.status, answer.body.as_str(), answer.is_complete), (200, "abc", false));
+}
+
+#[test]
+fn while_no_replica_listens_requests_wait_for_one() {
+    let upstream = Upstream::start("m", |_, stream| send(stream, &whole("1")));
+    // A place that nobody listens at yet.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap();
+    drop(listener);
+    let late = format!("--replica={place}");
+    let router = Router::start(&[&upstream], &["--waiting-room-timeout=30s", &late]);
+    let answers = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let answer = router.post(CHAT, &chat("late", false));
+                assert_eq!((answer.status, answer.body.as_str()), (200, "2"));
+                answers.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        await_condition("the requests to wait", || {
+            let metrics = router.get("/metrics").body;
+            (metric(&metrics, "ovfleet_router_requests_without_replica") >= 8.0).then_some(())
+        });
+        assert_eq!(answers.load(Ordering::Relaxed), 0);
+        let listener = TcpListener::bind(place).unwrap();
+        let _late = Upstream::on(listener, "late", |_, stream| send(stream, &whole("2")));
+    });
+    assert_eq!(answers.load(Ordering::Relaxed), 8);
+}
+
+#[test]
+fn who_waits_for_a_replica_too_long_or_with_too_many_hears_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = format!("--replica={}", listener.local_addr().unwrap());
+    drop(listener);
+    let router = Router::unready(&[&nobody, "--waiting-room-timeout=300ms"]);
+    assert_eq!(router.get("/v2/health/ready").status, 503);
+    assert_eq!(router.get("/v2/health/live").status, 200);
+    let answer = router.post(CHAT, &chat("m", false));
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    assert!(answer.body.contains("\"code\":\"no_replica\""), "{answer:?}");
+    let router = Router::unready(&[&nobody, "--waiting-room=0", "--waiting-room-timeout=1h"]);
+    assert_eq!(router.post(CHAT, &chat("m", false)).status, 503);
+}
+
+#[test]
+fn a_replica_that_comes_back_after_a_crash_is_used_again() {
+    let first = Upstream::start("m", |_, stream| send(stream, &whole("1")));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap();
+    drop(listener);
+    let second = format!("--replica={place}");
+    let router = Router::start(&[&first], &[IN_TURN, &second]);
+    // The model of the second is not known, so all go to the first.
+    assert_eq!(router.post(CHAT, &chat("m", false)).body, "1");
+    let _second = Upstream::on(TcpListener::bind(place).unwrap(), "m", |_, stream| send(stream, &whole("2")));
+    await_condition("the second to be used", || {
+        (router.post(CHAT, &chat("m", false)).body == "2").then_some(())
+    });
+}

@@ -1,0 +1,375 @@
+//! A router process, replicas made of a closure, and a client that knows no more than HTTP's framing.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long anything may take that a test waits for.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// A request as a replica gets it.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    /// The value of a header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+}
+
+pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().skip(1).find_map(|line| {
+        let (given, value) = line.split_once(':')?;
+        given.eq_ignore_ascii_case(name).then(|| value.trim())
+    })
+}
+
+/// A replica that answers as a closure says. `/v3/models` it answers itself, for the router to know its model.
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
+    seen: Arc<(Mutex<Vec<Request>>, Condvar)>,
+}
+
+impl Upstream {
+    /// The closure has the connection: it may answer, stop within, or just return to close it. It returns
+    /// whether the connection stays open.
+    pub(crate) fn start(
+        model: &str,
+        answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), model, answer)
+    }
+
+    /// As [`Upstream::start`], at a place that was taken before.
+    pub(crate) fn on(
+        listener: TcpListener,
+        model: &str,
+        answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        let models = format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#);
+        let (answer, noted) = (Arc::new(answer), Arc::clone(&seen));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (answer, noted, models) = (Arc::clone(&answer), Arc::clone(&noted), models.clone());
+                std::thread::spawn(move || serve(stream, &noted, &models, &*answer));
+            }
+        });
+        Self { address, seen }
+    }
+
+    /// As an argument of the router.
+    pub(crate) fn argument(&self) -> String {
+        format!("--replica={}", self.address)
+    }
+
+    /// The requests so far.
+    pub(crate) fn seen(&self) -> Vec<Request> {
+        self.seen.0.lock().unwrap().clone()
+    }
+}
+
+fn serve(
+    mut stream: TcpStream,
+    seen: &(Mutex<Vec<Request>>, Condvar),
+    models: &str,
+    answer: &dyn Fn(&Request, &mut TcpStream) -> bool,
+) {
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    while let Some(request) = read_request(&mut stream) {
+        if request.head.starts_with("GET /v3/models ") {
+            if stream.write_all(whole(models).as_bytes()).is_err() {
+                return;
+            }
+            continue;
+        }
+        seen.0.lock().unwrap().push(request.clone());
+        seen.1.notify_all();
+        if !answer(&request, &mut stream) {
+            return;
+        }
+    }
+}
+
+fn read_request(stream: &mut TcpStream) -> Option<Request> {
+    let mut bytes = Vec::new();
+    let mut byte = [0];
+    while !bytes.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte).ok()? == 0 {
+            return None;
+        }
+        bytes.push(byte[0]);
+    }
+    let head = String::from_utf8(bytes).unwrap();
+    let length = header(&head, "content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).ok()?;
+    Some(Request { head, body })
+}
+
+/// A JSON answer.
+pub(crate) fn whole(body: &str) -> String {
+    with_status("200 OK", body)
+}
+
+/// A JSON answer with a status.
+pub(crate) fn with_status(status: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The head of a stream.
+pub(crate) const STREAM: &str =
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+/// Its end.
+pub(crate) const END: &str = "0\r\n\r\n";
+
+/// An event of a stream, as a chunk.
+pub(crate) fn event(data: &str) -> String {
+    let event = format!("data: {data}\n\n");
+    format!("{:x}\r\n{event}\r\n", event.len())
+}
+
+/// Sends `text`; returns whether that went well, for the end of a closure.
+pub(crate) fn send(stream: &mut TcpStream, text: &str) -> bool {
+    stream.write_all(text.as_bytes()).is_ok()
+}
+
+/// Sends `text` and closes the connection, as the end of a closure.
+pub(crate) fn send_and_close(stream: &mut TcpStream, text: &str) -> bool {
+    // That the other side is gone already makes no difference.
+    let _ = stream.write_all(text.as_bytes());
+    false
+}
+
+/// A router that runs. Dropping it kills it.
+pub(crate) struct Router {
+    child: Child,
+    pub(crate) address: String,
+    log: Arc<(Mutex<String>, Condvar)>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// A router's command without what the environment says.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
+        command.env_remove(name);
+    }
+    command.args(["--port", "0", "--threads", "1"]).args(arguments);
+    command
+}
+
+impl Router {
+    /// Starts a router for `upstreams` and waits until it is ready.
+    pub(crate) fn start(upstreams: &[&Upstream], arguments: &[&str]) -> Self {
+        let replicas: Vec<String> = upstreams.iter().map(|upstream| upstream.argument()).collect();
+        let all: Vec<&str> = replicas.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+        let router = Self::unready(&all);
+        router.await_log("ready");
+        for upstream in upstreams {
+            router.await_served(upstream);
+        }
+        router
+    }
+
+    /// Starts a router and waits until it listens.
+    pub(crate) fn unready(arguments: &[&str]) -> Self {
+        let mut child = command(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let log = Arc::new((Mutex::new(String::new()), Condvar::new()));
+        let note = |log: &(Mutex<String>, Condvar), line: String| {
+            *log.0.lock().unwrap() += &(line + "\n");
+            log.1.notify_all();
+        };
+        let mut address = None;
+        for line in lines.by_ref() {
+            address = line.split_once("http://").map(|(_, rest)| {
+                // As text or within JSON.
+                let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
+                rest[..end.unwrap_or(rest.len())].to_owned()
+            });
+            note(&log, line);
+            if address.is_some() {
+                break;
+            }
+        }
+        let address = address.unwrap_or_else(|| panic!("it does not listen: {}", log.0.lock().unwrap()));
+        let more = Arc::clone(&log);
+        let reader = std::thread::spawn(move || lines.for_each(|line| note(&more, line)));
+        Self { child, address, log, reader: Some(reader) }
+    }
+
+    fn await_served(&self, upstream: &Upstream) {
+        let wanted = format!("\"address\":\"{}\",", upstream.address);
+        await_condition("a replica to be known", || {
+            let known = self.get("/debug/replicas").body;
+            known.split(&wanted).nth(1)?.starts_with("\"models\":[\"").then_some(())
+        });
+    }
+
+    /// Waits for this in the log.
+    pub(crate) fn await_log(&self, text: &str) {
+        let log = self.log.0.lock().unwrap();
+        let (log, waited) = self.log.1.wait_timeout_while(log, LIMIT, |log| !log.contains(text)).unwrap();
+        assert!(!waited.timed_out(), "{text:?} is not in the log:\n{log}");
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    /// Sends a request and reads its answer, over a connection of its own.
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let mut stream = self.connect();
+        stream.write_all(raw(method, path, headers, body).as_bytes()).unwrap();
+        Answer::read(&mut stream)
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+        self.request("POST", path, "", body)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.request("GET", path, "", "")
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let process = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &process]).status().unwrap().success());
+    }
+
+    pub(crate) fn ended(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().unwrap();
+        self.reader.take().unwrap().join().unwrap();
+        (status, self.log())
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let log = self.log();
+        if !std::thread::panicking() {
+            assert!(!log.contains("panicked"), "{log}");
+        }
+    }
+}
+
+/// A request as it goes over the wire; the connection is closed after the answer.
+pub(crate) fn raw(method: &str, path: &str, headers: &str, body: &str) -> String {
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         {headers}content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// A chat with a model.
+pub(crate) fn chat(model: &str, stream: bool) -> String {
+    format!(r#"{{"model":"{model}","stream":{stream},"messages":[{{"role":"user","content":"Hello"}}]}}"#)
+}
+
+pub(crate) const CHAT: &str = "/v3/chat/completions";
+
+/// An answer, read to the end of its connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    /// Without its framing.
+    pub(crate) body: String,
+    /// Whether it ended as its framing says it must.
+    pub(crate) is_complete: bool,
+}
+
+impl Answer {
+    pub(crate) fn read(stream: &mut TcpStream) -> Self {
+        let mut bytes = Vec::new();
+        // A connection that is cut off may end with an error.
+        let _ = stream.read_to_end(&mut bytes);
+        Self::parse(&bytes)
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let (head, rest) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let (body, is_complete) = if header(head, "transfer-encoding").is_some() {
+            unchunked(rest)
+        } else {
+            let length = header(head, "content-length").and_then(|length| length.parse().ok());
+            (rest.to_owned(), length == Some(rest.len()))
+        };
+        Self { status, head: head.to_owned(), body, is_complete }
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+}
+
+/// A body without its chunks, and whether the last one is there.
+fn unchunked(mut rest: &str) -> (String, bool) {
+    let mut body = String::new();
+    loop {
+        let Some((size, after)) = rest.split_once("\r\n") else { return (body, false) };
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            return (body, true);
+        }
+        let Some(chunk) = after.get(..size) else { return (body, false) };
+        body.push_str(chunk);
+        rest = after.get(size + 2..).unwrap_or_default();
+    }
+}
+
+/// Reads until `wanted` is there.
+pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    while !String::from_utf8_lossy(&bytes).contains(wanted) {
+        let count = stream.read(&mut buffer).unwrap();
+        assert!(count > 0, "{wanted:?} does not come: {}", String::from_utf8_lossy(&bytes));
+        bytes.extend_from_slice(&buffer[..count]);
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+/// Looks at `condition` until it holds.
+pub(crate) fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < end, "waited for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// The value of a metric, all labels added up.
+pub(crate) fn metric(text: &str, name: &str) -> f64 {
+    let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}

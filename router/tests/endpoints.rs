@@ -1,0 +1,131 @@
+//! The watch of EndpointSlices, against an API server made up for this test: it lists, then tells changes.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use futures_util::StreamExt as _;
+use router::discovery::{Found, ServiceName, slices};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// What a client asks for.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked {
+    watch: Option<String>,
+    label_selector: Option<String>,
+}
+
+/// What the API server has: the list, and for each watch the events that follow it.
+#[derive(Default)]
+struct Cluster {
+    slices: Vec<Value>,
+    watches: Vec<mpsc::Receiver<Value>>,
+    refuses: u32,
+}
+
+fn slice(name: &str, addresses: &[(&str, Value)]) -> Value {
+    let endpoints: Vec<Value> = addresses
+        .iter()
+        .map(|(address, conditions)| json!({"addresses": [address], "conditions": conditions}))
+        .collect();
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "namespace": "models", "resourceVersion": "2"},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8000}, {"name": "grpc", "port": 50051}],
+        "endpoints": endpoints,
+    })
+}
+
+async fn endpoint_slices(State(cluster): State<Arc<Mutex<Cluster>>>, Query(asked): Query<Asked>) -> Response {
+    assert_eq!(asked.label_selector.as_deref(), Some("kubernetes.io/service-name=chat"));
+    let mut cluster = cluster.lock().unwrap();
+    if cluster.refuses > 0 {
+        cluster.refuses -= 1;
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    if asked.watch.is_none() {
+        let list = json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSliceList",
+            "metadata": {"resourceVersion": "1"},
+            "items": cluster.slices,
+        });
+        return axum::Json(list).into_response();
+    }
+    let events = cluster.watches.pop().expect("as many watches as the test has");
+    let lines = ReceiverStream::new(events).map(|event| Ok::<_, std::io::Error>(format!("{event}\n")));
+    Body::from_stream(lines).into_response()
+}
+
+fn addresses(found: &[Found]) -> Vec<String> {
+    found.iter().map(|found| format!("{}/{}", found.http, found.grpc.unwrap().port())).collect()
+}
+
+#[tokio::test]
+async fn follows_a_services_slices_through_changes_and_a_watch_that_breaks() {
+    let ready = || json!({"ready": true});
+    let (events, first_watch) = mpsc::channel(4);
+    let (later_events, second_watch) = mpsc::channel(4);
+    let cluster = Arc::new(Mutex::new(Cluster {
+        slices: vec![slice("chat-1", &[("10.0.0.1", ready()), ("10.0.0.2", json!({"ready": false}))])],
+        watches: vec![second_watch, first_watch],
+        refuses: 1,
+    }));
+    let path = "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices";
+    let api = Router::new().route(path, get(endpoint_slices)).with_state(Arc::clone(&cluster));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { axum::serve(listener, api).await.unwrap() });
+
+    let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
+    let (told, mut changes) = mpsc::channel(4);
+    tasks.spawn(async move {
+        let service: ServiceName = "models/chat".parse().unwrap();
+        let ports = ["http".to_owned(), "grpc".to_owned()];
+        let tell = |found: Vec<Found>| {
+            let told = told.clone();
+            async move { told.send(found).await.unwrap() }
+        };
+        slices::follow(client, &service, &ports, tell).await;
+    });
+    // The first answer was an error, which tells nothing.
+    assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.1:8000/50051"]);
+
+    let modified = |object: Value| json!({"type": "MODIFIED", "object": object});
+    let both = slice("chat-1", &[("10.0.0.1", ready()), ("10.0.0.2", ready())]);
+    events.send(modified(both)).await.unwrap();
+    assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.1:8000/50051", "10.0.0.2:8000/50051"]);
+    let ending = json!({"ready": true, "serving": true, "terminating": true});
+    let one_ends = slice("chat-1", &[("10.0.0.1", ending), ("10.0.0.2", ready())]);
+    events.send(modified(one_ends.clone())).await.unwrap();
+    assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.2:8000/50051"]);
+    events.send(json!({"type": "ADDED", "object": slice("chat-2", &[("10.0.0.3", ready())])})).await.unwrap();
+    assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.2:8000/50051", "10.0.0.3:8000/50051"]);
+
+    // The watch breaks, and what it knew is too old: all is listed again.
+    cluster.lock().unwrap().slices = vec![slice("chat-2", &[("10.0.0.3", ready())])];
+    let gone = json!({"type": "ERROR", "object": {
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410, "reason": "Expired",
+        "message": "too old resource version",
+    }});
+    events.send(gone).await.unwrap();
+    drop(events);
+    assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.3:8000/50051"]);
+    let deleted = json!({"type": "DELETED", "object": slice("chat-2", &[("10.0.0.3", ready())])});
+    later_events.send(deleted).await.unwrap();
+    assert_eq!(changes.recv().await.unwrap(), []);
+}

@@ -1,0 +1,96 @@
+//! The ledger where threads meet: loom runs these through every interleaving. The ledger's own source is
+//! compiled here a second time, over loom's lock.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proto::v1alpha1::{DispatchRange, Dispatches, Load};
+
+use self::ledger::{Booked, Booking, Cost, Ledger};
+
+#[path = "../../src/ledger.rs"]
+#[expect(dead_code, unreachable_pub, reason = "the ledger's public items are private here, and few are used")]
+mod ledger;
+
+const ROUTER: u64 = 3;
+const TTL: Duration = Duration::from_secs(3);
+const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1 };
+
+fn report(number: u64, last: u64) -> Load {
+    let ranges = vec![DispatchRange { first: 1, last }];
+    let dispatches = Some(Dispatches { router: ROUTER, ranges });
+    Load { epoch: 1, report: number, dispatches, ..Load::default() }
+}
+
+/// The emptier of two replicas, as it looks, unless it has changed by the time of booking.
+fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> Booking {
+    loop {
+        let views = ledgers.each_ref().map(|ledger| ledger.view(now, TTL));
+        let emptier = usize::from(views[1].booked.in_flight < views[0].booked.in_flight);
+        if let Some(booking) = ledgers[emptier].book_if(views[emptier].version, COST, now) {
+            return booking;
+        }
+    }
+}
+
+#[test]
+fn two_that_pick_at_once_do_not_pick_the_same_replica() {
+    let now = Instant::now();
+    loom::model(move || {
+        let ledgers = [Ledger::new(ROUTER), Ledger::new(ROUTER)];
+        let theirs = ledgers.clone();
+        let other = loom::thread::spawn(move || pick(&theirs, now));
+        let mine = pick(&ledgers, now);
+        let other = other.join().unwrap();
+        let in_flight = || ledgers.each_ref().map(|ledger| ledger.view(now, TTL).booked.in_flight);
+        assert_eq!(in_flight(), [1, 1]);
+        drop((mine, other));
+        assert_eq!(in_flight(), [0, 0]);
+    });
+}
+
+#[test]
+fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
+    let now = Instant::now();
+    loom::model(move || {
+        let ledger = Ledger::new(ROUTER);
+        let first = ledger.book(COST, now);
+        let (at_booking, at_report) = (Arc::clone(&ledger), Arc::clone(&ledger));
+        let booker = loom::thread::spawn(move || {
+            let second = at_booking.book(COST, now);
+            second.first_token();
+            second
+        });
+        let reporter = loom::thread::spawn(move || at_report.observe(&report(1, 1), now));
+        first.first_token();
+        drop(first);
+        reporter.join().unwrap();
+        let second = booker.join().unwrap();
+        let booked = ledger.view(now, TTL).booked;
+        // The report named the first one only, whenever it came.
+        assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
+        assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
+        drop(second);
+        assert_eq!(ledger.view(now, TTL).booked, Booked::default());
+    });
+}
+
+#[test]
+fn a_report_is_never_seen_without_what_it_includes() {
+    let now = Instant::now();
+    loom::model(move || {
+        let ledger = Ledger::new(ROUTER);
+        let booking = ledger.book(COST, now);
+        let theirs = Arc::clone(&ledger);
+        let reporter = loom::thread::spawn(move || {
+            let load = Load { uncomputed_tokens: 100, ..report(1, 1) };
+            theirs.observe(&load, now);
+        });
+        let view = ledger.view(now, TTL);
+        let reported = view.reported.map_or(0, |reported| reported.uncomputed_tokens);
+        // Once, wherever it is counted.
+        assert_eq!(reported + view.booked.uncached_unreported, 100);
+        reporter.join().unwrap();
+        drop(booking);
+    });
+}

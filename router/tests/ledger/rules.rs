@@ -1,0 +1,118 @@
+//! Single rules of the ledger.
+
+use std::time::{Duration, Instant};
+
+use proto::v1alpha1::{DispatchRange, Dispatches, Load, State};
+use router::ledger::{Booked, Cost, Ledger, Observed, UNREPORTED_MAX};
+
+const ROUTER: u64 = 0xab;
+const TTL: Duration = Duration::from_secs(3);
+const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1 };
+
+fn load(epoch: u64, report: u64, ranges: &[(u64, u64)]) -> Load {
+    let ranges = ranges.iter().map(|&(first, last)| DispatchRange { first, last }).collect();
+    let dispatches = Some(Dispatches { router: ROUTER, ranges });
+    Load { epoch, report, state: State::Serving.into(), dispatches, ..Load::default() }
+}
+
+#[test]
+fn a_report_that_has_a_later_dispatch_leaves_the_earlier_one() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let _slow = ledger.book(COST, now);
+    let _quick = ledger.book(COST, now);
+    ledger.observe(&load(1, 1, &[(2, 2)]), now);
+    let booked = ledger.view(now, TTL).booked;
+    assert_eq!((booked.in_flight, booked.unreported, booked.uncached_unreported), (2, 1, 100));
+}
+
+#[test]
+fn what_another_router_sent_is_not_this_ones() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let _booking = ledger.book(COST, now);
+    let mut report = load(1, 1, &[(1, 9)]);
+    report.dispatches.as_mut().unwrap().router = 1;
+    ledger.observe(&report, now);
+    assert_eq!(ledger.view(now, TTL).booked.unreported, 1);
+}
+
+#[test]
+fn a_replica_that_does_not_tell_is_given_time_before_its_reports_count_as_including() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let _booking = ledger.book(COST, now);
+    let untold = |report| Load { dispatches: None, ..load(1, report, &[]) };
+    ledger.observe(&untold(1), now + Duration::from_millis(20));
+    assert_eq!(ledger.view(now, TTL).booked.unreported, 1);
+    ledger.observe(&untold(2), now + Duration::from_millis(120));
+    assert_eq!(ledger.view(now, TTL).booked.unreported, 0);
+    assert_eq!(ledger.view(now, TTL).booked.in_flight, 1);
+}
+
+#[test]
+fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let newer = Load { running: 7, ..load(1, 5, &[]) };
+    assert_eq!(ledger.observe(&newer, now), Observed::Taken);
+    assert_eq!(ledger.observe(&load(1, 4, &[]), now), Observed::Outdated);
+    assert_eq!(ledger.observe(&load(1, 5, &[]), now), Observed::Outdated);
+    let view = ledger.view(now + TTL, TTL);
+    assert_eq!((view.reported.unwrap().running, view.state), (7, Some(State::Serving)));
+    let later = now + TTL + Duration::from_millis(1);
+    let view = ledger.view(later, TTL);
+    assert_eq!((view.reported, view.state, view.report_age), (None, None, Some(later - now)));
+}
+
+#[test]
+fn a_new_process_has_none_of_what_the_former_one_had() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let _had = ledger.book(COST, now);
+    let _on_its_way = ledger.book(COST, now);
+    ledger.observe(&load(1, 90, &[(1, 1)]), now);
+    assert_eq!(ledger.observe(&load(2, 1, &[]), now), Observed::NewEpoch);
+    // The first one died with the process; the second may reach the new one.
+    let booked = ledger.view(now, TTL).booked;
+    assert_eq!((booked.in_flight, booked.unreported), (2, 1));
+    assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), Observed::Taken);
+    assert_eq!(ledger.view(now, TTL).booked.unreported, 0);
+}
+
+#[test]
+fn a_dispatch_that_is_never_reported_is_no_load_for_ever() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let booking = ledger.book(COST, now);
+    assert_eq!(ledger.expire(now + UNREPORTED_MAX / 2), 0);
+    assert_eq!(ledger.expire(now + UNREPORTED_MAX), 1);
+    assert_eq!(ledger.expire(now + UNREPORTED_MAX), 0);
+    let booked = ledger.view(now, TTL).booked;
+    assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 0, 0));
+    drop(booking);
+    assert_eq!(ledger.view(now, TTL).booked, Booked::default());
+}
+
+#[test]
+fn the_header_names_router_and_number() {
+    let ledger = Ledger::new(ROUTER);
+    let first = ledger.book(COST, Instant::now());
+    let second = ledger.book(COST, Instant::now());
+    assert_eq!(first.header(), "00000000000000ab/1");
+    assert_eq!(second.header(), "00000000000000ab/2");
+}
+
+#[test]
+fn odd_figures_in_a_report_do_no_harm() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let report = Load {
+        prefill_tokens_per_second: f32::NAN,
+        decode_tokens_per_second: -1.0,
+        blocks_total: 5,
+        blocks_active: 9,
+        state: 77,
+        ..load(1, 1, &[(9, 2), (0, u64::MAX)])
+    };
+    let _booking = ledger.book(COST, now);
+    ledger.observe(&report, now);
+    let view = ledger.view(now, TTL);
+    let reported = view.reported.unwrap();
+    assert_eq!((reported.prefill_tokens_per_second, reported.decode_tokens_per_second), (0.0, 0.0));
+    assert_eq!((reported.blocks_active, view.state), (5, Some(State::Unspecified)));
+    assert_eq!(view.booked.unreported, 0);
+}

@@ -1,0 +1,146 @@
+//! Ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset
+//! streams, fall silent, refuse, and are replaced by others, as a seed has it. Whatever they do, a request
+//! that has no byte yet is answered, the others end properly, and in the end nothing is booked any more.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod client;
+mod replica;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::task::JoinSet;
+
+use client::{Client, Ended};
+use replica::{Fault, Replica};
+
+const SEED: u64 = 16;
+const REPLICAS: usize = 16;
+const REQUESTS: usize = 10_000;
+const CLIENTS: usize = 48;
+/// Faults at a time, so that there is always somebody to answer.
+const FAULTY_MAX: usize = 6;
+/// Requests after which the faults are drawn anew.
+const REQUESTS_PER_FAULT: usize = 60;
+
+struct Router {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+async fn router(replicas: &[Arc<Replica>], log: &mut JoinSet<String>) -> Router {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
+    for replica in replicas {
+        command.arg(format!("--replica={}/{}", replica.http, replica.grpc.port()));
+    }
+    command.args(["--port=0", "--threads=2", "--attempts=8", "--retry-share=1", "--connect-timeout=5s"]);
+    command.args([
+        "--first-token-timeout=2s",
+        "--answer-timeout=2s",
+        "--idle-timeout=2s",
+        "--hang-timeout=2s",
+    ]);
+    command.args(["--waiting-room-timeout=60s", "--queue-timeout=60s", "--max-body-bytes=1MiB"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let stderr = tokio::process::ChildStderr::from_std(child.stderr.take().unwrap()).unwrap();
+    let mut lines = BufReader::new(stderr);
+    let mut line = String::new();
+    lines.read_line(&mut line).await.unwrap();
+    let address = line.split_once("http://").unwrap().1.trim().to_owned();
+    log.spawn(async move {
+        let mut rest = String::new();
+        let _ = lines.read_to_string(&mut rest).await;
+        rest
+    });
+    Router { child, address }
+}
+
+#[derive(Default)]
+struct Tally {
+    begun: AtomicUsize,
+    whole: AtomicUsize,
+    broken: AtomicUsize,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered() {
+    println!("seed {SEED}");
+    let mut tasks = JoinSet::new();
+    let mut replicas = Vec::new();
+    for number in 0..REPLICAS {
+        replicas.push(Replica::start(SEED + number as u64, &mut tasks).await);
+    }
+    let mut log = JoinSet::new();
+    let router = router(&replicas, &mut log).await;
+    client::await_models(&router.address, REPLICAS).await;
+
+    let tally = Arc::new(Tally::default());
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let (tally, address) = (Arc::clone(&tally), router.address.clone());
+        clients.spawn(async move {
+            let mut rng = StdRng::seed_from_u64(SEED ^ (number as u64) << 32);
+            let mut client = Client::new(address);
+            while tally.begun.fetch_add(1, Ordering::Relaxed) < REQUESTS {
+                match client.ask(&mut rng).await {
+                    Ended::Whole => tally.whole.fetch_add(1, Ordering::Relaxed),
+                    Ended::Broken => tally.broken.fetch_add(1, Ordering::Relaxed),
+                };
+            }
+        });
+    }
+    let mut rng = StdRng::seed_from_u64(SEED);
+    let mut faulty: Vec<usize> = Vec::new();
+    let mut next = REQUESTS_PER_FAULT;
+    loop {
+        tokio::select! {
+            ended = clients.join_next() => match ended {
+                Some(ended) => ended.unwrap(),
+                None => break,
+            },
+            () = tokio::time::sleep(Duration::from_millis(5)) => {}
+        }
+        // By requests, not by time, so that a slow machine meets as many.
+        if tally.begun.load(Ordering::Relaxed) < next {
+            continue;
+        }
+        next += REQUESTS_PER_FAULT;
+        if faulty.len() >= FAULTY_MAX {
+            replicas[faulty.remove(0)].set(Fault::None);
+        }
+        let number = rng.random_range(0..REPLICAS);
+        if !faulty.contains(&number) {
+            replicas[number].set(Fault::draw(&mut rng));
+            faulty.push(number);
+        }
+    }
+    let (whole, broken) = (tally.whole.load(Ordering::Relaxed), tally.broken.load(Ordering::Relaxed));
+    assert_eq!(whole + broken, REQUESTS);
+    assert!(broken > 0 && broken < REQUESTS / 5, "{broken} of {REQUESTS} were cut off");
+    println!("{whole} whole, {broken} ended with an error event");
+    for replica in &replicas {
+        replica.set(Fault::None);
+    }
+    client::await_nothing_booked(&router.address).await;
+    let answered: Vec<usize> = replicas.iter().map(|replica| replica.answered()).collect();
+    println!("answered by replica: {answered:?}");
+    let mean = REQUESTS / REPLICAS;
+    assert!(answered.iter().all(|&count| count > 0 && count < 4 * mean), "the load collapses: {answered:?}");
+    drop(router);
+    let log = log.join_next().await.unwrap().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+}

@@ -1,0 +1,250 @@
+//! The router in front of real servers: what clients notice when servers are killed, stopped and started again
+//! under load, which is nothing before their first byte.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tests::http::{self, metric};
+use tests::router::{Router, replica};
+use tests::server::{EXACT, Server, bare_command};
+use tokio::task::JoinSet;
+
+const CLIENTS: usize = 16;
+/// How long anything may take that is waited for.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A simulator that takes its time, so that there is always something under way.
+const SIM: [&str; 6] = ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];
+
+/// A server that comes back to the same place.
+struct Place {
+    arguments: Vec<String>,
+    server: Option<Server>,
+}
+
+impl Place {
+    fn start(arguments: &[&str]) -> Self {
+        let ports: Vec<String> = (0..2)
+            .map(|_| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string())
+            .collect();
+        let mut all = vec!["--host=127.0.0.1".to_owned(), format!("--port={}", ports[0])];
+        all.push(format!("--grpc-port={}", ports[1]));
+        if !arguments.contains(&"sim") {
+            all.push(format!("--model={}", tests::sample_model().display()));
+        }
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        let mut place = Self { arguments: all, server: None };
+        place.restart();
+        place
+    }
+
+    fn restart(&mut self) {
+        self.server = None;
+        let mut command = bare_command().unwrap();
+        self.server = Some(Server::from_command(command.args(&self.arguments)).expect("the server starts"));
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().expect("it was started")
+    }
+
+    fn signal(&self, name: &str) {
+        self.server().process().signal(name).unwrap();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    whole: AtomicUsize,
+    broken: AtomicUsize,
+    is_over: AtomicBool,
+    /// Whole answers by replica.
+    by_replica: std::sync::Mutex<BTreeMap<String, usize>>,
+}
+
+impl Tally {
+    fn answers(&self, replica: &str) -> usize {
+        self.by_replica.lock().unwrap().get(replica).copied().unwrap_or_default()
+    }
+
+    /// Waits until so many more answers are whole, of any replica or of one.
+    async fn await_more(&self, count: usize, replica: Option<&str>) {
+        let present = || replica.map_or(self.whole.load(Ordering::Relaxed), |replica| self.answers(replica));
+        let wanted = present() + count;
+        let end = tokio::time::Instant::now() + LIMIT;
+        while present() < wanted {
+            assert!(tokio::time::Instant::now() < end, "waited for {count} answers of {replica:?}: {self:?}");
+            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Sends one request after the other and checks each answer.
+async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
+    let client = reqwest::Client::new();
+    for count in 0.. {
+        if tally.is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let stream = (number + count) % 3 > 0;
+        let body = json!({
+            "model": model,
+            "messages": [{"role": "user", "content": format!("Client {number} asks for the {count}th time.")}],
+            "temperature": 0,
+            "max_tokens": 12,
+            "stream": stream,
+        });
+        let response = client.post(&url).json(&body).send().await.expect("the router answers");
+        let status = response.status();
+        let replica =
+            response.headers().get("x-ovfleet-replica").map(|name| name.to_str().unwrap().to_owned());
+        let text = response.text().await.expect("an answer that has begun ends properly");
+        assert_eq!(status.as_u16(), 200, "a request without a byte failed: {text}");
+        let is_broken = if stream {
+            assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+            text.contains("\"replica_failed\"")
+        } else {
+            let answer: Value = serde_json::from_str(&text).expect("a whole answer is JSON");
+            assert!(answer["choices"][0]["message"]["content"].is_string(), "{text}");
+            false
+        };
+        if is_broken {
+            tally.broken.fetch_add(1, Ordering::Relaxed);
+        } else {
+            *tally.by_replica.lock().unwrap().entry(replica.unwrap()).or_default() += 1;
+            tally.whole.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Kills one, stops another, starts both again, while clients ask.
+async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
+    let mut places: Vec<Place> = (0..count).map(|_| Place::start(arguments)).collect();
+    let names: Vec<String> = places.iter().map(|place| place.server().address().to_owned()).collect();
+    let mut all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
+    // Patience for a machine that is busy with all of this, and no more.
+    all.extend(["--hang-timeout=4s", "--waiting-room-timeout=60s", "--threads=1"].map(str::to_owned));
+    let router = Router::start(&all).expect("the router starts");
+    let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
+    let model = models.body["data"][0]["id"].clone();
+
+    let tally = Arc::new(Tally::default());
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let url = router.url("/v3/chat/completions");
+        clients.spawn(client(number, url, model.clone(), Arc::clone(&tally)));
+    }
+    for name in &names {
+        tally.await_more(3, Some(name)).await;
+    }
+    places[0].signal("KILL");
+    tally.await_more(2 * CLIENTS, None).await;
+    // The blocking wait is not to hold up the clients.
+    places = tokio::task::spawn_blocking(move || {
+        places[0].restart();
+        places
+    })
+    .await
+    .unwrap();
+    tally.await_more(3, Some(&names[0])).await;
+
+    places[1].signal("STOP");
+    tally.await_more(4 * CLIENTS, Some(&names[0])).await;
+    places[1].signal("KILL");
+    places = tokio::task::spawn_blocking(move || {
+        places[1].restart();
+        places
+    })
+    .await
+    .unwrap();
+    for name in &names {
+        tally.await_more(3, Some(name)).await;
+    }
+    tally.is_over.store(true, Ordering::Relaxed);
+    while let Some(ended) = clients.join_next().await {
+        ended.unwrap();
+    }
+    println!("{:?}", *tally);
+    nothing_is_left(&router).await;
+    drop(places);
+    router.process().signal("TERM").unwrap();
+    let ended = router.wait().unwrap();
+    assert!(ended.status.success() && !ended.output.contains("panicked"), "{}", ended.output);
+}
+
+/// Waits until nothing is booked any more.
+async fn nothing_is_left(router: &Router) {
+    let end = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let text = http::get(&router.url("/metrics")).await.expect("metrics are given").body;
+        let text = text.as_str().expect("metrics are text").to_owned();
+        let names = ["requests_in_work", "requests_queued", "replica_in_flight", "replica_unreported"];
+        if names.iter().all(|name| metric(&text, &format!("ovfleet_router_{name}")) == Some(0.0)) {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < end, "{text}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_simulators_are_killed_stopped_and_restarted_and_no_request_without_a_byte_fails() {
+    killed_stopped_and_restarted(2, &SIM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_with_four() {
+    killed_stopped_and_restarted(4, &SIM).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_with_two_servers_of_the_sample_model() {
+    killed_stopped_and_restarted(2, &EXACT).await;
+}
+
+#[tokio::test]
+async fn load_reports_include_what_was_sent_and_a_full_fleet_makes_requests_wait() {
+    // One sequence at a time at either of two.
+    let mut arguments = SIM.to_vec();
+    arguments.extend(["--max-num-seqs", "1", "--max-queue", "1"]);
+    let places: Vec<Place> = (0..2).map(|_| Place::start(&arguments)).collect();
+    let all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
+    let router = Router::start(&all).expect("the router starts");
+    let body = json!({"model": "sim", "prompt": "wait", "max_tokens": 30, "ignore_eos": true});
+    let url = router.url("/v1/completions");
+    let answers = http::all((0..24).map(|_| http::post(&url, &body))).await;
+    for answer in answers {
+        let answer = answer.unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    let text = http::get(&router.url("/metrics")).await.unwrap().body;
+    let text = text.as_str().unwrap();
+    let waited = metric(text, "ovfleet_router_queue_wait_seconds_count").unwrap();
+    assert!(waited >= 12.0, "{waited} of 24 waited");
+    nothing_is_left(&router).await;
+    assert_eq!(metric(text, "ovfleet_router_expired_dispatches_total"), Some(0.0));
+}
+
+#[tokio::test]
+async fn a_replica_that_drains_gets_nothing_new() {
+    let places: Vec<Place> = (0..2).map(|_| Place::start(&SIM)).collect();
+    let all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
+    let router = Router::start(&all).expect("the router starts");
+    let body = json!({"model": "sim", "prompt": "drain", "max_tokens": 2});
+    places[0].signal("TERM");
+    let other = places[1].server().address().to_owned();
+    let client = reqwest::Client::new();
+    let end = tokio::time::Instant::now() + LIMIT;
+    let mut in_a_row = 0;
+    while in_a_row < 20 {
+        assert!(tokio::time::Instant::now() < end);
+        let response = client.post(router.url("/v1/completions")).json(&body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 200);
+        in_a_row = if response.headers()["x-ovfleet-replica"] == other.as_str() { in_a_row + 1 } else { 0 };
+    }
+}
