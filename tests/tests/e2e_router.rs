@@ -1,5 +1,6 @@
 //! The router in front of real servers: what clients notice when servers are killed, stopped and started again
 //! under load, which is nothing before their first byte.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -91,7 +92,7 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
         if tally.is_over.load(Ordering::Relaxed) {
             return;
         }
-        let stream = (number + count) % 3 > 0;
+        let stream = !(number + count).is_multiple_of(3);
         let body = json!({
             "model": model,
             "messages": [{"role": "user", "content": format!("Client {number} asks for the {count}th time.")}],
@@ -169,7 +170,6 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
-    println!("{:?}", *tally);
     nothing_is_left(&router).await;
     drop(places);
     router.process().signal("TERM").unwrap();

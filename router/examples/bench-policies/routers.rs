@@ -157,7 +157,7 @@ impl Router for LlmD {
                 (best, ties) = ((score, replica), 1);
             } else if score == best.0 {
                 ties += 1;
-                if self.rng.next_u64() % ties == 0 {
+                if self.rng.next_u64().is_multiple_of(ties) {
                     best.1 = replica;
                 }
             }

@@ -233,7 +233,7 @@ const CLUMP: usize = 16;
 fn gap(kind: Kind, number: usize, rng: &mut StdRng) -> f64 {
     let exponential = -unit(rng).ln();
     match kind {
-        Kind::Bursty if number % CLUMP == 0 => exponential * (CLUMP as f64 - 0.5),
+        Kind::Bursty if number.is_multiple_of(CLUMP) => exponential * (CLUMP as f64 - 0.5),
         Kind::Bursty => exponential * 0.5 / (CLUMP as f64 - 1.0),
         // A mix of two: twice as uneven as arrivals at random.
         Kind::TraceLike => exponential * if unit(rng) < 0.2 { 3.4 } else { 0.4 },
