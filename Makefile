@@ -20,6 +20,10 @@ help: ## List the targets.
 fetch: ## Download the OpenVINO runtime and the sample model into .deps/, once, checked by sha256.
 	@scripts/fetch
 
+.PHONY: tools
+tools: ## Build the pinned Kubernetes programs of the tests into .deps/tools/, once (minutes, needs Go).
+	@scripts/tools node
+
 .PHONY: build
 build: fetch ## Build the server, optimised, into target/release/server.
 	@scripts/need cargo g++
@@ -33,6 +37,7 @@ run: build ## Serve the sample model on 127.0.0.1:8000. PORT, MODEL and ARGS ove
 test: fetch ## Run all tests, those with the real model and the official clients included.
 	@scripts/need cargo g++
 	@scripts/clients
+	@scripts/tools control-plane
 	@$(CARGO) test --workspace --locked
 
 .PHONY: lint
