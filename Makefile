@@ -37,7 +37,7 @@ run: build ## Serve the sample model on 127.0.0.1:8000. PORT, MODEL and ARGS ove
 test: fetch ## Run all tests, those with the real model and the official clients included.
 	@scripts/need cargo g++
 	@scripts/clients
-	@scripts/tools control-plane
+	@scripts/tools control-plane charts
 	@$(CARGO) test --workspace --locked
 
 .PHONY: lint
