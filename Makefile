@@ -40,6 +40,17 @@ test: fetch ## Run all tests, those with the real model and the official clients
 	@scripts/tools control-plane charts
 	@$(CARGO) test --workspace --locked
 
+# Debug builds do for the tests' own programs; what is put into images is what is shipped.
+.PHONY: e2e
+e2e: fetch ## Install the chart on a real node and chat with real pods; needs root. ARGS go to the tests.
+	@scripts/need cargo g++
+	@scripts/clients
+	@$(CARGO) build --release --locked --package server --package router --package operator
+	@tests/cluster/images.sh target/release server router operator
+	@$(CARGO) test --locked --package tests --features node --test 'node_*' --no-run
+	@tests/cluster/node.sh $(CARGO) test --offline --locked --package tests --features node --test 'node_*' -- \
+	  --test-threads 1 $(ARGS)
+
 .PHONY: lint
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
 	@scripts/need cargo g++

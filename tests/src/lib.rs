@@ -4,9 +4,12 @@
 
 pub mod cluster;
 pub mod http;
+pub mod hub;
+pub mod node;
 pub mod process;
 pub mod server;
 pub mod tidy;
+pub mod traffic;
 
 use std::path::{Path, PathBuf};
 

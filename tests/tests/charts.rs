@@ -144,11 +144,31 @@ async fn is_what_the_api_server_takes() -> anyhow::Result<()> {
         assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stdout));
     }
     // And it does find something.
-    let wrong = render("helm4", &[])?
-        .replace("automountServiceAccountToken", "x")
-        .replace("  replicas:", "  replica:");
+    let right = render("helm4", &[])?;
     let wrong = right.replace("serviceAccountName:", "serviceAcountName:");
     assert!(!check(&wrong)?.status.success());
+    Ok(())
+}
+
+#[tokio::test]
+async fn samples_are_what_the_resource_takes() -> anyhow::Result<()> {
+    let plane = ControlPlane::start().await?;
+    let kubectl = |arguments: &[&str]| -> anyhow::Result<Output> {
+        Ok(plane.kubectl(arguments)?.current_dir(tests::root()).output()?)
+    };
+    for arguments in [
+        ["apply", "--server-side", "--filename", "crds/llmdeployments.yaml"],
+        ["wait", "--for=condition=Established", "--timeout=60s", "crd/llmdeployments.ovfleet.dev"],
+    ] {
+        let output = kubectl(&arguments)?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for entry in tests::root().join("deploy/samples").read_dir()? {
+        let path = entry?.path();
+        let path = path.to_string_lossy();
+        let output = kubectl(&["apply", "--dry-run=server", "--validate=strict", "--filename", &path])?;
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+    }
     Ok(())
 }
 
@@ -160,7 +180,6 @@ fn what_is_not_a_value_is_refused() -> anyhow::Result<()> {
             ("watch.namespaces=x", "namespaces"),
             ("watch.namespaces[0]=Not_A_Name", "namespaces"),
             ("log.format=xml", "format"),
-            ("hubEndpoint=ftp://hub", "hubEndpoint"),
             ("replicas=-1", "replicas"),
             ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
         ] {

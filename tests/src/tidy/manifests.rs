@@ -6,8 +6,11 @@ use super::{Finding, Tree};
 
 /// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
 /// exist; an edge that is not here may not either, whichever kind of dependency it is.
-const EDGES: [(&str, &[&str]); 9] = [
+const EDGES: [(&str, &[&str]); 12] = [
+    ("operator", &["operator-api", "tests"]),
+    ("operator-api", &[]),
     ("proto", &[]),
+    ("router", &["proto", "server-scheduler"]),
     (
         "server",
         &["proto", "server-engine", "server-openai", "server-openvino", "server-scheduler", "server-text"],
@@ -30,11 +33,11 @@ const OUTSIDE: [(&str, &[&str]); 3] = [
 
 /// Crates of others that know a protocol, and the only crates of ours that may use them.
 const PROTOCOLS: [(&str, &[&str]); 5] = [
-    ("axum", &["server"]),
-    ("clap", &["server"]),
-    ("tonic", &["proto", "server"]),
-    ("tonic-prost", &["proto", "server"]),
-    ("tower", &["server"]),
+    ("axum", &["operator", "server", "tests"]),
+    ("clap", &["operator", "router", "server"]),
+    ("tonic", &["proto", "router", "server"]),
+    ("tonic-prost", &["proto", "router", "server"]),
+    ("tower", &["router", "server"]),
 ];
 
 /// Checks the manifests of the workspace.
