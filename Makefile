@@ -10,7 +10,7 @@ ARGS ?=
 export MODEL PORT
 
 CARGO_DENY_VERSION := 0.20.2
-SCRIPTS := .ci/run deploy/stage $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh tests/*/*/*.sh)
+SCRIPTS := .ci/run .ci/packages deploy/stage $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh tests/*/*/*.sh)
 
 .PHONY: help
 help: ## List the targets.

@@ -122,7 +122,8 @@ init=$(tr -d ' ' <"/proc/$unshared/task/$unshared/children")
 
 inside() {
   nsenter -t "$init" --net --mount --pid --wdns="$PWD" -- env KUBECONFIG="$node/admin.kubeconfig" \
-    HOME="$node/home" NODE="$node" "$@"
+    KUBECACHEDIR="$node/home/kubectl" HELM_CACHE_HOME="$node/home/helm" HELM_CONFIG_HOME="$node/home/helm" \
+    HELM_DATA_HOME="$node/home/helm" "$@"
 }
 
 await "the node to be ready" test -e "$node/ready" || {
