@@ -45,10 +45,7 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
         let text = file.text.replace("\\\n", " ");
         for line in text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
             for flag in flags(line).filter(|flag| !known.contains(flag)) {
-                findings.push(Finding::new(
-                    &file.path,
-                    format!("mentions {flag}, which is no flag of ours"),
-                ));
+                findings.push(Finding::new(&file.path, format!("mentions {flag}, which is no flag of ours")));
             }
         }
     }
@@ -174,7 +171,8 @@ mod tests {
 
     #[test]
     fn finds_flags_that_do_not_exist() {
-        let documents = tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent \\\n  --fail\n")]);
+        let documents =
+            tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent \\\n  --fail\n")]);
         let found = mentioned_flags(&documents, "| `--port` | the port |");
         assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is no flag of ours")]);
     }
