@@ -63,7 +63,9 @@ impl Election {
                 Ok(false) => {}
                 Err(error) => tracing::warn!(error = format!("{error:#}"), "failed to look at the lease"),
             }
-            tokio::time::sleep(self.config.interval().mul_f64(rand::rng().random_range(0.8..1.2))).await;
+            // Not all at once.
+            let pause = self.config.interval().mul_f64(rand::rng().random_range(0.8..1.2));
+            tokio::time::sleep(pause).await;
         }
     }
 

@@ -15,7 +15,9 @@
 mod app;
 mod args;
 mod backend;
+mod drain;
 mod error;
+mod fetch;
 mod lifecycle;
 mod limits;
 mod listen;
@@ -30,11 +32,14 @@ mod sse;
 mod telemetry;
 
 pub use app::{App, Serving};
-pub use args::{Args, Backend, ByteSize, LogFormat, SimArgs, WeightsForm};
+pub use args::{Args, Backend, ByteSize, Command, LogFormat, SimArgs, WeightsForm};
 pub use backend::built_in_text;
+pub use drain::DrainArgs;
+pub use fetch::{FetchArgs, Format};
 pub use lifecycle::{Lifecycle, Phase};
 pub use limits::{Limits, RETRY_AFTER_MAX};
 pub use load::{ReplicaService, publish};
 pub use metrics::Metrics;
 pub use model::Model;
 pub use routes::router;
+pub use run::exit_code;

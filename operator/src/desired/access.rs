@@ -9,7 +9,7 @@ use crate::validate::{Cache, Files, ValidDeployment};
 /// Identities for each part, and the router's role: it may see EndpointSlices. Nobody else may do anything, and has no
 /// token to do it with.
 #[must_use]
-pub fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
+pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let owner = &valid.owner;
     let account = |component: Component| {
         let content = json!({"automountServiceAccountToken": false});

@@ -9,7 +9,7 @@ use crate::validate::ValidDeployment;
 
 /// The budgets of replicas and of routers.
 #[must_use]
-pub fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
+pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let disruption = &valid.server.disruption;
     let (field, amount) = match (&disruption.min_available, &disruption.max_unavailable) {
         (Some(amount), _) => ("minAvailable", json_of(amount)),

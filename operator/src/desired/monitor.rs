@@ -9,7 +9,7 @@ use crate::validate::ValidDeployment;
 
 /// The ServiceMonitor, if it is wanted.
 #[must_use]
-pub fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
+pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let Some(interval) = valid.monitor else { return Vec::new() };
     let owner = &valid.owner;
     let content = json!({"spec": {

@@ -9,13 +9,13 @@ use crate::manifest::{Kind, Manifest};
 use crate::validate::{Cache, Files, ValidDeployment};
 
 /// The label of namespaces whose pods may scrape metrics.
-pub const SCRAPES: &str = "ovfleet.dev/scrapes";
+const SCRAPES: &str = "ovfleet.dev/scrapes";
 /// The label of the operator's own pods.
 const OPERATOR: (&str, &str) = ("app.kubernetes.io/name", "ovfleet-operator");
 
 /// The policies, if they are wanted.
 #[must_use]
-pub fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
+pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     if !valid.security.network_policy {
         return Vec::new();
     }

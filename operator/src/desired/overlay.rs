@@ -7,7 +7,7 @@ const KEYS: [&str; 4] = ["name", "mountPath", "containerPort", "topologyKey"];
 
 /// Lays `overlay` over `base`. Objects are merged; lists whose things all have a key of their own are merged by it,
 /// new things at the end; everything else is replaced.
-pub fn lay_over(base: &mut Value, overlay: &Value) {
+pub(super) fn lay_over(base: &mut Value, overlay: &Value) {
     match (base, overlay) {
         (Value::Object(base), Value::Object(overlay)) => {
             for (name, value) in overlay {

@@ -22,7 +22,7 @@ const FAREWELL_SECONDS: u64 = 10;
 
 /// The options and the Deployment.
 #[must_use]
-pub fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
+pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     vec![options(valid), deployment(valid)]
 }
 

@@ -10,7 +10,7 @@ use crate::validate::ValidDeployment;
 
 /// Both Services.
 #[must_use]
-pub fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
+pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     vec![clients(valid), replicas(valid)]
 }
 

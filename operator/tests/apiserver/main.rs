@@ -1,0 +1,10 @@
+//! The operator against a real API server: its rules, and what it makes of resources. There is no node: a kubelet of
+//! these tests says of pods what a real one would.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod control;
+mod kubelet;
+mod leaders;
+mod many;
+mod rules;
+mod support;

@@ -1,0 +1,42 @@
+//! What the operator may do, as the chart grants it: written down here, so that it cannot grow unseen.
+
+use expect_test::expect;
+use serde_json::Value;
+
+#[test]
+fn the_operator_has_these_rights_and_none_to_secrets() {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ovfleet/templates/_helpers.tpl");
+    let text = std::fs::read_to_string(chart).unwrap();
+    let rules = text
+        .split("{{- define \"ovfleet.rules\" -}}")
+        .nth(1)
+        .and_then(|rest| rest.split("{{- end }}").next());
+    let rules: Vec<Value> = serde_yaml::from_str(rules.unwrap()).unwrap();
+    let list = |value: &Value| {
+        let items = value.as_array().unwrap().iter().map(|item| item.as_str().unwrap());
+        items.collect::<Vec<_>>().join(",")
+    };
+    let mut lines = String::new();
+    for rule in &rules {
+        let (groups, resources, verbs) =
+            (list(&rule["apiGroups"]), list(&rule["resources"]), list(&rule["verbs"]));
+        for forbidden in [
+            "secrets",
+            "*",
+            "pods/exec",
+            "pods/attach",
+            "pods/portforward",
+            "pods/proxy",
+            "escalate",
+            "bind",
+            "impersonate",
+        ] {
+            assert!(
+                !format!(",{resources},{verbs},{groups},").contains(&format!(",{forbidden},")),
+                "{forbidden}"
+            );
+        }
+        lines += &format!("{groups} {resources}: {verbs}\n");
+    }
+    expect![[r#""#]].assert_eq(&lines);
+}
