@@ -176,7 +176,7 @@ store_and_api() {
     --service-cluster-ip-range=$services --client-ca-file="$pki/ca.crt" --cert-dir="$pki" \
     --tls-cert-file="$pki/api-server.crt" --tls-private-key-file="$pki/api-server.key" \
     --kubelet-client-certificate="$pki/admin.crt" --kubelet-client-key="$pki/admin.key" \
-    --kubelet-certificate-authority="$pki/ca.crt" \
+    --kubelet-certificate-authority="$pki/ca.crt" --kubelet-preferred-address-types=InternalIP \
     --service-account-key-file="$pki/sa.pub" --service-account-signing-key-file="$pki/sa.key" \
     --service-account-issuer=https://kubernetes.default.svc.cluster.local \
     --requestheader-client-ca-file="$pki/ca.crt" --requestheader-allowed-names=nobody \
