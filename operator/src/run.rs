@@ -26,6 +26,8 @@ use crate::metrics::Metrics;
 use crate::validate::Defaults;
 use crate::{local, telemetry};
 
+/// How often is looked whether the definition is there, by whoever may not watch definitions.
+const DEFINITION_PAUSE: Duration = Duration::from_secs(2);
 /// Time for what is under way when the process is to end.
 const FAREWELL: Duration = Duration::from_secs(20);
 
@@ -164,7 +166,7 @@ pub async fn look_after_with(
 ) -> anyhow::Result<()> {
     admin.waits_for(Some("the definition of LLMDeployment"));
     tokio::select! {
-        established = definition(&client) => established?,
+        established = definition(&client, config.namespaces.first()) => established?,
         () = stop.cancelled() => return Ok(()),
     }
     admin.waits_for(None);
@@ -230,13 +232,24 @@ async fn control(
 }
 
 /// Waits until the cluster knows the resource.
-async fn definition(client: &Client) -> anyhow::Result<()> {
+async fn definition(client: &Client, namespace: Option<&String>) -> anyhow::Result<()> {
     let name = LlmDeployment::crd_name();
     // Whoever looks after single namespaces may not be allowed to see definitions; that the resource can be listed
     // says as much.
-    let listed = Api::<LlmDeployment>::default_namespaced(client.clone());
-    if listed.list_metadata(&kube::api::ListParams::default().limit(1)).await.is_ok() {
-        return Ok(());
+    let listed: Api<LlmDeployment> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    loop {
+        let error = match listed.list_metadata(&kube::api::ListParams::default().limit(1)).await {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        if namespace.is_none() {
+            break;
+        }
+        tracing::warn!(%error, "waits for the definition of LLMDeployment");
+        tokio::time::sleep(DEFINITION_PAUSE).await;
     }
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     await_condition(definitions, name, is_crd_established())

@@ -45,7 +45,8 @@ pub fn status(
     let progressing = judge::progressing(&facts, &model, &replicas, &router);
     let degraded = judge::degraded(applied, &facts, &model);
     let ready = judge::ready(&facts, [&accepted, &model, &replicas, &router]);
-    let phase = judge::phase(applied, &facts, [&accepted, &model, &degraded, &ready]);
+    let before = previous.map_or(Phase::Pending, |previous| previous.phase);
+    let phase = judge::phase(applied, (&facts, before), [&accepted, &model, &degraded, &ready]);
     let findings = [
         (conditions::ACCEPTED, accepted),
         (conditions::MODEL_AVAILABLE, model),

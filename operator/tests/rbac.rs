@@ -38,5 +38,20 @@ fn the_operator_has_these_rights_and_none_to_secrets() {
         }
         lines += &format!("{groups} {resources}: {verbs}\n");
     }
-    expect![[r#""#]].assert_eq(&lines);
+    expect![[r#"
+        ovfleet.dev llmdeployments: get,list,watch
+        ovfleet.dev llmdeployments/status: get,patch
+        ovfleet.dev llmdeployments/finalizers: update
+         configmaps,persistentvolumeclaims,serviceaccounts,services: get,list,watch,create,patch,delete
+        apps deployments: get,list,watch,create,patch,delete
+        batch jobs: get,list,watch,create,patch,delete
+        policy poddisruptionbudgets: get,list,watch,create,patch,delete
+        networking.k8s.io networkpolicies: get,list,watch,create,patch,delete
+        rbac.authorization.k8s.io roles,rolebindings: get,list,watch,create,patch,delete
+        monitoring.coreos.com servicemonitors: get,list,watch,create,patch,delete
+         pods: get,list,watch
+         pods/status: patch
+        discovery.k8s.io endpointslices: get,list,watch
+        events.k8s.io events: create,patch
+    "#]].assert_eq(&lines);
 }

@@ -75,7 +75,7 @@ pub struct KvCache {
     /// Bytes, as in `8Gi`. It must fit into the memory limit beside the weights. Default: half of the memory that is
     /// free once the model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "engine.kvCache.size must be a number of bytes, as in 8Gi")])))]
+    #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "engine.kvCache.size must be a number of bytes, as in 8Gi")])))]
     pub size: Option<Quantity>,
     /// The type of what is kept. Default: what the device prefers.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -28,13 +28,45 @@ pub use spec::{
 };
 pub use status::{CacheState, CacheStatus, LlmDeploymentStatus, Phase, conditions};
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
+
 /// The API group.
 pub const GROUP: &str = "ovfleet.dev";
 
 /// The custom resource definition, as it is in `crds/`.
+///
+/// # Panics
+/// Never: what is added to the types' own schema is one.
 #[must_use]
-pub fn crd() -> k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition {
-    <LlmDeployment as kube::CustomResourceExt>::crd()
+pub fn crd() -> CustomResourceDefinition {
+    let mut definition = <LlmDeployment as kube::CustomResourceExt>::crd();
+    // Rules about the name need a bound on its length, or the API server takes them to be too expensive.
+    let metadata = serde_json::json!({
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 63}},
+    });
+    let metadata: JSONSchemaProps = serde_json::from_value(metadata).expect("invariant: it is a schema");
+    for version in &mut definition.spec.versions {
+        let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
+        if let Some(properties) = schema.and_then(|schema| schema.properties.as_mut()) {
+            properties.insert("metadata".to_owned(), metadata.clone());
+        }
+    }
+    definition
+}
+
+/// Resources as in a container, with bounds: rules about what is in a map need one on its size.
+pub(crate) fn resources(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    use schemars::JsonSchema as _;
+    let mut schema = k8s_openapi::api::core::v1::ResourceRequirements::json_schema(generator).to_value();
+    for map in ["limits", "requests"] {
+        schema["properties"][map]["maxProperties"] = 16.into();
+        schema["properties"][map]["additionalProperties"] =
+            serde_json::json!({"x-kubernetes-int-or-string": true, "maxLength": 32});
+    }
+    schemars::Schema::try_from(schema).unwrap_or_default()
 }
 
 /// Text of which anything is accepted that the API server accepts in its place in a pod.

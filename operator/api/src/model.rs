@@ -188,7 +188,7 @@ pub struct Cache {
     pub mode: CacheMode,
     /// Bytes, as in `40Gi`: of the volume, or with the mode `none` the most that may be used of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a number of bytes, as in 40Gi")])))]
+    #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a number of bytes, as in 40Gi")])))]
     pub size: Option<Quantity>,
     /// The StorageClass of the volumes. Default: the cluster's.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Disruption, Drain, Engine, LlmDeploymentStatus, LocalReference, Model, Period, Placement, Rollout,
-    Router, any_object, rules,
+    Router, any_object, resources, rules,
 };
 
 /// What is to be served, and how.
@@ -75,6 +75,7 @@ pub struct LlmDeploymentSpec {
 
     /// Processors and memory of each replica. Default: none requested, none forbidden, which is for trying out only.
     #[serde(default)]
+    #[schemars(schema_with = "resources")]
     pub resources: ResourceRequirements,
 
     /// On which nodes replicas run.

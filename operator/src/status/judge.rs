@@ -247,12 +247,14 @@ pub(crate) fn degraded(applied: &Applied, facts: &Facts, model: &Finding) -> Fin
     if facts.cache.as_ref().is_some_and(|cache| cache.state == CacheState::Failed) {
         return Finding::new(true, &model.reason, model.message.clone());
     }
-    if let Some(problem) = &facts.problem {
+    // A place may yet be found: nodes come, volumes are bound.
+    let is_lasting = |problem: &&Problem| problem.reason != "Unschedulable" || facts.deadline_exceeded;
+    if let Some(problem) = facts.problem.as_ref().filter(is_lasting) {
         return Finding::new(true, &problem.reason, problem.message.clone());
     }
     let routers: Vec<&PodState> =
         applied.observed.pods_of(Component::Router).filter(|pod| !pod.is_terminating).collect();
-    if let Some(problem) = worst(&routers) {
+    if let Some(problem) = worst(&routers).filter(|problem| problem.reason != "Unschedulable") {
         return Finding::new(true, &problem.reason, problem.message);
     }
     if facts.deadline_exceeded {
@@ -285,7 +287,7 @@ pub(crate) fn ready(facts: &Facts, [accepted, model, replicas, router]: [&Findin
 
 pub(crate) fn phase(
     applied: &Applied,
-    facts: &Facts,
+    (facts, before): (&Facts, Phase),
     [accepted, model, degraded, ready]: [&Finding; 4],
 ) -> Phase {
     if accepted.holds == Some(false) {
@@ -300,7 +302,9 @@ pub(crate) fn phase(
     if ready.holds == Some(true) && facts.present == facts.wanted {
         return Phase::Ready;
     }
-    if facts.routable > 0 {
+    // What has never been ready is not updated but started.
+    let is_first = matches!(before, Phase::Pending | Phase::Fetching | Phase::Starting | Phase::Suspended);
+    if facts.routable > 0 && !is_first {
         return Phase::Updating;
     }
     if model.holds == Some(false) { Phase::Fetching } else { Phase::Starting }

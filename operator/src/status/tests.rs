@@ -73,7 +73,8 @@ fn seen(pods: &[PodState]) -> Observed {
 }
 
 fn told(object: &LlmDeployment, observed: Observed, routers: i32) -> LlmDeploymentStatus {
-    status(object, None, &applied(object, observed, routers), Timestamp::UNIX_EPOCH)
+    let before = LlmDeploymentStatus { phase: Phase::Ready, ..LlmDeploymentStatus::default() };
+    status(object, Some(&before), &applied(object, observed, routers), Timestamp::UNIX_EPOCH)
 }
 
 fn reason(status: &LlmDeploymentStatus, name: &str) -> String {
