@@ -72,7 +72,11 @@ impl FailureCause {
     pub fn is_final(&self) -> bool {
         match self {
             Self::NameTaken => true,
-            Self::Api(kube::Error::Api(status)) => matches!(status.code, 400 | 422),
+            // An unknown field or a wrong type in what the user laid over a pod is an internal error to the API server.
+            Self::Api(kube::Error::Api(status)) => {
+                matches!(status.code, 400 | 422)
+                    || status.message.starts_with("failed to create typed patch object")
+            }
             Self::Api(_) => false,
         }
     }

@@ -1,14 +1,14 @@
 //! The loop: something has changed, so a resource is looked at, and what is not as it should be is made so. This is the
 //! wiring; what is right is decided in [`validate`], [`desired`] and [`status`], none of which knows a cluster.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, reflector, watcher};
@@ -139,21 +139,22 @@ pub async fn run(
         // What the operator itself writes, the status, is no reason to look again.
         .predicate_filter(predicates::generation.combine(predicates::annotations), Default::default());
     let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context));
-    let runtime =
-        kube::runtime::controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
+    let runtime = controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
     let recorder = Recorder::new(client.clone(), FIELD_MANAGER.into());
     let applier = Applier { client, stores: stores.clone(), metrics: metrics.clone() };
-    let context = Context { config, stores, applier, ask, recorder, metrics, memory: Mutex::default() };
+    let context =
+        Arc::new(Context { config, stores, applier, ask, recorder, metrics, memory: Mutex::default() });
     let _ = known.send(reader.clone());
     let outcomes = Controller::for_stream(resources, reader.clone())
         .with_config(runtime)
         .reconcile_on(changes)
         .graceful_shutdown_on(stop.cancelled_owned())
-        .run(reconcile_measured, again_later, Arc::new(context));
-    let all = outcomes.for_each(async |outcome| {
-        if let Err(error) = outcome {
-            tracing::debug!(%error, "not reconciled");
-        }
+        .run(reconcile_measured, again_later, Arc::clone(&context));
+    let all = outcomes.for_each(async |outcome| match outcome {
+        // It has gone, and something that it owned has told.
+        Err(controller::Error::ObjectNotFound(_)) => context.forget(&reader),
+        Err(error) => tracing::debug!(%error, "not reconciled"),
+        Ok(_) => {}
     });
     tokio::select! {
         () = all => Ok(()),
@@ -233,6 +234,12 @@ impl Context {
 
     fn remember<T>(&self, object: &LlmDeployment, change: impl FnOnce(&mut Memory) -> T) -> T {
         change(self.memory().entry(object.uid().unwrap_or_default()).or_default())
+    }
+
+    /// Forgets what has gone.
+    fn forget(&self, present: &Store<LlmDeployment>) {
+        let present: HashSet<String> = present.state().iter().filter_map(|object| object.uid()).collect();
+        self.memory().retain(|uid, _| present.contains(uid));
     }
 
     /// The status as it is.

@@ -201,6 +201,7 @@ impl Fleet {
     /// Starts again what ends, and says how things are whenever that changes.
     async fn supervise(&mut self) -> anyhow::Result<()> {
         let mut said = String::new();
+        let mut was_ready = false;
         loop {
             for child in self.servers.iter_mut().chain([&mut self.router]) {
                 child.look().await?;
@@ -209,9 +210,10 @@ impl Fleet {
             let wanted = self.servers.len();
             let phase = match (self.router.is_ready(), ready) {
                 (true, ready) if ready == wanted && wanted > 0 => "Ready",
-                (true, 1..) => "Degraded",
+                _ if was_ready => "Degraded",
                 _ => "Starting",
             };
+            was_ready |= phase == "Ready";
             let status = format!(
                 "{phase}: {ready}/{wanted} replicas ready, model {} at http://{}/v3",
                 self.model, self.endpoint

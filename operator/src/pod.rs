@@ -134,6 +134,10 @@ fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
         let message = condition.message.clone().unwrap_or_default();
         return Some(Problem { reason: "Unschedulable".to_owned(), message });
     }
+    let fetch = containers(status).find(|container| container.name == "fetch").and_then(report);
+    if let Some(FetchReport { reason, message, .. }) = fetch.filter(|report| !report.is_complete()) {
+        return Some(Problem { reason, message });
+    }
     if status.phase.as_deref() == Some("Failed") {
         let reason = status.reason.clone().unwrap_or_else(|| "PodFailed".to_owned());
         let message = status.message.clone().unwrap_or_else(|| "a pod has failed".to_owned());
@@ -166,9 +170,7 @@ fn container_problem(container: &ContainerStatus) -> Option<Problem> {
             _ => {}
         }
     }
-    if container.ready
-        || (container.name == "fetch" && report(container).is_some_and(|report| report.is_complete()))
-    {
+    if container.ready {
         return None;
     }
     // It has failed and has not worked since, whether it is just being tried again or waits for that.

@@ -53,5 +53,6 @@ fn the_operator_has_these_rights_and_none_to_secrets() {
          pods/status: patch
         discovery.k8s.io endpointslices: get,list,watch
         events.k8s.io events: create,patch
-    "#]].assert_eq(&lines);
+    "#]]
+    .assert_eq(&lines);
 }

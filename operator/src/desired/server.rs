@@ -33,7 +33,7 @@ pub fn deployment(valid: &ValidDeployment) -> Manifest {
     let mut template = template(valid);
     let hash = digest(&template);
     template["metadata"]["labels"][TEMPLATE] = json!(hash);
-    let content = json!({
+    let mut content = json!({
         "spec": {
             "replicas": server.replicas,
             "selector": {"matchLabels": owner.selector(Component::Server)},
@@ -41,14 +41,19 @@ pub fn deployment(valid: &ValidDeployment) -> Manifest {
                 "maxSurge": json_of(&server.surge_max),
                 "maxUnavailable": json_of(&server.unavailable_max),
             }},
-            "minReadySeconds": server.min_ready_seconds,
             "progressDeadlineSeconds": server.progress_deadline.as_secs().max(1),
-            "paused": server.paused,
             // For undoing there is the resource itself.
             "revisionHistoryLimit": 2,
             "template": template,
         },
     });
+    // The API server leaves out what is zero, and what is left out would look like a change by somebody else.
+    put(&mut content["spec"], "paused", server.paused.then_some(true));
+    put(
+        &mut content["spec"],
+        "minReadySeconds",
+        (server.min_ready_seconds > 0).then_some(server.min_ready_seconds),
+    );
     owner.manifest(Kind::Deployment, &owner.part(Component::Server), Component::Server, content)
 }
 

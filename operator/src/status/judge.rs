@@ -110,6 +110,10 @@ fn fetched(applied: &Applied) -> (Option<CacheStatus>, Option<String>) {
             _ if observed.job_complete(&job) => (Some(cache(CacheState::Ready, None, None)), None),
             _ if observed.job_failed(&job) => (Some(cache(CacheState::Failed, None, None)), None),
             _ if observed.pods.iter().any(|pod| pod.is_fetching) => (Some(underway()), None),
+            // It is tried again, later and later.
+            _ if observed.pods_of(Component::Fetch).any(|pod| pod.fetched.is_some()) => {
+                (Some(cache(CacheState::Failed, None, None)), None)
+            }
             _ => (Some(CacheStatus::default()), None),
         };
     }
