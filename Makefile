@@ -10,7 +10,7 @@ ARGS ?=
 export MODEL PORT REPLICAS
 
 CARGO_DENY_VERSION := 0.20.2
-SCRIPTS := .ci/run $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh)
+SCRIPTS := .ci/run .ci/packages deploy/stage $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh tests/*/*/*.sh)
 
 .PHONY: help
 help: ## List the targets.
@@ -19,6 +19,10 @@ help: ## List the targets.
 .PHONY: fetch
 fetch: ## Download the OpenVINO runtime and the sample model into .deps/, once, checked by sha256.
 	@scripts/fetch
+
+.PHONY: tools
+tools: ## Build the pinned Kubernetes programs of the tests into .deps/tools/, once (minutes, needs Go).
+	@scripts/tools node
 
 .PHONY: build
 build: fetch ## Build the server and the router, optimised, into target/release/.
@@ -34,7 +38,19 @@ run: build ## Serve the sample model by two servers behind the router on 127.0.0
 test: fetch ## Run all tests, those with the real model and the official clients included.
 	@scripts/need cargo g++
 	@scripts/clients
+	@scripts/tools control-plane charts
 	@$(CARGO) test --workspace --locked
+
+# Debug builds do for the tests' own programs; what is put into images is what is shipped.
+.PHONY: e2e
+e2e: fetch ## Install the chart on a real node and chat with real pods; needs root. ARGS go to the tests.
+	@scripts/need cargo g++
+	@scripts/clients
+	@$(CARGO) build --release --locked --package server --package router --package operator
+	@tests/cluster/images.sh target/release server router operator
+	@$(CARGO) test --locked --package tests --features node --test 'node_*' --no-run
+	@tests/cluster/node.sh $(CARGO) test --offline --locked --package tests --features node --test 'node_*' -- \
+	  --test-threads 1 $(ARGS)
 
 .PHONY: lint
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, ValueEnum};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+use crate::drain::DrainArgs;
+use crate::fetch::FetchArgs;
 
 /// Serve a language model on OpenVINO, with OpenAI's API.
 ///
@@ -16,6 +19,10 @@ use clap::{Args as ClapArgs, Parser, ValueEnum};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "server", version, max_term_width = 110, after_long_help = EXAMPLES)]
 pub struct Args {
+    /// Something else than serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// The model: a GGUF file, or a directory with openvino_model.xml and tokenizer.json.
     ///
     /// With `--backend sim` only its tokenizer and chat template are used, and without it a tokenizer of
@@ -224,6 +231,16 @@ Then:
   curl http://127.0.0.1:8000/v3/chat/completions -d \\
     '{\"model\": \"model\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'";
 
+/// Something else than serving.
+#[derive(Clone, Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "there is one, once")]
+pub enum Command {
+    /// Bring a model's files into a folder, whole and checked.
+    Fetch(FetchArgs),
+    /// Tell a running server that no more requests will be sent, and wait until it has finished those it has.
+    Drain(DrainArgs),
+}
+
 /// What the simulator simulates.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Simulator")]
@@ -414,7 +431,7 @@ impl fmt::Display for ByteSize {
 }
 
 /// `30s`, `20ms`, `250us`, `2m`; seconds without a unit.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no time: write e.g. 30s, 500ms, 250us, 2m");
     let digits = text.trim_end_matches(|letter: char| letter.is_alphabetic());
     let seconds = match &text[digits.len()..] {

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // The chain of causes, once, on one line.
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            server::exit_code(&error)
         }
     }
 }

@@ -2,6 +2,7 @@
 //! probes are already answered; then requests, until a signal; then what is left of them.
 
 use std::convert::Infallible;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -17,19 +18,25 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::app::{App, Serving};
-use crate::args::Args;
+use crate::args::{Args, Command};
 use crate::lifecycle::Phase;
 use crate::limits::Limits;
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
 use crate::routes::router;
-use crate::{backend, listen, telemetry};
+use crate::{backend, fetch, listen, telemetry};
 
 /// Time for the errors to reach the clients when the engine has died.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// What a process ends with that has failed.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    error.downcast_ref::<fetch::Error>().map_or(ExitCode::FAILURE, fetch::Error::exit_code)
+}
+
 impl Args {
-    /// Runs the server until it is asked to end.
+    /// Does what the subcommand says or, without one, runs the server until it is asked to end.
     ///
     /// # Errors
     /// It could not start, its engine died, or it was asked to end twice.
@@ -39,7 +46,11 @@ impl Args {
             .enable_all()
             .build()
             .context("failed to start the asynchronous runtime")?;
-        let outcome = runtime.block_on(run(self));
+        let outcome = match self.command.clone() {
+            Some(Command::Fetch(fetch)) => runtime.block_on(fetch.run()).map_err(Into::into),
+            Some(Command::Drain(drain)) => runtime.block_on(drain.run()),
+            None => runtime.block_on(run(self)),
+        };
         // A request that is still being prepared is of no use to anybody.
         runtime.shutdown_background();
         outcome
@@ -47,6 +58,7 @@ impl Args {
 
     fn split(self) -> Settings {
         let Self {
+            command: _,
             model,
             model_names,
             host,

@@ -1,12 +1,16 @@
-//! What the tests of the whole repository share: the rules of the tree, and a harness around the real
-//! server process. It decides nothing about the products and no product depends on it: it sees what a user
+//! What the tests of the whole repository share: the rules of the tree, harnesses around the real
+//! server process and a real Kubernetes control plane. It decides nothing about the products and no product depends on it: it sees what a user
 //! sees.
 
+pub mod cluster;
 pub mod http;
+pub mod hub;
+pub mod node;
 pub mod process;
 pub mod router;
 pub mod server;
 pub mod tidy;
+pub mod traffic;
 
 use std::path::{Path, PathBuf};
 

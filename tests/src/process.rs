@@ -105,6 +105,11 @@ impl Process {
         self.output.lock().lines.join("\n")
     }
 
+    /// Whether it is over.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits for a line from which `find` makes something.
     ///
     /// # Errors

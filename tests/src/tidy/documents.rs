@@ -32,16 +32,18 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Checks that each `--flag` in the documents for users is one of `reference`, the generated list of flags.
-/// Lines that hold the command of somebody else are left out.
+/// Checks that each `--flag` in the documents for users is one of `reference`, the generated lists of flags.
+/// Lines that hold the command of somebody else are left out, and those on which it continues.
 #[must_use]
 pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
-    const OTHERS: [&str; 6] = ["cargo ", "curl ", "git ", "npm ", "pip ", "python3 "];
+    const OTHERS: [&str; 10] =
+        ["cargo ", "curl ", "docker ", "git ", "helm ", "kind ", "kubectl ", "npm ", "pip ", "python3 "];
     let known: BTreeSet<&str> = flags(reference).collect();
     let mut findings = Vec::new();
     let users = |file: &&File| file.path == "README.md" || file.path.starts_with("docs/guide/");
     for file in markdown(tree).filter(users) {
-        for line in file.text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
+        let text = file.text.replace("\\\n", " ");
+        for line in text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
             for flag in flags(line).filter(|flag| !known.contains(flag)) {
                 findings.push(Finding::new(&file.path, format!("mentions {flag}, which is no flag of ours")));
             }
@@ -169,7 +171,8 @@ mod tests {
 
     #[test]
     fn finds_flags_that_do_not_exist() {
-        let documents = tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent\n")]);
+        let documents =
+            tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent \\\n  --fail\n")]);
         let found = mentioned_flags(&documents, "| `--port` | the port |");
         assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is no flag of ours")]);
     }

@@ -6,7 +6,9 @@ use super::{Finding, Tree};
 
 /// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
 /// exist; an edge that is not here may not either, whichever kind of dependency it is.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 12] = [
+    ("operator", &["operator-api", "tests"]),
+    ("operator-api", &[]),
     ("proto", &[]),
     // The scheduler: in the policy arena only, an example.
     ("router", &["proto", "server-scheduler"]),
@@ -32,9 +34,9 @@ const OUTSIDE: [(&str, &[&str]); 3] = [
 
 /// Crates of others that know a protocol, and the only crates of ours that may use them.
 const PROTOCOLS: [(&str, &[&str]); 6] = [
-    ("axum", &["router", "server"]),
-    ("clap", &["router", "server"]),
-    ("kube", &["router"]),
+    ("axum", &["operator", "router", "server", "tests"]),
+    ("clap", &["operator", "router", "server"]),
+    ("kube", &["operator", "operator-api", "router", "tests"]),
     ("tonic", &["proto", "router", "server"]),
     ("tonic-prost", &["proto", "router", "server"]),
     ("tower", &["router", "server"]),

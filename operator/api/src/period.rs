@@ -1,0 +1,82 @@
+//! Spans of time as people write them.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+/// A span of time: a whole number and its unit, as in `500ms`, `30s`, `10m`, `1h`.
+///
+/// It is kept as it was written: a resource that was stored under an older schema must not break whoever reads
+/// all of them. [`Period::duration`] is where it turns into time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Period(pub String);
+
+/// A text that is no span of time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoPeriod(pub String);
+
+impl std::fmt::Display for NoPeriod {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:?} is no time: write a whole number and ms, s, m or h, as in 30s", self.0)
+    }
+}
+
+impl Period {
+    /// That many seconds.
+    #[must_use]
+    pub fn seconds(seconds: u32) -> Self {
+        Self(format!("{seconds}s"))
+    }
+
+    /// How long it is.
+    ///
+    /// # Errors
+    /// The text is no span of time.
+    pub fn duration(&self) -> Result<Duration, NoPeriod> {
+        let wrong = || NoPeriod(self.0.clone());
+        let end = self.0.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(wrong)?;
+        let number: u64 = self.0[..end].parse().map_err(|_| wrong())?;
+        let milliseconds = match &self.0[end..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(wrong()),
+        };
+        number.checked_mul(milliseconds).map(Duration::from_millis).ok_or_else(wrong)
+    }
+}
+
+impl JsonSchema for Period {
+    fn schema_name() -> Cow<'static, str> {
+        "Period".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "pattern": "^[0-9]{1,9}(ms|s|m|h)$"})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_with_a_unit_is_a_time() {
+        let length = |text: &str| Period(text.to_owned()).duration();
+        assert_eq!(length("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(length("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(length("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(length("1h"), Ok(Duration::from_secs(3600)));
+        for wrong in ["", "10", "s", "1.5s", "-1s", "10 s", "10d", "99999999999999999999h"] {
+            assert_eq!(length(wrong), Err(NoPeriod(wrong.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The command line, which is also where the environment is read. The comments on the fields are the help text and the
+//! reference in the documentation.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use operator_api::Period;
+
+/// Look after LLMDeployments: on a Kubernetes cluster, or one of them on this machine.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "operator", version, max_term_width = 110, after_long_help = EXAMPLES)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// What is logged: error, warn, info, debug, trace, or per part, e.g. info,operator=debug.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOG", value_name = "FILTER", default_value = "info", global = true)]
+    pub log: String,
+
+    /// How logs are written, to standard error.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOG_FORMAT", value_enum, default_value = "text", global = true)]
+    pub log_format: LogFormat,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  operator crd | kubectl apply -f -
+  operator run --namespace models
+  operator local -f deploy/samples/smollm2.yaml";
+
+/// What to do.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Look after the LLMDeployments of a cluster.
+    Run(RunArgs),
+    /// Run one LLMDeployment on this machine: its replicas and a router, as child processes.
+    Local(LocalArgs),
+    /// Print the definition of the resource, for kubectl.
+    Crd,
+}
+
+/// How to look after a cluster.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct RunArgs {
+    /// A namespace to look after. Repeatable. Default: all of them.
+    #[arg(
+        long = "namespace",
+        short = 'n',
+        env = "OVFLEET_OPERATOR_NAMESPACE",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub namespaces: Vec<String>,
+
+    /// The server's image, where a resource names none.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_SERVER_IMAGE",
+        value_name = "IMAGE",
+        default_value = "ovfleet/server:dev",
+        help_heading = "Images"
+    )]
+    pub server_image: String,
+
+    /// The router's image, where a resource names none.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_ROUTER_IMAGE",
+        value_name = "IMAGE",
+        default_value = "ovfleet/router:dev",
+        help_heading = "Images"
+    )]
+    pub router_image: String,
+
+    /// When images are pulled: Always, IfNotPresent, Never. Default: Kubernetes' own.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_IMAGE_PULL_POLICY",
+        value_name = "POLICY",
+        value_parser = ["Always", "IfNotPresent", "Never"],
+        help_heading = "Images"
+    )]
+    pub image_pull_policy: Option<String>,
+
+    /// The address of probes and metrics.
+    #[arg(long, env = "OVFLEET_OPERATOR_HOST", default_value = "127.0.0.1", help_heading = "Network")]
+    pub host: IpAddr,
+
+    /// The port of probes and metrics. 0 takes any free one.
+    #[arg(long, env = "OVFLEET_OPERATOR_PORT", default_value_t = 8080, help_heading = "Network")]
+    pub port: u16,
+
+    /// Act without asking whether another operator does. For trying out: two that act get in each other's way.
+    #[arg(long, env = "OVFLEET_OPERATOR_NO_LEADER_ELECTION", help_heading = "Leader")]
+    pub no_leader_election: bool,
+
+    /// The namespace of the Lease whose holder acts. Default: the operator's own.
+    #[arg(long, env = "OVFLEET_OPERATOR_LEASE_NAMESPACE", value_name = "NAME", help_heading = "Leader")]
+    pub lease_namespace: Option<String>,
+
+    /// The name of the Lease.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_LEASE_NAME",
+        value_name = "NAME",
+        default_value = "ovfleet-operator",
+        help_heading = "Leader"
+    )]
+    pub lease_name: String,
+
+    /// Time after which another operator takes over from one that has stopped without a word.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_LEASE_DURATION",
+        value_name = "TIME",
+        default_value = "15s",
+        value_parser = duration,
+        help_heading = "Leader"
+    )]
+    pub lease_duration: Duration,
+
+    /// How this process is called in the Lease. Default: the host's name and a number.
+    #[arg(long, env = "OVFLEET_OPERATOR_IDENTITY", value_name = "NAME", help_heading = "Leader")]
+    pub identity: Option<String>,
+
+    /// How often routers are asked how full the KV caches are, for `kubectl get`. 0s is never.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_LOAD_INTERVAL",
+        value_name = "TIME",
+        default_value = "30s",
+        value_parser = duration,
+        help_heading = "Work"
+    )]
+    pub load_interval: Duration,
+
+    /// Resources that are looked at at once.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_CONCURRENCY",
+        value_name = "COUNT",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=256),
+        help_heading = "Work"
+    )]
+    pub concurrency: u16,
+}
+
+/// What to run on this machine.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct LocalArgs {
+    /// The file with the LLMDeployment, as for kubectl.
+    #[arg(long, short = 'f', env = "OVFLEET_OPERATOR_LOCAL_FILE", value_name = "PATH")]
+    pub file: PathBuf,
+
+    /// The model's path on this machine, instead of the resource's source. Needed where that is a claim or an image.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_MODEL", value_name = "PATH")]
+    pub model: Option<PathBuf>,
+
+    /// How many replicas, instead of what the resource says.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_REPLICAS", value_name = "COUNT")]
+    pub replicas: Option<i32>,
+
+    /// The address that the router listens on.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_HOST", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+
+    /// The port that the router listens on.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_PORT", default_value_t = 8000)]
+    pub port: u16,
+
+    /// Where fetched models are kept. Default: ovfleet in the user's folder for caches.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CACHE", value_name = "PATH")]
+    pub cache: Option<PathBuf>,
+
+    /// The folder of files with credentials for fetching, named as the keys of the Secret would be.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CREDENTIALS", value_name = "PATH")]
+    pub credentials: Option<PathBuf>,
+
+    /// The file with API keys, instead of a Secret.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_API_KEYS", value_name = "PATH")]
+    pub api_keys: Option<PathBuf>,
+
+    /// The server's program. Default: the one beside this program, or in PATH.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_SERVER", value_name = "PATH")]
+    pub server: Option<PathBuf>,
+
+    /// The router's program. Default: the one beside this program, or in PATH.
+    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_ROUTER", value_name = "PATH")]
+    pub router: Option<PathBuf>,
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: one JSON object on each line.
+    Json,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    Period(text.to_owned()).duration().map_err(|error| error.to_string())
+}

@@ -1,0 +1,201 @@
+//! Fetching the model: into a pod by a container that runs before the server, or into a volume of all replicas by a
+//! Job. Either runs `server fetch`, which leaves a path that leads to the model once all of it is there and checked.
+
+use serde_json::{Value, json};
+
+use super::names::{Component, FETCHED, RETRY};
+use super::pod::{Volumes, container_security, image_pull_secrets, put, security_context};
+use crate::manifest::{Kind, Manifest, canonical, digest};
+use crate::observe::Observed;
+use crate::validate::{Cache, Fetched, Files, Mounted, ValidDeployment, Volume};
+
+/// Where the model's volume is mounted.
+pub const MODEL: &str = "/model";
+/// In a volume that was fetched into, what leads to the model.
+const CURRENT: &str = "/model/current";
+/// Where the Secret with credentials is mounted.
+const CREDENTIALS: &str = "/credentials";
+/// The port on which progress is told.
+pub const PROGRESS_PORT: u16 = 8080;
+/// The exit codes of `server fetch` after which trying again is in vain: what is asked for is wrong.
+pub const FATAL_CODES: [i32; 4] = [10, 11, 12, 13];
+/// How often a Job begins anew when it fails for reasons that may pass.
+const ATTEMPTS_MAX: i32 = 8;
+
+/// What a replica's pod needs for its model.
+#[derive(Clone, Debug)]
+pub struct PodParts {
+    /// The path to give to the server.
+    pub path: String,
+    /// The volume called `model`, and others.
+    pub volumes: Vec<Value>,
+    /// Containers that run before.
+    pub before: Vec<Value>,
+    /// Whether something is written to volumes.
+    pub written: bool,
+}
+
+/// What a replica's pod needs for its model.
+#[must_use]
+pub fn pod_parts(valid: &ValidDeployment) -> PodParts {
+    let at = |path: &Option<String>| path.as_ref().map_or(MODEL.to_owned(), |path| format!("{MODEL}/{path}"));
+    let mounted = |path, volume| PodParts { path, volumes: vec![volume], before: Vec::new(), written: false };
+    match &valid.files {
+        Files::Mounted(Mounted::Claim(claim, path)) => mounted(
+            at(path),
+            json!({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": true}}),
+        ),
+        Files::Mounted(Mounted::Image(image, path)) => {
+            let mut source = json!({"reference": image});
+            put(&mut source, "pullPolicy", valid.image_pull_policy.clone());
+            mounted(at(path), json!({"name": "model", "image": source}))
+        }
+        Files::Fetched(fetched) => match &fetched.cache {
+            Cache::Shared(_) => mounted(
+                format!("{MODEL}/{}/current", key(fetched)),
+                json!({"name": "model", "persistentVolumeClaim": {"claimName": valid.owner.claim(), "readOnly": true}}),
+            ),
+            Cache::Scratch(size) => {
+                let mut scratch = json!({});
+                put(&mut scratch, "sizeLimit", size.clone());
+                own(valid, fetched, json!({"name": "model", "emptyDir": scratch}))
+            }
+            Cache::PerPod(volume) => {
+                let template = json!({"spec": claim_spec(volume, "ReadWriteOnce")});
+                own(valid, fetched, json!({"name": "model", "ephemeral": {"volumeClaimTemplate": template}}))
+            }
+        },
+    }
+}
+
+fn own(valid: &ValidDeployment, fetched: &Fetched, volume: Value) -> PodParts {
+    let mut volumes = vec![volume];
+    volumes.extend(credentials(fetched));
+    PodParts {
+        path: CURRENT.to_owned(),
+        volumes,
+        before: vec![container(valid, fetched, MODEL)],
+        written: true,
+    }
+}
+
+/// The claim and the Job of a shared cache, if there is one.
+#[must_use]
+pub fn shared(valid: &ValidDeployment, observed: &Observed) -> Vec<Manifest> {
+    let Files::Fetched(fetched) = &valid.files else { return Vec::new() };
+    let Cache::Shared(volume) = &fetched.cache else { return Vec::new() };
+    let access = match volume.access {
+        operator_api::AccessMode::ReadWriteMany => "ReadWriteMany",
+        operator_api::AccessMode::ReadWriteOnce => "ReadWriteOnce",
+    };
+    let claim = json!({"spec": claim_spec(volume, access)});
+    let owner = &valid.owner;
+    vec![
+        owner.manifest(Kind::PersistentVolumeClaim, &owner.claim(), Component::Fetch, claim),
+        job(valid, fetched, observed),
+    ]
+}
+
+/// The name of the Job that fetches for a shared cache, if there is one.
+#[must_use]
+pub fn job_name(valid: &ValidDeployment, observed: &Observed) -> Option<String> {
+    match &valid.files {
+        Files::Fetched(fetched) if matches!(fetched.cache, Cache::Shared(_)) => {
+            Some(job(valid, fetched, observed).name)
+        }
+        _ => None,
+    }
+}
+
+/// The folder of a shared volume into which a source is fetched: another source is another folder, so that replicas
+/// that still serve the former one keep it.
+fn key(fetched: &Fetched) -> String {
+    digest(&json!(fetched.flags))
+}
+
+fn job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Manifest {
+    let owner = &valid.owner;
+    let mut volumes = vec![json!({"name": "model", "persistentVolumeClaim": {"claimName": owner.claim()}})];
+    volumes.extend(credentials(fetched));
+    let into = format!("{MODEL}/{}", key(fetched));
+    let mut pod = json!({
+        "serviceAccountName": owner.part(Component::Fetch),
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "restartPolicy": "Never",
+        "securityContext": security_context(&valid.security, Volumes::Written),
+        "containers": [container(valid, fetched, &into)],
+        "volumes": volumes,
+    });
+    put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
+    put(&mut pod, "nodeSelector", Some(super::pod::json_of(&valid.server.placement.node_selector)));
+    put(&mut pod, "tolerations", Some(super::pod::json_of(&valid.server.placement.tolerations)));
+    // A Job's template cannot be changed, so another template is another Job.
+    let name = format!("{}-{}", owner.part(Component::Fetch), digest(&json!([pod, observed.retry])));
+    let content = json!({
+        "spec": {
+            "backoffLimit": ATTEMPTS_MAX,
+            "podFailurePolicy": {"rules": [{
+                "action": "FailJob",
+                "onExitCodes": {"containerName": "fetch", "operator": "In", "values": FATAL_CODES},
+            }]},
+            "template": {
+                "metadata": {"labels": owner.labels(Component::Fetch)},
+                "spec": pod,
+            },
+        },
+    });
+    let mut manifest = owner.manifest(Kind::Job, &name, Component::Fetch, content);
+    // Pods go, what they have found stays.
+    if let Some(fetched) = observed.fetched(&name) {
+        manifest.body["metadata"]["annotations"][FETCHED] = json!(canonical(&json!(fetched)).to_string());
+    }
+    if let Some(retry) = &observed.retry {
+        manifest.body["metadata"]["annotations"][RETRY] = json!(retry);
+    }
+    manifest
+}
+
+fn container(valid: &ValidDeployment, fetched: &Fetched, into: &str) -> Value {
+    let mut args = vec![
+        "fetch".to_owned(),
+        format!("--into={into}"),
+        format!("--progress-port={PROGRESS_PORT}"),
+        "--report=/dev/termination-log".to_owned(),
+    ];
+    let mut mounts = vec![json!({"name": "model", "mountPath": MODEL})];
+    if fetched.secret.is_some() {
+        args.push(format!("--credentials={CREDENTIALS}"));
+        mounts.push(json!({"name": "credentials", "mountPath": CREDENTIALS, "readOnly": true}));
+    }
+    args.extend(fetched.flags.iter().cloned());
+    // Limits equal to requests, so that a pod with processors of its own remains one.
+    let resources = json!({"cpu": "500m", "memory": "256Mi"});
+    let mut container = json!({
+        "name": "fetch",
+        "image": valid.server.image,
+        "args": args,
+        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
+        "resources": {"requests": resources.clone(), "limits": resources},
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    });
+    put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
+    container
+}
+
+fn credentials(fetched: &Fetched) -> Option<Value> {
+    let secret = fetched.secret.as_ref()?;
+    // 0440: the pod's group may read, nobody else.
+    Some(json!({"name": "credentials", "secret": {"secretName": secret, "defaultMode": 0o440}}))
+}
+
+fn claim_spec(volume: &Volume, access: &str) -> Value {
+    let mut spec = json!({
+        "accessModes": [access],
+        "resources": {"requests": {"storage": volume.size}},
+    });
+    put(&mut spec, "storageClassName", volume.class.clone());
+    spec
+}

@@ -1,0 +1,87 @@
+//! Events: one for each change of a condition that somebody may want to know of. Which ones is decided here, purely;
+//! publishing them is the controller's business.
+
+use kube::runtime::events::{Event, EventType};
+use operator_api::{LlmDeploymentStatus, conditions};
+
+/// The events that lead from one status to the next.
+#[must_use]
+pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentStatus) -> Vec<Event> {
+    let mut events = Vec::new();
+    for condition in &next.conditions {
+        let before = previous
+            .and_then(|previous| previous.conditions.iter().find(|known| known.type_ == condition.type_));
+        let is_same = before.is_some_and(|before| {
+            before.status == condition.status
+                && (before.reason == condition.reason || condition.status == "True")
+        });
+        let name = condition.type_.as_str();
+        let holds = condition.status == "True";
+        let is_bad = holds == (name == conditions::DEGRADED);
+        // That something is not so yet is no news, nor that nothing is wrong when nothing was; and what goes on is
+        // told by what comes of it.
+        let is_first_no = before.is_none() && !holds && name != conditions::ACCEPTED;
+        if is_same || is_first_no || name == conditions::PROGRESSING {
+            continue;
+        }
+        let is_warning = is_bad && (name == conditions::DEGRADED || name == conditions::ACCEPTED);
+        events.push(Event {
+            type_: if is_warning { EventType::Warning } else { EventType::Normal },
+            reason: condition.reason.clone(),
+            note: Some(format!("{name} is {}: {}", condition.status, condition.message)),
+            action: name.to_owned(),
+            secondary: None,
+        });
+    }
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+    use super::*;
+
+    fn status(conditions: &[(&str, &str, &str)]) -> LlmDeploymentStatus {
+        let condition = |(name, status, reason): &(&str, &str, &str)| Condition {
+            type_: (*name).to_owned(),
+            status: (*status).to_owned(),
+            reason: (*reason).to_owned(),
+            message: "why".to_owned(),
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        };
+        LlmDeploymentStatus { conditions: conditions.iter().map(condition).collect(), ..Default::default() }
+    }
+
+    fn told(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentStatus) -> Vec<String> {
+        transitions(previous, next)
+            .into_iter()
+            .map(|event| format!("{:?} {}", event.type_, event.reason))
+            .collect()
+    }
+
+    #[test]
+    fn changes_are_told_and_what_stays_is_not() {
+        let starting = status(&[
+            ("Accepted", "True", "Accepted"),
+            ("Degraded", "False", "AsWanted"),
+            ("Ready", "False", "Starting"),
+        ]);
+        assert_eq!(told(None, &starting), ["Normal Accepted"]);
+        assert_eq!(told(Some(&starting), &starting), [""; 0]);
+        let ready = status(&[
+            ("Accepted", "True", "Accepted"),
+            ("Degraded", "False", "AsWanted"),
+            ("Ready", "True", "Serving"),
+        ]);
+        assert_eq!(told(Some(&starting), &ready), ["Normal Serving"]);
+        let broken = status(&[
+            ("Accepted", "True", "Accepted"),
+            ("Degraded", "True", "OOMKilled"),
+            ("Ready", "False", "OOMKilled"),
+        ]);
+        assert_eq!(told(Some(&ready), &broken), ["Warning OOMKilled", "Normal OOMKilled"]);
+    }
+}

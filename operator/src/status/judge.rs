@@ -1,0 +1,315 @@
+//! Each condition of a resource, from what was applied. One function for each, none of which looks at another's facts.
+
+use operator_api::{CacheState, CacheStatus, Phase};
+
+use super::{Finding, cache};
+use crate::apply::Applied;
+use crate::desired::fetch::job_name;
+use crate::desired::names::Component;
+use crate::desired::server::template_hash;
+use crate::manifest::Kind;
+use crate::observe::count;
+use crate::pod::{PodState, Problem};
+use crate::validate::{Files, Invalid};
+
+/// What the conditions are judged by.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// Replicas that should be there.
+    pub(crate) wanted: i32,
+    /// Replicas that are there and do not leave.
+    pub(crate) present: i32,
+    pub(crate) ready: i32,
+    pub(crate) routable: i32,
+    /// Those of the present template.
+    pub(crate) updated: i32,
+    /// Those of them that are ready and admitted.
+    pub(crate) updated_routable: i32,
+    /// Those that leave.
+    pub(crate) draining: i32,
+    /// What is wrong with pods, the most frequent first.
+    pub(crate) problem: Option<Problem>,
+    /// How many work but wait for a router's word.
+    pub(crate) not_admitted: i32,
+    pub(crate) deadline_exceeded: bool,
+    pub(crate) paused: bool,
+    pub(crate) digest: Option<String>,
+    pub(crate) cache: Option<CacheStatus>,
+}
+
+impl Facts {
+    pub(crate) fn gather(applied: &Applied) -> Self {
+        let observed = &applied.observed;
+        let name = applied.valid.owner.part(Component::Server);
+        let deployment = applied.objects.get(&(Kind::Deployment, name.clone()));
+        let hash = |data| template_hash(data).map(str::to_owned);
+        let manifest = applied
+            .resources
+            .manifests
+            .iter()
+            .find(|manifest| manifest.kind == Kind::Deployment && manifest.name == name);
+        let template = match manifest {
+            Some(manifest) => hash(&manifest.body),
+            // It is kept as it is.
+            None => deployment.and_then(|deployment| hash(&deployment.data)),
+        };
+        let here = |pod: &&PodState| !pod.is_terminating && !pod.is_finished;
+        let pods: Vec<&PodState> = observed.pods_of(Component::Server).filter(here).collect();
+        let number = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
+        let is_updated = |pod: &PodState| Some(&pod.template) == template.as_ref();
+        let is_routable = |pod: &PodState| pod.is_routable == Some(true) && pod.containers_ready;
+        let progressing = deployment
+            .and_then(|deployment| deployment.data.pointer("/status/conditions")?.as_array())
+            .and_then(|conditions| conditions.iter().find(|condition| condition["type"] == "Progressing"));
+        let (cache, digest) = fetched(applied);
+        Self {
+            wanted: applied.valid.server.replicas,
+            present: pods.len() as i32,
+            ready: number(&|pod| pod.is_ready),
+            routable: number(&is_routable),
+            updated: number(&is_updated),
+            updated_routable: number(&|pod| is_updated(pod) && is_routable(pod) && pod.is_ready),
+            draining: observed
+                .pods_of(Component::Server)
+                .filter(|pod| pod.is_terminating && !pod.is_finished)
+                .count() as i32,
+            problem: worst(&pods),
+            not_admitted: number(&|pod| pod.containers_ready && pod.is_routable != Some(true)),
+            deadline_exceeded: progressing
+                .is_some_and(|condition| condition["reason"] == "ProgressDeadlineExceeded"),
+            paused: applied.valid.server.paused,
+            digest,
+            cache,
+        }
+    }
+}
+
+/// The problem that most pods have; of those that as many have, the first by name.
+fn worst(pods: &[&PodState]) -> Option<Problem> {
+    let mut problems: Vec<&Problem> = pods.iter().filter_map(|pod| pod.problem.as_ref()).collect();
+    problems.sort();
+    problems.chunk_by(|a, b| a == b).rev().max_by_key(|same| same.len()).map(|same| same[0].clone())
+}
+
+/// How far the files have come, and their digest.
+fn fetched(applied: &Applied) -> (Option<CacheStatus>, Option<String>) {
+    let Files::Fetched(_) = &applied.valid.files else { return (None, None) };
+    let observed = &applied.observed;
+    let progress = observed.told.progress;
+    let underway = || match progress {
+        Some(progress) => cache(CacheState::Fetching, Some(progress.bytes), progress.bytes_total),
+        None => cache(CacheState::Fetching, None, None),
+    };
+    let whole = |report: crate::pod::FetchReport| {
+        let total = report.bytes_total.or(Some(report.bytes));
+        (Some(cache(CacheState::Ready, Some(report.bytes), total)), report.digest)
+    };
+    if let Some(job) = job_name(&applied.valid, observed) {
+        return match observed.fetched(&job) {
+            Some(report) if observed.job_complete(&job) => whole(report),
+            _ if observed.job_complete(&job) => (Some(cache(CacheState::Ready, None, None)), None),
+            _ if observed.job_failed(&job) => (Some(cache(CacheState::Failed, None, None)), None),
+            _ if observed.pods.iter().any(|pod| pod.is_fetching) => (Some(underway()), None),
+            // It is tried again, later and later.
+            _ if observed.pods_of(Component::Fetch).any(|pod| pod.fetched.is_some()) => {
+                (Some(cache(CacheState::Failed, None, None)), None)
+            }
+            _ => (Some(CacheStatus::default()), None),
+        };
+    }
+    let pods = || observed.pods_of(Component::Server).filter(|pod| !pod.is_terminating && !pod.is_finished);
+    if let Some(report) =
+        pods().filter_map(|pod| pod.fetched.clone()).find(crate::pod::FetchReport::is_complete)
+    {
+        return whole(report);
+    }
+    if pods().any(|pod| pod.fetched.is_some()) {
+        return (Some(cache(CacheState::Failed, None, None)), None);
+    }
+    let is_underway = pods().any(|pod| pod.is_fetching);
+    (Some(if is_underway { underway() } else { CacheStatus::default() }), None)
+}
+
+pub(crate) fn accepted(applied: &Applied) -> Finding {
+    if let Some(failure) = applied.failures.iter().find(|failure| failure.source.is_final()) {
+        let refused = Invalid::Refused { kind: failure.kind, message: failure.source.message() };
+        return Finding::new(false, refused.reason(), refused.to_string());
+    }
+    let remarks = applied.valid.remarks.join("; ");
+    Finding::new(
+        true,
+        "Accepted",
+        if remarks.is_empty() { "it can be carried out".to_owned() } else { remarks },
+    )
+}
+
+pub(crate) fn model(applied: &Applied, facts: &Facts) -> Finding {
+    let Files::Fetched(_) = &applied.valid.files else {
+        return Finding::new(true, "Mounted", "the model is in a volume or an image");
+    };
+    let observed = &applied.observed;
+    let state = facts.cache.as_ref().map_or(CacheState::Pending, |cache| cache.state);
+    match state {
+        CacheState::Ready => Finding::new(true, "Fetched", "the model's files are there and checked"),
+        CacheState::Failed => {
+            let mut reports = observed.pods.iter().filter_map(|pod| pod.fetched.as_ref());
+            match reports.rfind(|report| !report.is_complete()) {
+                Some(report) => Finding::new(false, &report.reason, report.message.clone()),
+                None => Finding::new(false, "FetchFailed", "the model could not be fetched"),
+            }
+        }
+        CacheState::Fetching => {
+            let progress = facts.cache.as_ref().and_then(|cache| cache.progress.clone());
+            let message = progress
+                .map_or("the model is being fetched".to_owned(), |progress| format!("fetched {progress}"));
+            Finding::new(false, "Fetching", message)
+        }
+        CacheState::Pending => {
+            let problem = observed.pods_of(Component::Fetch).find_map(|pod| pod.problem.clone());
+            match problem {
+                Some(problem) => Finding::new(false, &problem.reason, problem.message),
+                None => Finding::new(false, "Pending", "the model has yet to be fetched"),
+            }
+        }
+    }
+}
+
+pub(crate) fn replicas(facts: &Facts) -> Finding {
+    let Facts { wanted, present, updated_routable, updated, .. } = *facts;
+    if wanted == 0 && present == 0 {
+        return Finding::new(true, "ScaledToZero", "no replicas are wanted and none are there");
+    }
+    if updated_routable >= wanted && present == wanted && updated == wanted {
+        return Finding::new(true, "AllReady", format!("all {wanted} are ready and get requests"));
+    }
+    if let Some(problem) = &facts.problem {
+        return Finding::new(false, &problem.reason, problem.message.clone());
+    }
+    if facts.not_admitted > 0 {
+        let message = format!("{} wait for a router's word", facts.not_admitted);
+        return Finding::new(false, "NotAdmitted", message);
+    }
+    let message = format!("{updated_routable} of {wanted} are ready and get requests");
+    let reason = if present > wanted || updated < present { "Replacing" } else { "Starting" };
+    Finding::new(false, reason, message)
+}
+
+pub(crate) fn router(applied: &Applied) -> Finding {
+    let wanted = applied.valid.router.replicas;
+    let name = applied.valid.owner.part(Component::Router);
+    let deployment = applied.objects.get(&(Kind::Deployment, name));
+    let ready = deployment.map_or(0, |deployment| count(&deployment.data, "/status/readyReplicas"));
+    if wanted == 0 {
+        return Finding::new(false, "Suspended", "no routers are wanted");
+    }
+    if ready > 0 {
+        return Finding::new(true, "Answering", "routers answer");
+    }
+    let pods: Vec<&PodState> =
+        applied.observed.pods_of(Component::Router).filter(|pod| !pod.is_terminating).collect();
+    match worst(&pods) {
+        Some(problem) => Finding::new(false, &problem.reason, problem.message),
+        None => Finding::new(false, "Starting", "no router answers yet"),
+    }
+}
+
+pub(crate) fn progressing(facts: &Facts, model: &Finding, replicas: &Finding, router: &Finding) -> Finding {
+    let replaces = facts.updated < facts.present || facts.updated < facts.wanted;
+    if facts.paused && replaces {
+        return Finding::new(false, "Paused", "the rollout stops where it is, as rollout.pause says");
+    }
+    if facts.deadline_exceeded {
+        return Finding::new(
+            false,
+            "DeadlineExceeded",
+            "there was no progress within rollout.progressDeadline",
+        );
+    }
+    let is_fetching = facts.cache.as_ref().is_some_and(|cache| cache.state == CacheState::Fetching);
+    if is_fetching {
+        return Finding::new(true, "Fetching", model.message.clone());
+    }
+    if replicas.holds != Some(true) {
+        let (reason, verb) = match (facts.updated < facts.present, facts.present > facts.wanted) {
+            (true, _) => ("Replacing", "replaced"),
+            (false, true) => ("ScalingDown", "leaving"),
+            (false, false) => ("Starting", "started"),
+        };
+        return Finding::new(true, reason, format!("replicas are being {verb}: {}", replicas.message));
+    }
+    if router.holds == Some(false) && router.reason == "Starting" {
+        return Finding::new(true, "Starting", router.message.clone());
+    }
+    Finding::new(false, "Done", "nothing is left to do")
+}
+
+pub(crate) fn degraded(applied: &Applied, facts: &Facts, model: &Finding) -> Finding {
+    if let Some(failure) = applied.failures.first() {
+        let message = format!("{failure}: {}", failure.source.message());
+        return Finding::new(true, "ApplyFailed", message);
+    }
+    if facts.cache.as_ref().is_some_and(|cache| cache.state == CacheState::Failed) {
+        return Finding::new(true, &model.reason, model.message.clone());
+    }
+    // A place may yet be found: nodes come, volumes are bound.
+    let is_lasting = |problem: &&Problem| problem.reason != "Unschedulable" || facts.deadline_exceeded;
+    if let Some(problem) = facts.problem.as_ref().filter(is_lasting) {
+        return Finding::new(true, &problem.reason, problem.message.clone());
+    }
+    let routers: Vec<&PodState> =
+        applied.observed.pods_of(Component::Router).filter(|pod| !pod.is_terminating).collect();
+    if let Some(problem) = worst(&routers).filter(|problem| problem.reason != "Unschedulable") {
+        return Finding::new(true, &problem.reason, problem.message);
+    }
+    if facts.deadline_exceeded {
+        return Finding::new(
+            true,
+            "DeadlineExceeded",
+            "there was no progress within rollout.progressDeadline",
+        );
+    }
+    Finding::new(false, "AsWanted", "nothing is wrong")
+}
+
+/// Answered by replicas that run what the resource says, or not.
+pub(crate) fn ready(facts: &Facts, [accepted, model, replicas, router]: [&Finding; 4]) -> Finding {
+    if facts.wanted == 0 {
+        return Finding::new(false, "ScaledToZero", "no replicas are wanted");
+    }
+    if accepted.holds == Some(false) {
+        return Finding::new(false, "NotAccepted", accepted.message.clone());
+    }
+    if router.holds != Some(true) {
+        return Finding::new(false, &format!("Router{}", router.reason), router.message.clone());
+    }
+    if facts.updated_routable >= facts.wanted {
+        return Finding::new(true, "Serving", "requests are answered");
+    }
+    let because = if model.holds == Some(true) { replicas } else { model };
+    Finding::new(false, &because.reason, because.message.clone())
+}
+
+pub(crate) fn phase(
+    applied: &Applied,
+    (facts, before): (&Facts, Phase),
+    [accepted, model, degraded, ready]: [&Finding; 4],
+) -> Phase {
+    if accepted.holds == Some(false) {
+        return Phase::Refused;
+    }
+    if facts.wanted == 0 && facts.present == 0 && applied.failures.is_empty() {
+        return Phase::Suspended;
+    }
+    if degraded.holds == Some(true) {
+        return Phase::Degraded;
+    }
+    if ready.holds == Some(true) && facts.present == facts.wanted {
+        return Phase::Ready;
+    }
+    // What has never been ready is not updated but started.
+    let is_first = matches!(before, Phase::Pending | Phase::Fetching | Phase::Starting | Phase::Suspended);
+    if facts.routable > 0 && !is_first {
+        return Phase::Updating;
+    }
+    if model.holds == Some(false) { Phase::Fetching } else { Phase::Starting }
+}

@@ -1,0 +1,255 @@
+//! What the operator makes of resources, and of what others do to what it has made.
+
+use k8s_openapi::api::core::v1::{Event, Service};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use operator::manifest::Kind;
+use operator_api::{CacheState, Phase};
+use serde_json::{Value, json};
+
+use crate::support::{Stage, eventually, smallest};
+
+fn merge(mut spec: Value, more: Value) -> Value {
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+#[tokio::test]
+async fn a_resource_becomes_ready_changes_and_leaves_nothing() {
+    let mut stage = Stage::new("life").await;
+    stage.apply("chat", merge(smallest(), json!({"replicas": 2}))).await.unwrap();
+    let object = stage.until("chat", "Ready=True").await;
+    let status = object.status.unwrap();
+    assert_eq!((status.phase, status.ready.as_str(), status.routable_replicas), (Phase::Ready, "2/2", 2));
+    assert!(stage.owned().await.len() >= 12, "{:?}", stage.owned().await);
+
+    // By the subresource, as `kubectl scale` and autoscalers do.
+    let scale = json!({"spec": {"replicas": 3}});
+    let parameters = PatchParams::default();
+    stage.resources().patch_scale("chat", &parameters, &Patch::Merge(&scale)).await.unwrap();
+    let object = stage.until("chat", "Ready=True").await;
+    assert_eq!(object.status.unwrap().ready, "3/3");
+
+    // Another command line is another template.
+    let spec = merge(smallest(), json!({"replicas": 2, "engine": {"maxNumSeqs": 8}}));
+    stage.apply("chat", spec).await.unwrap();
+    let object = stage.until("chat", "Ready=True").await;
+    assert_eq!(object.status.unwrap().updated_replicas, 2);
+
+    stage.apply("chat", merge(smallest(), json!({"suspend": true}))).await.unwrap();
+    let suspended = async || {
+        let status = stage.resources().get("chat").await.unwrap().status?;
+        (status.phase == Phase::Suspended && status.replicas == 0).then_some(())
+    };
+    eventually(suspended).await.expect("it is suspended");
+
+    let events: Api<Event> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let told = async || {
+        let list = events.list(&ListParams::default()).await.unwrap();
+        let mut of =
+            list.items.iter().filter(|event| event.involved_object.kind.as_deref() == Some("LLMDeployment"));
+        of.any(|event| event.reason.as_deref() == Some("Serving")).then_some(())
+    };
+    eventually(told).await.expect("an event tells that it is ready");
+
+    stage.resources().delete("chat", &DeleteParams::default()).await.unwrap();
+    eventually(async || stage.owned().await.is_empty().then_some(())).await.expect("nothing is left");
+    stage.check();
+}
+
+#[tokio::test]
+async fn what_others_change_is_repaired_and_what_they_add_is_theirs() {
+    let stage = Stage::new("drift").await;
+    stage.apply("chat", smallest()).await.unwrap();
+    stage.until("chat", "Ready=True").await;
+    let parameters = PatchParams::default();
+    let written = stage.metrics.calls("apply_status", "LLMDeployment");
+
+    for kind in Kind::BUILT_IN {
+        let api = stage.objects(kind);
+        let names: Vec<String> = api
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .iter()
+            .filter(|object| !object.owner_references().is_empty())
+            .map(ResourceExt::name_any)
+            .collect();
+        for name in names {
+            // A label that is ours is put back, one that is theirs stays.
+            let label =
+                json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "me", "mine": "too"}}});
+            api.patch(&name, &parameters, &Patch::Merge(&label)).await.unwrap();
+            let repaired = async || {
+                let labels = api.get(&name).await.ok()?.labels().clone();
+                let is_back = labels.get("app.kubernetes.io/managed-by").map(String::as_str)
+                    == Some("ovfleet-operator");
+                (is_back && labels.contains_key("mine")).then_some(())
+            };
+            eventually(repaired).await.unwrap_or_else(|| panic!("{} {name} is not repaired", kind.name()));
+            if kind == Kind::Deployment {
+                continue;
+            }
+            let uid = api.get(&name).await.unwrap().uid();
+            api.delete(&name, &DeleteParams::default()).await.unwrap();
+            let again = async || (api.get_opt(&name).await.unwrap()?.uid() != uid).then_some(());
+            eventually(again).await.unwrap_or_else(|| panic!("{} {name} is not made again", kind.name()));
+        }
+    }
+    for (kind, name, change, pointer, wanted) in [
+        (Kind::Deployment, "chat-server", json!({"spec": {"replicas": 9}}), "/spec/replicas", json!(1)),
+        (
+            Kind::ConfigMap,
+            "chat-router",
+            json!({"data": {"router.yaml": "policy: best"}}),
+            "/data/router.yaml",
+            json!("policy: kv"),
+        ),
+        (
+            Kind::Service,
+            "chat",
+            json!({"spec": {"selector": {"app.kubernetes.io/component": "x"}}}),
+            "/spec/selector/app.kubernetes.io~1component",
+            json!("router"),
+        ),
+        (
+            Kind::Role,
+            "chat-router",
+            json!({"rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]}),
+            "/rules/0/resources/0",
+            json!("endpointslices"),
+        ),
+    ] {
+        let api = stage.objects(kind);
+        api.patch(name, &parameters, &Patch::Merge(&change)).await.unwrap();
+        let mut last = Value::Null;
+        let repaired = async || {
+            last = api.get(name).await.ok()?.data.pointer(pointer)?.clone();
+            let is_back =
+                last == wanted || last.as_str().zip(wanted.as_str()).is_some_and(|(a, b)| a.contains(b));
+            is_back.then_some(())
+        };
+        eventually(repaired)
+            .await
+            .unwrap_or_else(|| panic!("{} {name} is not repaired: {last}", kind.name()));
+    }
+    stage.until("chat", "Ready=True").await;
+    // Replicas came and went with the number of the Deployment, and that is all that was to be told.
+    let more = stage.metrics.calls("apply_status", "LLMDeployment") - written;
+    assert!(more < 60, "{more} writes of the status");
+}
+
+#[tokio::test]
+async fn a_replica_is_ready_once_a_router_admits_it_and_stays_so() {
+    let stage = Stage::new("gate").await;
+    stage.kubelet.routers().close(true);
+    stage.apply("chat", smallest()).await.unwrap();
+    let seen = async || {
+        let status = stage.resources().get("chat").await.unwrap().status?;
+        status.conditions.iter().any(|known| known.reason == "NotAdmitted").then_some(status)
+    };
+    let status = eventually(seen).await.expect("it waits for a router's word");
+    assert_eq!((status.ready_replicas, status.routable_replicas), (0, 0));
+    stage.kubelet.routers().close(false);
+    stage.until("chat", "Ready=True").await;
+    // Routers that forget a replica do not take it back, and nobody asks them any more.
+    stage.kubelet.routers().close(true);
+    let asked = stage.kubelet.routers().asked();
+    let label = json!({"metadata": {"annotations": {"touched": "yes"}}});
+    let api = stage.resources();
+    api.patch("chat", &PatchParams::default(), &Patch::Merge(&label)).await.unwrap();
+    stage.apply("other", merge(smallest(), json!({"replicas": 0}))).await.unwrap();
+    stage.until("other", "ReplicasReady=True").await;
+    let status = stage.until("chat", "Ready=True").await.status.unwrap();
+    assert_eq!((status.routable_replicas, stage.kubelet.routers().asked()), (1, asked));
+}
+
+#[tokio::test]
+async fn nothing_is_written_when_nothing_has_changed() {
+    let stage = Stage::new("calm").await;
+    stage.apply("chat", smallest()).await.unwrap();
+    stage.until("chat", "Ready=True").await;
+    let all = || {
+        let mut calls = Vec::new();
+        for kind in Kind::BUILT_IN {
+            calls.push(stage.metrics.calls("apply", kind.name()));
+        }
+        calls.push(stage.metrics.calls("apply_status", "LLMDeployment"));
+        calls
+    };
+    let before = all();
+    let version = stage.resources().get("chat").await.unwrap().resource_version();
+    let deployments = stage.objects(Kind::Deployment);
+    for number in 0..10 {
+        // A reason to look, and nothing to do.
+        let touch = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
+        deployments.patch("chat-router", &PatchParams::default(), &Patch::Merge(&touch)).await.unwrap();
+    }
+    // Changes are looked at in their order, so when this one was, those were.
+    stage.apply("other", merge(smallest(), json!({"replicas": 0}))).await.unwrap();
+    stage.until("other", "ReplicasReady=True").await;
+    assert_eq!(stage.resources().get("chat").await.unwrap().resource_version(), version);
+    let after = all();
+    let made = stage.owned().await.iter().filter(|name| name.contains(" other")).count() as u64;
+    let more: u64 =
+        after.iter().zip(&before).take(Kind::BUILT_IN.len()).map(|(after, before)| after - before).sum();
+    assert_eq!(more, made, "one call for each object of the other resource and none for those of the first");
+}
+
+#[tokio::test]
+async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
+    let stage = Stage::new("fetch").await;
+    let spec = |url: &str| json!({"model": {"source": {"http": {"url": url}}, "cache": {"mode": "shared", "size": "1Gi"}}});
+    stage.kubelet.fetches_end(10, json!({"reason": "NotFound", "message": "it is not there"}));
+    stage.apply("chat", spec("http://host/gone.gguf")).await.unwrap();
+    let object = stage.until("chat", "Degraded=True").await;
+    let failed = async || {
+        let status = stage.resources().get("chat").await.unwrap().status?;
+        let condition = status.conditions.into_iter().find(|known| known.type_ == "ModelAvailable")?;
+        (condition.reason == "NotFound").then_some(condition.message)
+    };
+    assert_eq!(eventually(failed).await.as_deref(), Some("it is not there"), "{:#?}", object.status);
+    assert!(stage.objects(Kind::Deployment).get_opt("chat-server").await.unwrap().is_none());
+
+    let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
+    stage.kubelet.fetches_end(0, report);
+    stage.apply("chat", spec("http://host/model.gguf")).await.unwrap();
+    let status = stage.until("chat", "Ready=True").await.status.unwrap();
+    assert_eq!(status.model_digest.as_deref(), Some("sha256:1"));
+    assert_eq!(status.cache.unwrap().state, CacheState::Ready);
+    // The Job of the former source has gone, and its pods with it.
+    let jobs = stage.objects(Kind::Job).list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(jobs.len(), 1);
+
+    // What the Job has found is known without its pod.
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let fetch = ListParams::default().labels("app.kubernetes.io/component=fetch");
+    pods.delete_collection(&DeleteParams::default(), &fetch).await.unwrap();
+    eventually(async || pods.list(&fetch).await.unwrap().items.is_empty().then_some(())).await.unwrap();
+    stage.apply("chat", merge(spec("http://host/model.gguf"), json!({"replicas": 2}))).await.unwrap();
+    let status = stage.until("chat", "Ready=True").await.status.unwrap();
+    assert_eq!((status.model_digest.as_deref(), status.ready.as_str()), (Some("sha256:1"), "2/2"));
+}
+
+#[tokio::test]
+async fn mistakes_become_conditions_and_go_with_them() {
+    let stage = Stage::new("mistakes").await;
+    let overlay = |field: &str| merge(smallest(), json!({"podTemplate": {"spec": {field: "yes"}}}));
+    stage.apply("chat", overlay("hostNetwrk")).await.unwrap();
+    let status = stage.until("chat", "Accepted=False").await.status.unwrap();
+    let accepted = &status.conditions[0];
+    assert_eq!((status.phase, accepted.reason.as_str()), (Phase::Refused, "RefusedByCluster"));
+    assert!(accepted.message.contains("hostNetwrk"), "{}", accepted.message);
+    stage.apply("chat", smallest()).await.unwrap();
+    stage.until("chat", "Ready=True").await;
+
+    // A name that is somebody else's is left to them.
+    let services: Api<Service> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let theirs = json!({"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}]}});
+    services.create(&PostParams::default(), &serde_json::from_value(theirs).unwrap()).await.unwrap();
+    stage.apply("taken", smallest()).await.unwrap();
+    let status = stage.until("taken", "Accepted=False").await.status.unwrap();
+    assert!(status.conditions[0].message.contains("does not belong"), "{:?}", status.conditions[0]);
+    assert!(services.get("taken").await.unwrap().owner_references().is_empty());
+}

@@ -1,0 +1,162 @@
+//! What a kubelet would say of pods, and what routers would say of replicas.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
+use operator::fleet::Ask;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Routers: who asks them gets the replicas that they have admitted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Routers(Arc<Mutex<Admission>>);
+
+#[derive(Debug, Default)]
+struct Admission {
+    admitted: BTreeSet<String>,
+    /// Whether they admit nobody.
+    is_closed: bool,
+    asked: u64,
+}
+
+impl Routers {
+    fn with<T>(&self, change: impl FnOnce(&mut Admission) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on they admit nobody, or all.
+    pub(crate) fn close(&self, is_closed: bool) {
+        self.with(|admission| admission.is_closed = is_closed);
+    }
+
+    pub(crate) fn asked(&self) -> u64 {
+        self.with(|admission| admission.asked)
+    }
+}
+
+impl Ask for Routers {
+    fn get<'a>(&'a self, _: &'a str, _: u16, path: &'a str) -> BoxFuture<'a, Option<String>> {
+        let page = (path == "/metrics").then(|| {
+            self.with(|admission| {
+                admission.asked += 1;
+                let admitted = admission.admitted.iter().filter(|_| !admission.is_closed);
+                let lines = admitted.map(|name| {
+                    format!(
+                        "ovfleet_router_replica_trusted{{replica=\"{name}\"}} 1\n\
+                         ovfleet_router_replica_blocks_free{{replica=\"{name}\"}} 10\n"
+                    )
+                });
+                lines.collect::<String>()
+            })
+        });
+        Box::pin(async move { page })
+    }
+}
+
+/// Says of all pods of a namespace that they run, until it is dropped.
+pub(crate) struct Kubelet {
+    routers: Routers,
+    /// What fetching Jobs end with.
+    outcome: Arc<Mutex<Option<Value>>>,
+    _task: JoinSet<()>,
+}
+
+impl Kubelet {
+    pub(crate) fn start(client: &Client, namespace: &str) -> Self {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let routers = Routers::default();
+        let outcome = Arc::new(Mutex::new(None));
+        let mut task = JoinSet::new();
+        let (told, fetch) = (routers.clone(), outcome.clone());
+        task.spawn(async move {
+            loop {
+                // The API server may be busy: then it is later.
+                if let Ok(list) = pods.list(&ListParams::default()).await {
+                    for pod in list.items {
+                        let outcome = fetch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                        let _ = look(&pods, &pod, &told, outcome).await;
+                    }
+                }
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+        });
+        Self { routers, outcome, _task: task }
+    }
+
+    pub(crate) fn routers(&self) -> Routers {
+        self.routers.clone()
+    }
+
+    /// From now on, what fetches ends so: the exit code, and the report.
+    pub(crate) fn fetches_end(&self, code: i32, report: Value) {
+        let ended = json!({"exitCode": code, "message": report.to_string()});
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+    }
+}
+
+async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Value>) -> kube::Result<()> {
+    let name = pod.name_any();
+    let component = pod.labels().get("app.kubernetes.io/component").cloned().unwrap_or_default();
+    if pod.metadata.deletion_timestamp.is_some() {
+        routers.with(|admission| admission.admitted.remove(&name));
+        let parameters = DeleteParams::default().grace_period(0);
+        return pods.delete(&name, &parameters).await.map(drop);
+    }
+    let status = match (component.as_str(), fetched) {
+        ("fetch", None) => return Ok(()),
+        ("fetch", Some(ended)) => {
+            let is_good = ended["exitCode"] == 0;
+            json!({
+                "phase": if is_good { "Succeeded" } else { "Failed" },
+                "containerStatuses": [container("fetch", json!({"terminated": ended}), Ready::No)],
+            })
+        }
+        (component, _) => {
+            let status = pod.status.as_ref();
+            let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+            let is_open = |gate: &str| {
+                let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+                conditions.into_iter().any(|known| known.type_ == gate && known.status == "True")
+            };
+            let is_ready = gates.map(|gate| gate.condition_type.as_str()).all(is_open);
+            if component == "server" {
+                routers.with(|admission| admission.admitted.insert(name.clone()));
+            }
+            let condition = |name: &str, holds: bool| json!({"type": name, "status": if holds { "True" } else { "False" }, "lastTransitionTime": null});
+            json!({
+                "phase": "Running",
+                "podIP": "127.0.0.1",
+                "podIPs": [{"ip": "127.0.0.1"}],
+                "conditions": [
+                    condition("PodScheduled", true),
+                    condition("Initialized", true),
+                    condition("ContainersReady", true),
+                    condition("Ready", is_ready),
+                ],
+                "containerStatuses": [container(component, json!({"running": {}}), Ready::Yes)],
+            })
+        }
+    };
+    let patch = json!({"status": status});
+    pods.patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Ready {
+    Yes,
+    No,
+}
+
+fn container(name: &str, state: Value, ready: Ready) -> Value {
+    json!({
+        "name": name, "image": "image", "imageID": "", "restartCount": 0, "ready": ready == Ready::Yes,
+        "started": true, "state": state, "lastState": {},
+    })
+}

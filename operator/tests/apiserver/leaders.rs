@@ -1,0 +1,66 @@
+//! Two operators, one of which acts.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
+use operator::metrics::Metrics;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::kubelet::Kubelet;
+use crate::support::{cluster, eventually, operator, smallest};
+
+fn leads(metrics: &Metrics) -> bool {
+    metrics.scrape().lines().any(|line| line == "ovfleet_operator_leader 1")
+}
+
+#[tokio::test]
+async fn one_of_two_acts_and_the_other_takes_over() {
+    let client = cluster().await.client().await.unwrap();
+    let namespace = tests::cluster::namespace(&client, "leaders").await.unwrap();
+    let kubelet = Kubelet::start(&client, &namespace);
+    let metrics = [Metrics::default(), Metrics::default()];
+    let mut operators = [JoinSet::new(), JoinSet::new()];
+    for (number, tasks) in operators.iter_mut().enumerate() {
+        let identity = format!("operator-{number}");
+        tasks.spawn(operator(&namespace, Some(&identity), &metrics[number], kubelet.routers()).await);
+    }
+    let first = eventually(async || metrics.iter().position(leads)).await.expect("one acts");
+    let second = 1 - first;
+    let resources: Api<operator_api::LlmDeployment> = Api::namespaced(client.clone(), &namespace);
+    let create = async |name: &str| {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}, "spec": smallest(),
+        });
+        resources.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+        let ready = async || {
+            let status = resources.get(name).await.unwrap().status?;
+            status
+                .conditions
+                .iter()
+                .any(|known| known.type_ == "Ready" && known.status == "True")
+                .then_some(())
+        };
+        eventually(ready).await.expect("it becomes ready");
+    };
+    create("one").await;
+    assert!(!leads(&metrics[second]));
+    assert_eq!(metrics[second].calls("apply", "Deployment"), 0, "the other one keeps still");
+
+    // Without a word, as by kill -9.
+    operators[first].shutdown().await;
+    eventually(async || leads(&metrics[second]).then_some(())).await.expect("the other one takes over");
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &namespace);
+    let holder = leases.get("operator").await.unwrap().spec.unwrap().holder_identity;
+    assert_eq!(holder, Some(format!("operator-{second}")));
+    create("two").await;
+
+    // Somebody takes the Lease away: who had it stops by itself.
+    let mut lease = leases.get("operator").await.unwrap();
+    lease.spec.as_mut().unwrap().holder_identity = Some("somebody".to_owned());
+    while leases.replace("operator", &Default::default(), &lease).await.is_err() {
+        lease = leases.get("operator").await.unwrap();
+        lease.spec.as_mut().unwrap().holder_identity = Some("somebody".to_owned());
+    }
+    let ended = operators[second].join_next().await.expect("it runs").expect("it does not panic");
+    assert!(ended.unwrap_err().to_string().contains("somebody else has taken the lease"));
+}

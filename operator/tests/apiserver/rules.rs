@@ -1,0 +1,168 @@
+//! Every rule of the schema, good and bad, with what it says.
+
+use kube::api::{Api, PostParams};
+use operator_api::LlmDeployment;
+use serde_json::{Value, json};
+
+use crate::support::{cluster, smallest};
+
+/// `smallest`, with a value at a path.
+fn with(changes: &[(&str, Value)]) -> Value {
+    let mut spec = smallest();
+    for (path, value) in changes {
+        let mut at = &mut spec;
+        for part in path.split('.') {
+            at = &mut at[part];
+        }
+        *at = value.clone();
+    }
+    spec
+}
+
+fn http() -> Value {
+    json!({"http": {"url": "https://host/model.gguf"}})
+}
+
+#[tokio::test]
+async fn good_values_are_taken_and_bad_ones_refused_in_words() {
+    let client = cluster().await.client().await.unwrap();
+    let namespace = tests::cluster::namespace(&client, "rules").await.unwrap();
+    let api: Api<LlmDeployment> = Api::namespaced(client.clone(), &namespace);
+    let resource = kube::core::ApiResource::erase::<LlmDeployment>(&());
+    let raw: Api<kube::api::DynamicObject> = Api::namespaced_with(client, &namespace, &resource);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let create = async |name: &str, spec: &Value| {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}, "spec": spec,
+        });
+        let object = serde_json::from_value(object).unwrap();
+        raw.create(&dry, &object).await.map(drop).map_err(|error| error.to_string())
+    };
+    for (changes, said) in bad() {
+        let spec = with(&changes);
+        let error = create("chat", &spec).await.expect_err(said);
+        assert!(error.contains(said), "{changes:?}: {error}");
+    }
+    for changes in good() {
+        if let Err(error) = create("chat", &with(&changes)).await {
+            panic!("{changes:?}: {error}");
+        }
+    }
+    for (name, said) in [("9-lives", "must begin with a letter"), (&*"a".repeat(41), "40 characters at most")]
+    {
+        assert!(create(name, &smallest()).await.unwrap_err().contains(said));
+    }
+    // The defaults of the schema are those of the types.
+    let object: LlmDeployment = serde_json::from_value(json!({
+        "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),
+    }))
+    .unwrap();
+    let stored = raw.create(&dry, &serde_json::from_value(json!({
+        "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),
+    })).unwrap()).await.unwrap();
+    let stored: LlmDeployment = serde_json::from_value(serde_json::to_value(stored).unwrap()).unwrap();
+    assert_eq!(stored.spec, object.spec);
+    drop(api);
+}
+
+fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
+    let pinned = json!({"cpuPinning": true});
+    vec![
+        (vec![("model.source", json!({}))], "exactly one of hf, http, s3, oci and pvc"),
+        (
+            vec![("model.source.http", json!({"url": "https://host/a"}))],
+            "exactly one of hf, http, s3, oci and pvc",
+        ),
+        (vec![("model.source", json!({"http": {"url": "ftp://host/a"}}))], "should match"),
+        (
+            vec![("model.source", json!({"http": {"url": "https://host/a", "sha256": "beef"}}))],
+            "should match",
+        ),
+        (vec![("model.source", json!({"hf": {"repo": "model"}}))], "should match"),
+        (vec![("model.source.pvc.path", json!("/model"))], "should match"),
+        (vec![("model.source.pvc.path", json!("a/../../b"))], "must stay inside the volume"),
+        (vec![("model.cache", json!({"mode": "shared", "size": "1Gi"}))], "there is nothing to cache"),
+        (
+            vec![("model.source", http()), ("model.cache", json!({"mode": "shared"}))],
+            "model.cache.size is needed",
+        ),
+        (
+            vec![("model.source", http()), ("model.cache", json!({"size": "much"}))],
+            "must be a number of bytes",
+        ),
+        (vec![("model.credentialsSecretRef", json!({"name": "a"}))], "is for models that are fetched"),
+        (vec![("model.aliases", json!(["a", "a"]))], "Duplicate value"),
+        (vec![("model.format", json!("onnx"))], "Unsupported value"),
+        (vec![("engine.kvCache", json!({"size": "0"}))], "engine.kvCache.size must be a number of bytes"),
+        (vec![("engine.kvCache", json!({"size": "8 GB"}))], "engine.kvCache.size must be a number of bytes"),
+        (
+            vec![
+                ("engine.kvCache", json!({"size": "8Gi"})),
+                ("resources", json!({"limits": {"memory": "8Gi"}})),
+            ],
+            "must be less than resources.limits.memory",
+        ),
+        (vec![("engine.kvCache", json!({"precision": "u4"}))], "Unsupported value"),
+        (
+            vec![("engine.extraArgs", json!(["--port=1"]))],
+            "may not repeat a flag that has a field of its own",
+        ),
+        (vec![("engine.extraArgs", json!(["--model"]))], "may not repeat a flag that has a field of its own"),
+        (vec![("engine.maxNumSeqs", json!(0))], "should be greater than or equal to 1"),
+        (vec![("placement", pinned.clone())], "needs whole CPUs and memory"),
+        (
+            vec![
+                ("placement", pinned.clone()),
+                ("resources", json!({"limits": {"cpu": "1500m", "memory": "1Gi"}})),
+            ],
+            "needs whole CPUs and memory",
+        ),
+        (
+            vec![
+                ("placement", pinned),
+                ("resources", json!({"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}})),
+            ],
+            "resources.requests equal to resources.limits",
+        ),
+        (vec![("replicas", json!(-1))], "should be greater than or equal to 0"),
+        (vec![("rollout", json!({"maxSurge": 0}))], "may not both be 0"),
+        (vec![("rollout", json!({"maxSurge": "0%", "maxUnavailable": "0%"}))], "may not both be 0"),
+        (vec![("drain", json!({"timeout": "10 minutes"}))], "should match"),
+        (vec![("disruption", json!({"minAvailable": 1, "maxUnavailable": 1}))], "not both"),
+        (vec![("router", json!({"replicas": 0}))], "should be greater than or equal to 1"),
+        (vec![("router", json!({"policy": "best"}))], "Unsupported value"),
+        (
+            vec![("router", json!({"service": {"nodePort": 30000}}))],
+            "needs the type NodePort or LoadBalancer",
+        ),
+        (vec![("access", json!({"requestsPerMinute": 1}))], "they need access.apiKeysSecretRef"),
+    ]
+}
+
+fn good() -> Vec<Vec<(&'static str, Value)>> {
+    vec![
+        vec![],
+        vec![("model.source.pvc.path", json!("a..b/c"))],
+        vec![("model.source", json!({"hf": {"repo": "owner/name", "revision": "feature/x"}}))],
+        vec![("model.source", http()), ("model.cache", json!({"mode": "shared", "size": 1000}))],
+        vec![("model.source", http()), ("model.credentialsSecretRef", json!({"name": "a"}))],
+        vec![("model.source", json!({"s3": {"bucket": "models", "key": "a/"}}))],
+        vec![("model.source", json!({"oci": {"image": "registry/a@sha256:0"}}))],
+        vec![
+            ("engine.kvCache", json!({"size": "7.5Gi"})),
+            ("resources", json!({"limits": {"memory": "8Gi"}})),
+        ],
+        vec![("engine.kvCache", json!({"size": "8Gi"})), ("resources", json!({"limits": {"cpu": 1}}))],
+        vec![("engine.extraArgs", json!(["--weights=compact", "--portable"]))],
+        vec![
+            ("placement", json!({"cpuPinning": true})),
+            ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}, "requests": {"cpu": "2000m"}})),
+        ],
+        vec![("rollout", json!({"maxSurge": 0, "maxUnavailable": 1}))],
+        vec![("disruption", json!({"minAvailable": "50%"}))],
+        vec![("router", json!({"service": {"type": "NodePort", "nodePort": 30000}}))],
+        vec![("access", json!({"apiKeysSecretRef": {"name": "a"}, "tokensPerMinute": 1}))],
+        vec![("podTemplate", json!({"spec": {"anything": {"goes": true}}}))],
+        vec![("replicas", json!(0)), ("suspend", json!(true))],
+    ]
+}

@@ -1,0 +1,206 @@
+//! A cluster for all tests of this program, an operator in it, and waiting for what becomes so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::runtime::wait::{await_condition, conditions::is_crd_established};
+use kube::{Client, CustomResourceExt as _, ResourceExt as _};
+use operator::admin::Admin;
+use operator::controller;
+use operator::manifest::Kind;
+use operator::metrics::Metrics;
+use operator::run::{Config, look_after_with};
+use operator::validate::Defaults;
+use operator_api::LlmDeployment;
+use serde_json::{Value, json};
+use tests::cluster::ControlPlane;
+use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::kubelet::{Kubelet, Routers};
+
+/// Longest wait for anything, on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+/// How often is looked whether something has become so.
+const LOOK_INTERVAL: Duration = Duration::from_millis(25);
+/// Who the operator is: somebody with the rights that the chart gives it, and no others.
+const OPERATOR: &str = "operator";
+
+static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
+
+/// The cluster, which knows the resource.
+pub(crate) async fn cluster() -> &'static ControlPlane {
+    let start = async || {
+        let cluster = ControlPlane::start_with_controllers().await?;
+        let client = cluster.client().await?;
+        let definitions = Api::all(client.clone());
+        definitions.create(&PostParams::default(), &operator_api::crd()).await?;
+        await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
+        grant(&client).await?;
+        anyhow::Ok(cluster)
+    };
+    CLUSTER.get_or_try_init(start).await.unwrap()
+}
+
+/// Gives the operator the rights that the chart gives it.
+async fn grant(client: &Client) -> anyhow::Result<()> {
+    let chart = tests::root().join("charts/ovfleet/templates/_helpers.tpl");
+    let text = std::fs::read_to_string(chart)?;
+    let begin = "{{- define \"ovfleet.rules\" -}}";
+    let rules = text.split(begin).nth(1).and_then(|rest| rest.split("{{- end }}").next()).unwrap();
+    let mut rules: Vec<Value> = serde_yaml::from_str(rules)?;
+    let leases = json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch", "update"]});
+    let definitions = json!({
+        "apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": ["get", "list", "watch"],
+    });
+    rules.extend([leases, definitions]);
+    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": OPERATOR}, "rules": rules}))?;
+    Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &role).await?;
+    let binding: ClusterRoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": OPERATOR},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR}],
+    }))?;
+    Api::<ClusterRoleBinding>::all(client.clone()).create(&PostParams::default(), &binding).await?;
+    Ok(())
+}
+
+/// A namespace with an operator and a kubelet of its own.
+pub(crate) struct Stage {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    pub(crate) metrics: Metrics,
+    pub(crate) kubelet: Kubelet,
+    tasks: JoinSet<anyhow::Result<()>>,
+}
+
+impl Stage {
+    pub(crate) async fn new(name: &str) -> Self {
+        let cluster = cluster().await;
+        let client = cluster.client().await.unwrap();
+        let namespace = tests::cluster::namespace(&client, name).await.unwrap();
+        let kubelet = Kubelet::start(&client, &namespace);
+        let metrics = Metrics::default();
+        let mut tasks = JoinSet::new();
+        let operator = operator(&namespace, None, &metrics, kubelet.routers()).await;
+        tasks.spawn(operator);
+        Self { client, namespace, metrics, kubelet, tasks }
+    }
+
+    pub(crate) fn resources(&self) -> Api<LlmDeployment> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(crate) fn objects(&self, kind: Kind) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, &kind.resource())
+    }
+
+    /// Writes a resource as `kubectl apply` would.
+    pub(crate) async fn apply(&self, name: &str, spec: Value) -> kube::Result<LlmDeployment> {
+        let patch = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": name},
+            "spec": spec,
+        });
+        self.resources().patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&patch)).await
+    }
+
+    /// Waits until a resource's condition is as wanted, written `Ready=True`, and its status about its last change.
+    pub(crate) async fn until(&self, name: &str, wanted: &str) -> LlmDeployment {
+        let (condition, wanted_status) = wanted.split_once('=').unwrap();
+        let mut last = Value::Null;
+        let seen = eventually(async || {
+            let object = self.resources().get(name).await.unwrap();
+            last = json!(object.status);
+            let status = object.status.as_ref()?;
+            let is_current = Some(status.observed_generation) == object.metadata.generation;
+            let holds = status
+                .conditions
+                .iter()
+                .any(|known| known.type_ == condition && known.status == wanted_status);
+            (is_current && holds).then_some(object)
+        })
+        .await;
+        seen.unwrap_or_else(|| panic!("{name} does not become {wanted}: {last:#}"))
+    }
+
+    /// Fails if the operator has ended.
+    pub(crate) fn check(&mut self) {
+        if let Some(ended) = self.tasks.try_join_next() {
+            panic!("the operator has ended: {ended:?}");
+        }
+    }
+
+    /// All objects of the kinds that the operator makes, by kind and name, that some resource owns.
+    pub(crate) async fn owned(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for kind in Kind::BUILT_IN {
+            let list = self.objects(kind).list(&Default::default()).await.unwrap();
+            let owned = list
+                .items
+                .into_iter()
+                .filter(|object| object.owner_references().iter().any(|owner| owner.kind == "LLMDeployment"));
+            found.extend(owned.map(|object| format!("{} {}", kind.name(), object.name_any())));
+        }
+        found
+    }
+}
+
+/// An operator for a namespace, for as long as it is polled.
+pub(crate) async fn operator(
+    namespace: &str,
+    identity: Option<&str>,
+    metrics: &Metrics,
+    routers: Routers,
+) -> impl Future<Output = anyhow::Result<()>> + use<> {
+    let client = cluster().await.client_for(OPERATOR, None).await.unwrap();
+    let lease = identity.map(|identity| operator::leader::Config {
+        namespace: namespace.to_owned(),
+        name: "operator".to_owned(),
+        identity: identity.to_owned(),
+        duration: Duration::from_secs(2),
+    });
+    let config = Config {
+        namespaces: vec![namespace.to_owned()],
+        controller: controller::Config {
+            defaults: Defaults {
+                server_image: "ovfleet/server:1".to_owned(),
+                router_image: "ovfleet/router:1".to_owned(),
+                image_pull_policy: None,
+            },
+            load_interval: None,
+            concurrency: 8,
+        },
+        lease,
+    };
+    let metrics = metrics.clone();
+    look_after_with(
+        client,
+        config,
+        (Admin::new(metrics.clone()), metrics, Arc::new(routers)),
+        CancellationToken::new(),
+    )
+}
+
+/// Looks until there is something to see, or no longer.
+pub(crate) async fn eventually<T>(mut look: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let end = tokio::time::Instant::now() + LIMIT;
+    loop {
+        if let Some(seen) = look().await {
+            return Some(seen);
+        }
+        if tokio::time::Instant::now() > end {
+            return None;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// The smallest resource there is.
+pub(crate) fn smallest() -> Value {
+    json!({"model": {"source": {"pvc": {"claim": "models"}}}})
+}

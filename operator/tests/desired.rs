@@ -1,0 +1,204 @@
+//! Resources to objects, through the real `validate` and `desired`: `UPDATE_EXPECT=1 cargo test -p operator --test
+//! desired` writes what has changed into `snapshots/`, where it is read before it is believed.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use expect_test::expect_file;
+use kube::api::DynamicObject;
+use operator::desired::{Resources, desired};
+use operator::manifest::{Kind, digest};
+use operator::observe::Observed;
+use operator::validate::{Defaults, ValidDeployment, validate};
+use operator_api::LlmDeployment;
+use serde_json::{Value, json};
+
+const FIXTURES: [&str; 5] = ["small", "full", "claim", "image", "per-pod"];
+
+fn fixture(name: &str) -> LlmDeployment {
+    let path = format!("{}/tests/fixtures/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn valid(object: &LlmDeployment, observed: &Observed) -> ValidDeployment {
+    let defaults = Defaults {
+        server_image: "ovfleet/server:1".to_owned(),
+        router_image: "ovfleet/router:1".to_owned(),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+    };
+    validate(object, observed, &defaults).unwrap()
+}
+
+fn made(object: &LlmDeployment, observed: &Observed) -> Resources {
+    desired(&valid(object, observed), observed)
+}
+
+/// What is seen once the fetch Job of `resources`, if it has one, has done its work.
+fn fetched(resources: &Resources) -> Observed {
+    let mut observed = Observed { monitors: true, ..Observed::default() };
+    for manifest in resources.manifests.iter().filter(|manifest| manifest.kind == Kind::Job) {
+        let mut job: DynamicObject = serde_json::from_value(manifest.body.clone()).unwrap();
+        job.data["status"] = json!({"conditions": [{"type": "Complete", "status": "True"}]});
+        observed.owned = BTreeMap::from([((Kind::Job, manifest.name.clone()), Arc::new(job))]);
+    }
+    observed
+}
+
+fn deployment<'a>(resources: &'a Resources, name: &str) -> &'a Value {
+    let found = resources
+        .manifests
+        .iter()
+        .find(|manifest| manifest.kind == Kind::Deployment && manifest.name == name);
+    &found.unwrap().body
+}
+
+#[test]
+fn objects_are_as_in_the_snapshots() {
+    for name in FIXTURES {
+        let object = fixture(name);
+        let first = made(&object, &Observed { monitors: true, ..Observed::default() });
+        let resources = made(&object, &fetched(&first));
+        let mut text = String::new();
+        for manifest in &resources.manifests {
+            text += "---\n";
+            text += &serde_yaml::to_string(&manifest.body).unwrap();
+        }
+        expect_file![format!("{}/tests/snapshots/{name}.yaml", env!("CARGO_MANIFEST_DIR"))].assert_eq(&text);
+    }
+}
+
+#[test]
+fn the_same_leads_to_the_same_to_the_byte() {
+    for name in FIXTURES {
+        let object = fixture(name);
+        let [a, b] = [(); 2].map(|()| made(&object, &Observed::default()));
+        assert_eq!(format!("{:?}", a.manifests), format!("{:?}", b.manifests), "{name}");
+    }
+}
+
+#[test]
+fn replicas_of_the_former_model_stay_until_the_next_one_is_fetched() {
+    let object = fixture("full");
+    let resources = made(&object, &Observed::default());
+    let is_server = |name: &str| name == "full-server";
+    assert!(!resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
+    assert_eq!(resources.kept, [(Kind::Deployment, "full-server".to_owned())]);
+    let resources = made(&object, &fetched(&resources));
+    assert!(resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
+    assert_eq!(resources.kept, []);
+}
+
+#[test]
+fn nothing_restarts_without_a_cause_in_what_it_runs() {
+    let object = fixture("small");
+    let hash = |change: fn(&mut LlmDeployment)| {
+        let mut object = object.clone();
+        change(&mut object);
+        let resources = made(&object, &Observed::default());
+        let of = |name| digest(&deployment(&resources, name)["spec"]["template"]);
+        (of("small-server"), of("small-router"))
+    };
+    let same = hash(|_| {});
+    for change in [
+        (|object| object.spec.replicas = 5) as fn(&mut LlmDeployment),
+        |object| object.spec.router.replicas = 3,
+        |object| object.spec.router.queue.max_requests = 7,
+        |object| object.spec.router.policy = operator_api::Policy::RoundRobin,
+        |object| object.spec.rollout.min_ready_seconds = 7,
+        |object| object.spec.router.service.port = 81,
+        |object| object.metadata.generation = Some(99),
+        |object| object.metadata.labels = Some(BTreeMap::from([("a".to_owned(), "b".to_owned())])),
+    ] {
+        assert_eq!(hash(change), same);
+    }
+    let (server, router) = hash(|object| object.spec.engine.max_num_seqs = 1);
+    assert_eq!((server == same.0, router == same.1), (false, true));
+    let (server, router) = hash(|object| object.spec.observability.access_log = true);
+    assert_eq!((server == same.0, router == same.1), (true, false));
+}
+
+/// The restricted Pod Security Standard, as its documentation lists it.
+#[test]
+fn every_pod_meets_the_restricted_standard() {
+    for name in FIXTURES {
+        let object = fixture(name);
+        let first = made(&object, &Observed::default());
+        let resources = made(&object, &fetched(&first));
+        let pods = resources.manifests.iter().filter_map(|made| made.body.pointer("/spec/template/spec"));
+        for pod in pods {
+            let context = &pod["securityContext"];
+            assert_eq!(context["runAsNonRoot"], true);
+            assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
+            assert_ne!(context["runAsUser"], 0);
+            for field in ["hostNetwork", "hostPID", "hostIPC"] {
+                assert!(pod[field].is_null(), "{name}: {field}");
+            }
+            let containers =
+                ["containers", "initContainers"].into_iter().filter_map(|list| pod[list].as_array());
+            for container in containers.flatten() {
+                let context = &container["securityContext"];
+                assert_eq!(context["allowPrivilegeEscalation"], false);
+                assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+                assert_eq!(context["readOnlyRootFilesystem"], true);
+                assert!(container["ports"].as_array().unwrap().iter().all(|port| port["hostPort"].is_null()));
+            }
+            let allowed = ["configMap", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "secret"];
+            for volume in pod["volumes"].as_array().unwrap() {
+                let kind = volume.as_object().unwrap().keys().find(|key| *key != "name").unwrap();
+                assert!(allowed.contains(&kind.as_str()), "{name}: {kind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_the_router_has_a_token_and_secrets_are_mounted_where_they_are_needed_only() {
+    let object = fixture("full");
+    let first = made(&object, &Observed::default());
+    let resources = made(&object, &fetched(&first));
+    let mut secrets = BTreeMap::new();
+    for made in &resources.manifests {
+        let Some(pod) = made.body.pointer("/spec/template/spec") else { continue };
+        assert_eq!(pod["automountServiceAccountToken"], made.name == "full-router", "{}", made.name);
+        let volumes = pod["volumes"].as_array().unwrap().iter();
+        let mounted: Vec<&str> =
+            volumes.filter_map(|volume| volume["secret"]["secretName"].as_str()).collect();
+        secrets.insert(made.name.split("-fetch").next().unwrap().to_owned(), mounted);
+    }
+    assert_eq!(
+        secrets,
+        BTreeMap::from([
+            ("full".to_owned(), vec!["s3-keys"]),
+            ("full-router".to_owned(), vec!["keys"]),
+            ("full-server".to_owned(), vec![]),
+        ])
+    );
+    let roles = resources.manifests.iter().filter(|made| made.kind == Kind::Role);
+    let rules: Vec<&Value> = roles.map(|made| &made.body["rules"]).collect();
+    let slices = json!([{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}]);
+    assert_eq!(rules, [&slices]);
+}
+
+#[test]
+fn what_cannot_be_carried_out_is_refused_with_the_field() {
+    let refusal = |change: fn(&mut LlmDeployment)| {
+        let mut object = fixture("small");
+        change(&mut object);
+        let defaults =
+            Defaults { server_image: String::new(), router_image: String::new(), image_pull_policy: None };
+        let invalid = validate(&object, &Observed::default(), &defaults).unwrap_err();
+        (invalid.reason(), invalid.to_string())
+    };
+    let (reason, message) =
+        refusal(|object| object.spec.drain.timeout = operator_api::Period("soon".to_owned()));
+    assert_eq!(reason, "InvalidField");
+    assert!(message.starts_with("drain.timeout: \"soon\" is no time"), "{message}");
+    let (_, message) =
+        refusal(|object| object.spec.drain.timeout = operator_api::Period("9999999h".to_owned()));
+    assert!(message.contains("longer than a year"), "{message}");
+    let (reason, _) = refusal(|object| object.spec.model.source.hf = None);
+    assert_eq!(reason, "InvalidSource");
+    let (_, message) = refusal(|object| object.spec.rollout.min_ready_seconds = 600);
+    assert!(message.contains("rollout.minReadySeconds"), "{message}");
+}

@@ -1,0 +1,143 @@
+//! The reference in `docs/` is generated from the code: `UPDATE_EXPECT=1 cargo test -p operator --test docs`.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command, CommandFactory as _};
+use expect_test::expect_file;
+use operator::Args;
+use operator::metrics::Metrics;
+use serde_json::Value;
+
+#[test]
+fn the_flags_are_described() {
+    let mut text = String::from(
+        "# Flags of the operator\n\nGenerated from `operator --help`. Each can also be given by its environment \
+         variable.\n",
+    );
+    let command = Args::command();
+    flags(&mut text, "For every subcommand", &command);
+    for subcommand in command.get_subcommands() {
+        flags(&mut text, &format!("operator {}", subcommand.get_name()), subcommand);
+    }
+    expect_file!["../../docs/reference/flags-operator.md"].assert_eq(&text);
+}
+
+fn flags(text: &mut String, heading: &str, command: &Command) {
+    let arguments: Vec<&Arg> =
+        command.get_arguments().filter(|argument| argument.get_env().is_some()).collect();
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let _ = write!(text, "\n## {heading}\n\n{about}.\n");
+    if arguments.is_empty() {
+        return;
+    }
+    text.push_str("\n| flag | environment | default | |\n|---|---|---|---|\n");
+    for argument in arguments {
+        let long = argument.get_long().expect("every argument is a flag");
+        let environment = argument.get_env().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let defaults = argument.get_default_values().iter();
+        let default: Vec<_> = defaults.map(|value| format!("`{}`", value.to_string_lossy())).collect();
+        let help =
+            argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let _ = writeln!(text, "| `--{long}` | `{environment}` | {} | {help} |", default.join(" "));
+    }
+}
+
+#[test]
+fn the_resource_is_described() {
+    let definition = serde_json::to_value(operator_api::crd()).expect("a definition is JSON");
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    let mut text = String::from(
+        "# LLMDeployment\n\n`ovfleet.dev/v1alpha1`, short name `llmd`. Generated from the definition in \
+         [crds](../../crds/llmdeployments.yaml), which `kubectl explain llmd.spec` shows too.\n",
+    );
+    for (heading, part) in [("Spec", "spec"), ("Status", "status")] {
+        let _ = write!(text, "\n## {heading}\n\n| field | type | default | |\n|---|---|---|---|\n");
+        fields(&mut text, &schema[part], part);
+    }
+    text.push_str("\n## Rules\n\n");
+    rules(&mut text, &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+    expect_file!["../../docs/reference/llmdeployment.md"].assert_eq(&text);
+}
+
+/// Types of Kubernetes itself, which are described there.
+const KNOWN: [&str; 6] = [
+    "spec.placement.affinity",
+    "spec.placement.tolerations",
+    "spec.placement.topologySpreadConstraints",
+    "spec.resources",
+    "spec.router.resources",
+    "status.conditions",
+];
+
+fn fields(text: &mut String, schema: &Value, path: &str) {
+    let Some(properties) = schema["properties"].as_object() else { return };
+    let required =
+        |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|known| known == name));
+    for (name, field) in properties {
+        let path = format!("{path}.{name}");
+        let shown = path.split_once('.').map_or(path.as_str(), |(_, rest)| rest);
+        let about = field["description"]
+            .as_str()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        let is_leaf = field["properties"].is_null() || KNOWN.contains(&path.as_str());
+        let default = match &field["default"] {
+            Value::Null if required(name) => "required".to_owned(),
+            Value::Null => String::new(),
+            _ if !is_leaf => String::new(),
+            Value::Array(items) if items.is_empty() => String::new(),
+            Value::Object(members) if members.is_empty() => String::new(),
+            default => format!("`{default}`"),
+        };
+        let _ = writeln!(text, "| `{shown}` | {} | {default} | {} |", kind(field), about.replace('|', "\\|"));
+        if !is_leaf {
+            fields(text, field, &path);
+        }
+    }
+}
+
+fn kind(field: &Value) -> String {
+    if let Some(values) = field["enum"].as_array() {
+        let values = values.iter().filter_map(Value::as_str).map(|value| format!("`{value}`"));
+        return values.collect::<Vec<_>>().join(", ");
+    }
+    if field["x-kubernetes-int-or-string"] == true {
+        return "quantity".to_owned();
+    }
+    match field["type"].as_str().unwrap_or("any") {
+        "array" => format!("list of {}", kind(&field["items"])),
+        "object" if !field["additionalProperties"].is_null() => "map".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+fn rules(text: &mut String, schema: &Value) {
+    for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+        let _ = writeln!(text, "- {}", rule["message"].as_str().unwrap_or_default());
+    }
+    for field in schema["properties"].as_object().into_iter().flat_map(|properties| properties.values()) {
+        rules(text, field);
+    }
+}
+
+#[test]
+fn the_metrics_are_described() {
+    let mut text = String::from(
+        "# Metrics of the operator\n\nGenerated from what `/metrics` says of itself.\n\n| name | type | |\n|---|---|---|\n",
+    );
+    let scrape = Metrics::default().scrape();
+    let mut about = "";
+    for line in scrape.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            about = help.split_once(' ').map_or("", |(_, help)| help);
+        }
+        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            let _ = writeln!(text, "| `{name}{suffix}` | {kind} | {} |", about.trim_end_matches('.'));
+        }
+    }
+    expect_file!["../../docs/reference/metrics-operator.md"].assert_eq(&text);
+}

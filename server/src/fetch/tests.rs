@@ -1,0 +1,249 @@
+//! Fetching from a web server of the test's own, which can be told to fail.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path as UrlPath, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use clap::Parser as _;
+use sha2::{Digest as _, Sha256};
+
+use super::*;
+
+/// What a web server does, once each, before it does as it should.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    /// Breaks off after so many bytes.
+    BreaksOff(usize),
+    /// Says nothing more after so many bytes.
+    FallsSilent(usize),
+    /// Fails.
+    Fails,
+}
+
+#[derive(Debug)]
+struct Web {
+    files: BTreeMap<&'static str, Vec<u8>>,
+    troubles: Mutex<Vec<Trouble>>,
+    /// The ranges that were asked for.
+    asked: Mutex<Vec<Option<String>>>,
+    token: Option<&'static str>,
+}
+
+impl Web {
+    fn of(content: &[u8], troubles: &[Trouble]) -> Arc<Self> {
+        Arc::new(Self {
+            files: BTreeMap::from([("model.gguf", content.to_vec())]),
+            troubles: Mutex::new(troubles.to_vec()),
+            asked: Mutex::default(),
+            token: None,
+        })
+    }
+
+    async fn start(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> String {
+        let router = Router::new().route("/{*file}", get(answer)).with_state(Arc::clone(self));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tasks.spawn(async move { drop(axum::serve(listener, router).await) });
+        format!("http://{address}")
+    }
+
+    fn asked(&self) -> Vec<Option<String>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, headers: HeaderMap) -> Response {
+    let header = |name| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+    if web.token.is_some_and(|token| header(header::AUTHORIZATION) != Some(format!("Bearer {token}"))) {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let Some(content) = web.files.get(file.as_str()) else { return StatusCode::NOT_FOUND.into_response() };
+    let range = header(header::RANGE);
+    web.asked.lock().unwrap().push(range.clone());
+    let etag = format!("\"{}\"", hex(content));
+    let from = range
+        .filter(|_| header(header::IF_RANGE).is_none_or(|mark| mark == etag))
+        .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
+    let mut troubles = web.troubles.lock().unwrap();
+    let trouble = (!troubles.is_empty()).then(|| troubles.remove(0));
+    drop(troubles);
+    let rest = content[from.unwrap_or(0)..].to_vec();
+    let length = rest.len();
+    let body = match trouble {
+        Some(Trouble::Fails) => return StatusCode::BAD_GATEWAY.into_response(),
+        Some(Trouble::BreaksOff(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Error),
+        Some(Trouble::FallsSilent(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Silence),
+        None => Body::from(rest),
+    };
+    let mut response = Response::builder().header(header::ETAG, etag).header(header::CONTENT_LENGTH, length);
+    if let Some(from) = from {
+        let range = format!("bytes {from}-{}/{}", content.len() - 1, content.len());
+        response = response.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range);
+    }
+    response.body(body).unwrap()
+}
+
+#[derive(Clone, Copy)]
+enum After {
+    Error,
+    Silence,
+}
+
+fn stream(bytes: Vec<u8>, after: After) -> Body {
+    use futures_util::StreamExt as _;
+    let first = futures_util::stream::iter([Ok(bytes)]);
+    let rest = futures_util::stream::once(async move {
+        match after {
+            After::Error => {
+                // What is before it is sent first.
+                tokio::task::yield_now().await;
+                Err(std::io::Error::other("broken off"))
+            }
+            After::Silence => std::future::pending().await,
+        }
+    });
+    Body::from_stream(first.chain(rest))
+}
+
+fn hex(content: &[u8]) -> String {
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn arguments(into: &std::path::Path, more: &[&str]) -> FetchArgs {
+    let into = into.to_str().unwrap();
+    let first = ["server", "fetch", "--into", into, "--idle-timeout", "1"];
+    match crate::Args::parse_from(first.iter().chain(more)).command {
+        Some(crate::Command::Fetch(args)) => args,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn content() -> Vec<u8> {
+    (0..300_000_u32).flat_map(u32::to_le_bytes).collect()
+}
+
+#[tokio::test]
+async fn what_breaks_off_is_gone_on_with_and_the_whole_is_checked() {
+    let mut tasks = JoinSet::new();
+    let content = content();
+    let web =
+        Web::of(&content, &[Trouble::Fails, Trouble::BreaksOff(400_000), Trouble::FallsSilent(100_000)]);
+    let url = format!("{}/model.gguf", web.start(&mut tasks).await);
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let sha256 = hex(&content);
+    let more = ["--url", &url, "--sha256", &sha256, "--report", report.to_str().unwrap()];
+    arguments(folder.path(), &more).run().await.unwrap();
+    assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+    assert_eq!((&report["reason"], &report["bytes"]), (&"Fetched".into(), &content.len().into()));
+    let asked = web.asked();
+    assert_eq!(asked[..2], [None, None]);
+    assert!(asked[2..].iter().all(Option::is_some), "{asked:?}");
+    // All is there: nobody is asked again.
+    arguments(folder.path(), &more).run().await.unwrap();
+    assert_eq!(web.asked().len(), asked.len());
+}
+
+#[tokio::test]
+async fn what_a_killed_fetch_left_is_gone_on_with() {
+    let mut tasks = JoinSet::new();
+    let content = content();
+    let web = Web::of(&content, &[Trouble::FallsSilent(600_000)]);
+    let url = format!("{}/model.gguf", web.start(&mut tasks).await);
+    let folder = tempfile::tempdir().unwrap();
+    let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
+    assert_eq!(args.clone().run().await.unwrap_err().reason(), "SourceTooSlow");
+    assert!(!folder.path().join("current").exists(), "a half file is not served");
+    args.run().await.unwrap();
+    assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
+    let last = web.asked().last().unwrap().clone();
+    assert_eq!(last.as_deref(), Some("bytes=600000-"));
+}
+
+#[tokio::test]
+async fn another_file_under_the_same_address_is_fetched_from_its_beginning() {
+    let mut tasks = JoinSet::new();
+    let old = Web::of(&content(), &[Trouble::FallsSilent(600_000)]);
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("{}/model.gguf", old.start(&mut tasks).await);
+    let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
+    args.run().await.unwrap_err();
+    let new: Vec<u8> = content().into_iter().rev().collect();
+    let url = format!("{}/model.gguf", Web::of(&new, &[]).start(&mut tasks).await);
+    arguments(folder.path(), &["--url", &url]).run().await.unwrap();
+    assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), new);
+}
+
+#[tokio::test]
+async fn each_mistake_has_its_own_reason_and_none_leaves_a_model() {
+    let mut tasks = JoinSet::new();
+    let base = Web::of(b"model", &[]).start(&mut tasks).await;
+    let (file, gone, wrong) = (format!("{base}/model.gguf"), format!("{base}/gone.gguf"), "0".repeat(64));
+    let private = Arc::new(Web {
+        files: BTreeMap::from([("model.gguf", b"model".to_vec())]),
+        troubles: Mutex::default(),
+        asked: Mutex::default(),
+        token: Some("secret"),
+    });
+    let private = format!("{}/model.gguf", private.start(&mut tasks).await);
+    for (more, reason) in [
+        (vec!["--url", gone.as_str()], "NotFound"),
+        (vec!["--url", &file, "--sha256", &wrong], "DigestMismatch"),
+        (vec!["--url", &private], "Unauthorized"),
+        (vec!["--url", "nowhere"], "InvalidSource"),
+        (vec!["--url", &file, "--format", "openvino-ir"], "InvalidSource"),
+        (vec!["--url", "http://127.0.0.1:1/model.gguf", "--attempts", "2"], "SourceUnreachable"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let error = arguments(folder.path(), &more).run().await.unwrap_err();
+        assert_eq!(error.reason(), reason, "{error}");
+        assert!(!folder.path().join("current").exists(), "{reason}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let credentials = folder.path().join("credentials");
+    std::fs::create_dir(&credentials).unwrap();
+    std::fs::write(credentials.join("token"), "secret\n").unwrap();
+    let more = ["--url", &private, "--credentials", credentials.to_str().unwrap()];
+    arguments(folder.path(), &more).run().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_disk_is_called_that() {
+    let mut tasks = JoinSet::new();
+    let url = format!("{}/model.gguf", Web::of(&content(), &[]).start(&mut tasks).await);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("files")).unwrap();
+    // Every write to it fails as on a full disk.
+    std::os::unix::fs::symlink("/dev/full", folder.path().join("files/model.gguf.part.etag")).unwrap();
+    let more = ["--url", &url];
+    let outcome = tokio::time::timeout(Duration::from_secs(60), arguments(folder.path(), &more).run()).await;
+    let error = outcome.expect("it ends").unwrap_err();
+    assert_eq!(error.reason(), "DiskFull", "{error}");
+}
+
+#[test]
+fn names_are_like_patterns() {
+    use hub::is_like;
+    for (name, pattern) in
+        [("a.gguf", "*.gguf"), ("a.gguf", "a.gguf"), ("x/y.z", "x/*"), ("abc", "a*b*c"), ("ab", "a*b*")]
+    {
+        assert!(is_like(name, pattern), "{name} {pattern}");
+    }
+    for (name, pattern) in [("a.bin", "*.gguf"), ("ab", "a"), ("aa", "a*aa"), ("abc", "a*c*b")] {
+        assert!(!is_like(name, pattern), "{name} {pattern}");
+    }
+}
+
+#[test]
+fn paths_of_a_source_stay_where_they_are_put() {
+    for path in ["/etc/x", "../x", "a//b", "a/../b", ".", "", "a\\b"] {
+        assert!(source::checked_path(path).is_err(), "{path}");
+    }
+    assert_eq!(source::checked_path("a/b.gguf").unwrap(), "a/b.gguf");
+}

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# images.sh FOLDER PRODUCT...: makes the images of the products for the node, out of the binaries in FOLDER
+# (target/release), as docker archives in .deps/node/images/. The last stages of deploy/*.Dockerfile are used as they are; what
+# the stages before them would compile is given, and the base is a Debian of the same kind put together here,
+# because there is no registry of images to ask.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+binaries=$1
+shift
+tag=e2e
+base=.deps/node/base
+images=.deps/node/images
+# The same packages as in the base image of the Dockerfiles, as far as programs need them.
+packages=libstdc++6,libgcc-s1,ca-certificates,dash,coreutils,python3-minimal
+
+say() { echo "images: $*" >&2; }
+
+missing=0
+for tool in mmdebstrap buildah gcc; do
+  command -v $tool >/dev/null || {
+    say "missing: $tool (Debian, Ubuntu: $tool)"
+    missing=1
+  }
+done
+((missing == 0)) || exit 1
+
+# A root file system, as a tar, becomes an image by two small files beside it.
+archive() { # rootfs.tar, image, entry point, output
+  local folder digest
+  folder=$(mktemp -d)
+  mv "$1" "$folder/layer.tar"
+  digest=$(sha256sum "$folder/layer.tar" | cut -d' ' -f1)
+  cat >"$folder/config.json" <<JSON
+{"architecture": "amd64", "os": "linux", "config": {"Entrypoint": $3, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
+ "rootfs": {"type": "layers", "diff_ids": ["sha256:$digest"]}, "history": [{"created_by": "images.sh"}]}
+JSON
+  echo "[{\"Config\": \"config.json\", \"RepoTags\": [\"$2\"], \"Layers\": [\"layer.tar\"]}]" >"$folder/manifest.json"
+  tar -C "$folder" -cf "$4.partial" manifest.json config.json layer.tar
+  rm -rf "$folder"
+  mv "$4.partial" "$4"
+}
+
+make_pause() {
+  local folder
+  folder=$(mktemp -d)
+  gcc -static -Os -s -o "$folder/pause" tests/cluster/node/pause.c
+  tar -C "$folder" -cf $base/pause.rootfs pause
+  rm -rf "$folder"
+  archive $base/pause.rootfs localhost/pause:1 '["/pause"]' $base/pause.tar
+}
+
+make_base() {
+  # Nothing of a package runs, so what its scripts would have made is made here.
+  # shellcheck disable=SC2016 # the hook's own variable
+  mmdebstrap --quiet --variant=extract --include="$packages" --extract-hook='
+    cat "$1"/usr/share/ca-certificates/mozilla/*.crt >"$1/etc/ssl/certs/ca-certificates.crt"
+    ln -sf dash "$1/bin/sh"
+    rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/var/cache/apt "$1"/var/lib/apt
+  ' bookworm $base/debian.rootfs.tar
+  archive $base/debian.rootfs.tar localhost/base:1 '[]' $base/debian.tar
+}
+
+build() {
+  buildah --root "$PWD/.deps/node/buildah" --runroot "$scratch/buildah" --storage-driver overlay "$@"
+}
+
+make_image() { # product
+  local product=$1
+  # The last stage of the Dockerfile; the stage it copies from is the folder given instead.
+  {
+    grep '^ARG BASE_IMAGE' "deploy/$product.Dockerfile"
+    # shellcheck disable=SC2016 # as it stands in the file
+    sed -n '/^FROM ${BASE_IMAGE}/,$p' "deploy/$product.Dockerfile"
+  } >"$scratch/$product.Dockerfile"
+  deploy/stage "$product" "$binaries" "$scratch/$product/out"
+  build bud --quiet --pull=never --isolation chroot --build-arg BASE_IMAGE=localhost/base:1 \
+    --build-context "build=$scratch/$product" --file "$scratch/$product.Dockerfile" \
+    --tag "localhost/ovfleet/$product:$tag" "$scratch/empty" >"$scratch/log" 2>&1 || {
+    cat "$scratch/log" >&2
+    return 1
+  }
+  rm -f "$images/$product.tar"
+  build push --quiet "localhost/ovfleet/$product:$tag" \
+    "docker-archive:$PWD/$images/$product.tar:localhost/ovfleet/$product:$tag"
+}
+
+started=$EPOCHREALTIME
+mkdir -p $base $images
+[[ -e $base/pause.tar ]] || make_pause
+[[ -e $base/debian.tar ]] || make_base
+scratch=$(mktemp -d)
+mkdir "$scratch/empty"
+trap 'rm -rf "$scratch"' EXIT
+build inspect --type image localhost/base:1 >/dev/null 2>&1 ||
+  build pull --quiet "docker-archive:$PWD/$base/debian.tar" >/dev/null
+for product in "$@"; do make_image "$product"; done
+say "$* made in $(awk "BEGIN {printf \"%.1f\", $EPOCHREALTIME - $started}") s"

@@ -1,0 +1,133 @@
+//! The certificates and keys of one control plane, made for it and gone with it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use serde_json::json;
+
+/// An authority and the folder its files are in.
+#[derive(Debug)]
+pub(super) struct Authority {
+    folder: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate and its key, as files.
+#[derive(Debug)]
+pub(super) struct Identity {
+    /// PEM.
+    pub(super) certificate: PathBuf,
+    /// PEM, PKCS#8.
+    pub(super) key: PathBuf,
+}
+
+impl Authority {
+    /// Makes a new authority; what it issues is written into `folder`.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub(super) fn new(folder: &Path) -> anyhow::Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "test cluster");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let certificate = params.self_signed(&key)?;
+        let authority = Self { folder: folder.to_owned(), issuer: Issuer::new(params, key) };
+        write(&authority.certificate(), &certificate.pem())?;
+        Ok(authority)
+    }
+
+    /// The authority's own certificate.
+    pub(super) fn certificate(&self) -> PathBuf {
+        self.folder.join("ca.crt")
+    }
+
+    /// A certificate for a server that is reached by `names`, which are host names or IP addresses.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub(super) fn server(&self, file: &str, names: &[&str]) -> anyhow::Result<Identity> {
+        let mut params =
+            CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?;
+        params.distinguished_name.push(DnType::CommonName, file);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.issue(file, &params)
+    }
+
+    /// A certificate by which the API server knows its bearer as `user`, a member of `group` if given.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub(super) fn user(&self, user: &str, group: Option<&str>) -> anyhow::Result<Identity> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, user);
+        if let Some(group) = group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue(&format!("user-{}", user.replace(':', "-")), &params)
+    }
+
+    /// A kubeconfig for [`Authority::user`]`(user, group)` at `url`.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub(super) fn kubeconfig(&self, url: &str, user: &str, group: Option<&str>) -> anyhow::Result<PathBuf> {
+        let identity = self.user(user, group)?;
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+            "clusters": [{
+                "name": "test",
+                "cluster": {"server": url, "certificate-authority": self.certificate()},
+            }],
+            "users": [{
+                "name": user,
+                "user": {"client-certificate": identity.certificate, "client-key": identity.key},
+            }],
+        });
+        // YAML contains JSON, so every reader of kubeconfigs takes this.
+        let path = identity.certificate.with_extension("kubeconfig");
+        write(&path, &serde_json::to_string_pretty(&config)?)?;
+        Ok(path)
+    }
+
+    /// The pair with which the tokens of service accounts are signed and checked; the `certificate` is the
+    /// public key.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub(super) fn service_accounts(&self) -> anyhow::Result<Identity> {
+        let key = KeyPair::generate()?;
+        let identity = self.identity("service-accounts");
+        write(&identity.certificate, &key.public_key_pem())?;
+        write(&identity.key, &key.serialize_pem())?;
+        Ok(identity)
+    }
+
+    fn issue(&self, file: &str, params: &CertificateParams) -> anyhow::Result<Identity> {
+        let key = KeyPair::generate()?;
+        let identity = self.identity(file);
+        write(&identity.certificate, &params.signed_by(&key, &self.issuer)?.pem())?;
+        write(&identity.key, &key.serialize_pem())?;
+        Ok(identity)
+    }
+
+    fn identity(&self, file: &str) -> Identity {
+        Identity {
+            certificate: self.folder.join(format!("{file}.crt")),
+            key: self.folder.join(format!("{file}.key")),
+        }
+    }
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("failed to write {}", path.display()))
+}

@@ -1,0 +1,180 @@
+//! A mirror of the Hugging Face Hub with one repository, for tests that fetch: the pages that list its files, and the
+//! files, whole or in part.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::extract::{Path as UrlPath, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinSet;
+
+/// The commit that every revision is.
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A mirror that answers until it is dropped.
+#[derive(Debug)]
+pub struct Hub {
+    address: SocketAddr,
+    _server: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct Repository {
+    name: String,
+    files: BTreeMap<String, File>,
+}
+
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    bytes: u64,
+    sha256: String,
+}
+
+impl Hub {
+    /// Serves `files` as the repository `name` (`owner/name`), on a free port of `host`.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the address is not there.
+    pub async fn start(host: &str, name: &str, files: &[&Path]) -> anyhow::Result<Self> {
+        let mut repository = Repository { name: name.to_owned(), files: BTreeMap::new() };
+        for path in files {
+            let content =
+                std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
+            let digest = Sha256::digest(&content);
+            let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            let name = path.file_name().context("a file without a name")?.to_string_lossy().into_owned();
+            let file = File { path: (*path).to_owned(), bytes: content.len() as u64, sha256 };
+            repository.files.insert(name, file);
+        }
+        let pages = Router::new()
+            .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
+            .route("/api/models/{owner}/{name}/tree/{revision}", get(tree))
+            .route("/{owner}/{name}/resolve/{revision}/{*file}", get(resolve))
+            .with_state(Arc::new(repository));
+        let listener = tokio::net::TcpListener::bind((host, 0)).await?;
+        let address = listener.local_addr()?;
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            drop(axum::serve(listener, pages).await);
+        });
+        Ok(Self { address, _server: server })
+    }
+
+    /// What to write as the Hub's endpoint.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+type Shared = State<Arc<Repository>>;
+
+impl Repository {
+    fn is(&self, owner: &str, name: &str) -> bool {
+        self.name == format!("{owner}/{name}")
+    }
+}
+
+async fn revision(
+    UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
+    State(repository): Shared,
+) -> Response {
+    if !repository.is(&owner, &name) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let siblings: Vec<Value> = repository
+        .files
+        .iter()
+        .map(|(name, file)| {
+            let lfs = json!({"sha256": file.sha256, "size": file.bytes});
+            json!({"rfilename": name, "size": file.bytes, "lfs": lfs})
+        })
+        .collect();
+    axum::Json(json!({"id": repository.name, "sha": COMMIT, "siblings": siblings})).into_response()
+}
+
+async fn tree(
+    UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
+    State(repository): Shared,
+) -> Response {
+    if !repository.is(&owner, &name) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let entries: Vec<Value> = repository
+        .files
+        .iter()
+        .map(|(name, file)| {
+            let lfs = json!({"oid": file.sha256, "size": file.bytes, "pointerSize": 134});
+            json!({"type": "file", "path": name, "size": file.bytes, "oid": COMMIT, "lfs": lfs})
+        })
+        .collect();
+    axum::Json(entries).into_response()
+}
+
+async fn resolve(
+    UrlPath((owner, name, _, file)): UrlPath<(String, String, String, String)>,
+    State(repository): Shared,
+    headers: HeaderMap,
+) -> Response {
+    let Some(file) = repository.files.get(&file).filter(|_| repository.is(&owner, &name)) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let Ok(content) = tokio::fs::read(&file.path).await else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let described = [
+        (header::ETAG.as_str(), format!("\"{}\"", file.sha256)),
+        (header::ACCEPT_RANGES.as_str(), "bytes".to_owned()),
+        ("x-linked-etag", format!("\"{}\"", file.sha256)),
+        ("x-linked-size", file.bytes.to_string()),
+        ("x-repo-commit", COMMIT.to_owned()),
+    ];
+    let from = headers.get(header::RANGE).and_then(|range| start(range.to_str().ok()?));
+    match from {
+        Some(from) if from >= content.len() => (StatusCode::RANGE_NOT_SATISFIABLE, described).into_response(),
+        Some(from) => {
+            let range = format!("bytes {from}-{}/{}", content.len() - 1, content.len());
+            let rest = content[from..].to_vec();
+            (StatusCode::PARTIAL_CONTENT, described, [(header::CONTENT_RANGE, range)], rest).into_response()
+        }
+        None => (described, content).into_response(),
+    }
+}
+
+/// Where a range begins that goes to the end.
+fn start(range: &str) -> Option<usize> {
+    range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http;
+
+    #[tokio::test]
+    async fn lists_and_serves_files_whole_and_in_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, "0123456789").unwrap();
+        let hub = Hub::start("127.0.0.1", "owner/name", &[&path]).await.unwrap();
+        let url = |path: &str| format!("{}{path}", hub.url());
+        let tree = http::get(&url("/api/models/owner/name/tree/main?recursive=true")).await.unwrap();
+        assert_eq!((&tree.body[0]["path"], &tree.body[0]["size"]), (&json!("model.gguf"), &json!(10)));
+        let page = http::get(&url("/api/models/owner/name/revision/main?blobs=true")).await.unwrap();
+        assert_eq!(page.body["siblings"][0]["rfilename"], "model.gguf");
+        let file = url("/owner/name/resolve/main/model.gguf");
+        let part = reqwest::Client::new().get(&file).header("range", "bytes=7-").send().await.unwrap();
+        assert_eq!(part.status().as_u16(), 206);
+        assert_eq!(part.text().await.unwrap(), "789");
+        assert_eq!(http::get(&url("/owner/other/resolve/main/model.gguf")).await.unwrap().status, 404);
+    }
+}

@@ -1,0 +1,248 @@
+//! The node that `tests/cluster/node.sh` starts, seen from a test that runs inside it: Helm, kubectl, pods and
+//! their processes. It needs what `make e2e` prepares.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+/// The address of the node, which pods reach too.
+pub const ADDRESS: &str = "10.99.0.1";
+/// Where the charts put the operator.
+pub const OPERATOR_NAMESPACE: &str = "ovfleet";
+/// How often a state is looked at that nobody announces.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The folder of the node: its logs, and the numbers of its processes.
+///
+/// # Errors
+/// This does not run inside a node.
+pub fn folder() -> anyhow::Result<PathBuf> {
+    std::env::var_os("NODE").map(PathBuf::from).context("no node here: run `make e2e`")
+}
+
+/// Runs a program and gives what it wrote to its standard output.
+///
+/// # Errors
+/// It cannot be started or fails; the message has all that it wrote.
+pub fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    run_with_input(program, arguments, "")
+}
+
+/// [`run`], with `input`.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
+    use std::io::{Seek as _, Write as _};
+    folder()?;
+    let mut file = tempfile::tempfile()?;
+    file.write_all(input.as_bytes())?;
+    file.rewind()?;
+    let output = Command::new(program)
+        .args(arguments)
+        .current_dir(crate::root())
+        .stdin(file)
+        .output()
+        .with_context(|| format!("failed to start {program}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!("{program} {}: {text}{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(text)
+}
+
+/// Runs `kubectl`.
+///
+/// # Errors
+/// As [`run`].
+pub fn kubectl(arguments: &[&str]) -> anyhow::Result<String> {
+    run("kubectl", arguments)
+}
+
+/// What `kubectl get` gives, as JSON.
+///
+/// # Errors
+/// As [`run`].
+pub fn get(arguments: &[&str]) -> anyhow::Result<Value> {
+    let text = kubectl(&[&["get", "--output=json"], arguments].concat())?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Applies `manifest`.
+///
+/// # Errors
+/// As [`run`].
+pub fn apply(namespace: &str, manifest: &str) -> anyhow::Result<String> {
+    run_with_input("kubectl", &["apply", "--namespace", namespace, "--filename=-"], manifest)
+}
+
+/// Looks at a state until it is the one wanted. Unlike the await in [`crate::process`], a look that fails counts as
+/// "not yet": the API server may be on its way back.
+///
+/// # Errors
+/// It does not come within `limit`; the message says what the last look gave.
+pub fn await_state<T>(
+    what: &str,
+    limit: Duration,
+    mut look: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        let seen = look();
+        if let Ok(Some(value)) = seen {
+            return Ok(value);
+        }
+        if Instant::now() > end {
+            let seen = seen.err().map_or_else(String::new, |error| format!(": {error:#}"));
+            bail!("waited {limit:?} for {what}{seen}");
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// A release of the chart, gone with this value.
+#[derive(Debug)]
+pub struct Release {
+    helm: &'static str,
+}
+
+impl Release {
+    /// Installs the chart with `helm` (`helm3`, `helm4`), the images that were built, and further `arguments`.
+    ///
+    /// # Errors
+    /// As [`run`]; among others, when the operator is not ready within a minute.
+    pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
+        let release = Self { helm };
+        release.helm(&["install", "--create-namespace"], arguments)?;
+        Ok(release)
+    }
+
+    /// Installs the chart again over what is there.
+    ///
+    /// # Errors
+    /// As [`Release::install`].
+    pub fn upgrade(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        self.helm(&["upgrade"], arguments)
+    }
+
+    fn helm(&self, command: &[&str], arguments: &[&str]) -> anyhow::Result<String> {
+        let fixed =
+            ["--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s", "ovfleet", "charts/ovfleet"];
+        let images = ["--values", "tests/cluster/values.yaml"];
+        run(self.helm, &[command, &fixed, &images, arguments].concat())
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub fn uninstall(self) -> anyhow::Result<()> {
+        self.remove()
+    }
+
+    fn remove(&self) -> anyhow::Result<()> {
+        let fixed =
+            ["uninstall", "--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found", "ovfleet"];
+        run(self.helm, &fixed)?;
+        Ok(())
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        // So that what comes next finds the node as it was; the definition stays by intention, and goes here.
+        drop(self.remove());
+        drop(kubectl(&[
+            "delete",
+            "crd",
+            "llmdeployments.ovfleet.dev",
+            "--ignore-not-found",
+            "--timeout=60s",
+        ]));
+    }
+}
+
+/// A namespace of the test's own in which the restricted Pod Security Standard is enforced; gone with this value.
+#[derive(Debug)]
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+}
+
+impl Namespace {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// It is there already.
+    pub fn new(name: &str) -> anyhow::Result<Self> {
+        kubectl(&["create", "namespace", name])?;
+        let namespace = Self { name: name.to_owned() };
+        kubectl(&["label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted"])?;
+        Ok(namespace)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        drop(kubectl(&["delete", "namespace", &self.name, "--wait=true", "--timeout=60s"]));
+    }
+}
+
+/// The names of the running pods that `selector` selects, those that leave not.
+///
+/// # Errors
+/// As [`run`].
+pub fn pods(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
+    let pods = get(&["pods", "--namespace", namespace, "--selector", selector])?;
+    let pods = pods["items"].as_array().into_iter().flatten();
+    let staying = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(staying.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect())
+}
+
+/// The numbers of the processes of a pod whose program is called `program`.
+///
+/// # Errors
+/// There is no such pod, or no such process in it.
+pub fn processes(namespace: &str, pod: &str, program: &str) -> anyhow::Result<Vec<u32>> {
+    let uid = get(&["pod", "--namespace", namespace, pod])?;
+    let uid = uid["metadata"]["uid"].as_str().context("a pod without an identity")?.to_owned();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Ok(id) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        // Processes end while this looks at them.
+        let cgroups = std::fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        let is_program = std::fs::read_link(entry.path().join("exe"))
+            .is_ok_and(|path| path.file_name().is_some_and(|name| name == program));
+        if is_program && cgroups.contains(&uid) {
+            found.push(id);
+        }
+    }
+    if found.is_empty() {
+        bail!("no process {program} in {namespace}/{pod}");
+    }
+    Ok(found)
+}
+
+/// Ends a program of the pod without warning.
+///
+/// # Errors
+/// As [`processes`].
+pub fn kill(namespace: &str, pod: &str, program: &str) -> anyhow::Result<()> {
+    for id in processes(namespace, pod, program)? {
+        run("kill", &["-s", "KILL", &id.to_string()])?;
+    }
+    Ok(())
+}
+
+/// Ends a program of the node itself (`kube-apiserver`) without warning. It is started again at once.
+///
+/// # Errors
+/// There is none of that name.
+pub fn kill_component(name: &str) -> anyhow::Result<()> {
+    let id = std::fs::read_to_string(folder()?.join("pids").join(name))?;
+    run("kill", &["-s", "KILL", id.trim()])?;
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! The Helm charts: valid with Helm 3 and Helm 4, strict about what they are given, and with no more rights
+//! than they list. The node test installs them; this one needs no node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, bail};
+use expect_test::expect_file;
+use serde_json::{Value, json};
+use tests::cluster::ControlPlane;
+
+const HELMS: [&str; 2] = ["helm3", "helm4"];
+/// Kinds of the Prometheus operator, which no API server here knows.
+const FOREIGN: &str = "ServiceMonitor,PrometheusRule";
+/// All ways of installing that are tried: a name for messages, and arguments.
+const WAYS: [(&str, &[&str]); 3] = [
+    ("plain", &[]),
+    ("everything", &["--values", "tests/tests/charts/everything.yaml"]),
+    ("namespaced", &["--values", "tests/tests/charts/namespaced.yaml"]),
+];
+
+fn tool(name: &str) -> anyhow::Result<Command> {
+    let path = tests::root().join(".deps/tools/bin").join(name);
+    if !path.is_file() {
+        bail!("{} is not there: run scripts/tools charts", path.display());
+    }
+    let mut command = Command::new(path);
+    command.current_dir(tests::root()).env("HOME", std::env::temp_dir());
+    Ok(command)
+}
+
+fn helm(helm: &str, arguments: &[&str]) -> anyhow::Result<Output> {
+    tool(helm)?.args(arguments).output().context("failed to run helm")
+}
+
+/// What the chart makes of `arguments`, as text.
+fn render(version: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let fixed = ["template", "fleet", "charts/ovfleet", "--namespace", "ovfleet", "--kube-version", "1.35"];
+    let output = helm(version, &[&fixed, arguments].concat())?;
+    if !output.status.success() {
+        bail!("{version} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn objects(text: &str) -> anyhow::Result<Vec<Value>> {
+    use serde::Deserialize as _;
+    let mut objects = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(text) {
+        let object = Value::deserialize(document)?;
+        if !object.is_null() {
+            objects.push(object);
+        }
+    }
+    Ok(objects)
+}
+
+fn field<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+#[test]
+fn lint_finds_nothing() -> anyhow::Result<()> {
+    for version in HELMS {
+        for chart in ["charts/ovfleet", "charts/ovfleet-crds"] {
+            let output = helm(version, &["lint", "--strict", "--kube-version", "1.35", chart])?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{version} {chart}: {said}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn both_helms_render_the_same() -> anyhow::Result<()> {
+    for (way, arguments) in WAYS {
+        let name = |object: &Value| {
+            format!(
+                "{} {}/{}",
+                field(object, "/kind"),
+                field(object, "/metadata/namespace"),
+                field(object, "/metadata/name")
+            )
+        };
+        let by_name = |version| -> anyhow::Result<BTreeMap<String, Value>> {
+            Ok(objects(&render(version, arguments)?)?
+                .into_iter()
+                .map(|object| (name(&object), object))
+                .collect())
+        };
+        assert_eq!(by_name("helm3")?, by_name("helm4")?, "{way}");
+    }
+    Ok(())
+}
+
+/// The schema of each kind the API server has, strict, in files as kubeconform wants them.
+fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
+    let mut definitions = open_api["definitions"].clone();
+    for definition in definitions.as_object_mut().context("no definitions")?.values_mut() {
+        if definition.get("properties").is_some() {
+            definition["additionalProperties"] = json!(false);
+        }
+        // Its description says so, its type does not.
+        if definition["format"] == "int-or-string" {
+            *definition = json!({"type": ["string", "integer"]});
+        }
+    }
+    let text = definitions.to_string().replace("#/definitions/", "all.json#/definitions/");
+    std::fs::write(folder.join("all.json"), format!("{{\"definitions\":{text}}}"))?;
+    for (name, definition) in open_api["definitions"].as_object().into_iter().flatten() {
+        for kind in definition["x-kubernetes-group-version-kind"].as_array().into_iter().flatten() {
+            let (group, version, kind) =
+                (field(kind, "/group"), field(kind, "/version"), field(kind, "/kind"));
+            let group = group.split('.').next().filter(|group| !group.is_empty());
+            let suffix = group.map_or_else(|| version.to_owned(), |group| format!("{group}-{version}"));
+            let all = folder.join("all.json");
+            let schema = json!({"$ref": format!("file://{}#/definitions/{name}", all.display())});
+            let file = format!("{}-{suffix}.json", kind.to_lowercase());
+            std::fs::write(folder.join(file), schema.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn is_what_the_api_server_takes() -> anyhow::Result<()> {
+    let plane = ControlPlane::start().await?;
+    let request = http::Request::get("/openapi/v2").body(Vec::new())?;
+    let open_api: Value = plane.client().await?.request(request).await?;
+    let schemas = tempfile::tempdir()?;
+    write_schemas(&open_api, schemas.path())?;
+    let location = format!("{}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json", schemas.path().display());
+    let check = |text: &str| -> anyhow::Result<Output> {
+        use std::io::Write as _;
+        let arguments = ["-strict", "-summary", "-skip", FOREIGN, "-schema-location", &location];
+        let mut child =
+            tool("kubeconform")?.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        child.stdin.take().context("no input")?.write_all(text.as_bytes())?;
+        Ok(child.wait_with_output()?)
+    };
+    for (way, arguments) in WAYS {
+        let output = check(&render("helm4", arguments)?)?;
+        assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+    // And it does find something.
+    let right = render("helm4", &[])?;
+    let wrong = right.replace("serviceAccountName:", "serviceAcountName:");
+    assert!(!check(&wrong)?.status.success());
+    Ok(())
+}
+
+#[tokio::test]
+async fn samples_are_what_the_resource_takes() -> anyhow::Result<()> {
+    let plane = ControlPlane::start().await?;
+    let kubectl = |arguments: &[&str]| -> anyhow::Result<Output> {
+        Ok(plane.kubectl(arguments)?.current_dir(tests::root()).output()?)
+    };
+    for arguments in [
+        ["apply", "--server-side", "--filename", "crds/llmdeployments.yaml"],
+        ["wait", "--for=condition=Established", "--timeout=60s", "crd/llmdeployments.ovfleet.dev"],
+    ] {
+        let output = kubectl(&arguments)?;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    for entry in tests::root().join("deploy/samples").read_dir()? {
+        let path = entry?.path();
+        let path = path.to_string_lossy();
+        let output = kubectl(&["apply", "--dry-run=server", "--validate=strict", "--filename", &path])?;
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_not_a_value_is_refused() -> anyhow::Result<()> {
+    for version in HELMS {
+        for (wrong, named) in [
+            ("image.tg=x", "tg"),
+            ("watch.namespaces=x", "namespaces"),
+            ("watch.namespaces[0]=Not_A_Name", "namespaces"),
+            ("log.format=xml", "format"),
+            ("replicas=-1", "replicas"),
+            ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
+        ] {
+            let error = render(version, &["--set", wrong]).expect_err(wrong).to_string();
+            assert!(error.contains(named), "{version} {wrong}: {error}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_namespaced_install_touches_nothing_of_the_cluster() -> anyhow::Result<()> {
+    let objects = objects(&render("helm4", WAYS[2].1)?)?;
+    let namespaces: BTreeSet<&str> =
+        objects.iter().map(|object| field(object, "/metadata/namespace")).collect();
+    assert_eq!(namespaces, BTreeSet::from(["ovfleet", "team-a", "team-b"]));
+    for object in &objects {
+        assert!(!field(object, "/kind").starts_with("Cluster"), "{object}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_resource_definition_stays() -> anyhow::Result<()> {
+    let objects = objects(&render("helm4", &[])?)?;
+    let crd = objects.iter().find(|object| object["kind"] == "CustomResourceDefinition").context("no CRD")?;
+    assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    Ok(())
+}
+
+#[test]
+fn a_number_of_operators_that_others_set_is_left_alone() -> anyhow::Result<()> {
+    let replicas = |arguments: &[&str]| -> anyhow::Result<Value> {
+        let objects = objects(&render("helm4", arguments)?)?;
+        let deployment =
+            objects.iter().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
+        Ok(deployment["spec"]["replicas"].clone())
+    };
+    assert_eq!(replicas(&[])?, Value::Null);
+    assert_eq!(replicas(&["--set", "replicas=3"])?, json!(3));
+    Ok(())
+}
+
+/// One line for each right of each role.
+fn rights(objects: &[Value]) -> String {
+    let mut lines = Vec::new();
+    for role in objects.iter().filter(|object| field(object, "/kind").ends_with("Role")) {
+        lines.push(format!("{} {}", field(role, "/kind"), field(role, "/metadata/name")));
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            let words = |name: &str| -> Vec<&str> {
+                rule[name].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+            };
+            for group in words("apiGroups") {
+                for resource in words("resources") {
+                    lines.push(format!(
+                        "  {resource} ({}): {}",
+                        if group.is_empty() { "core" } else { group },
+                        words("verbs").join(" ")
+                    ));
+                }
+            }
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn its_rights_are_those_listed_and_none_is_dangerous() -> anyhow::Result<()> {
+    let rights = rights(&objects(&render("helm4", &[])?)?);
+    for forbidden in ["secrets", "pods/exec", "pods/attach", "*", "escalate", "bind ", "impersonate", "nodes"]
+    {
+        assert!(!rights.contains(forbidden), "{forbidden} is among the rights:\n{rights}");
+    }
+    expect_file!["charts/rights.txt"].assert_eq(&rights);
+    Ok(())
+}
+
+#[test]
+fn dashboard_and_alerts_use_metrics_that_exist() -> anyhow::Result<()> {
+    let mut known = BTreeSet::new();
+    for entry in tests::root().join("docs/reference").read_dir()? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("metrics")) {
+            known.extend(metric_names(&std::fs::read_to_string(path)?));
+        }
+    }
+    for file in ["dashboards/ovfleet.json", "alerts/ovfleet.yaml"] {
+        let text = std::fs::read_to_string(tests::root().join("charts/ovfleet").join(file))?;
+        let used = metric_names(&text);
+        assert!(used.len() > 5, "{file} uses {used:?}");
+        for name in used {
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            assert!(known.contains(&name) || base.is_some_and(|base| known.contains(base)), "{file}: {name}");
+        }
+    }
+    Ok(())
+}
+
+fn metric_names(text: &str) -> BTreeSet<String> {
+    text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+        .filter(|word| {
+            ["server", "router", "operator"]
+                .iter()
+                .any(|product| word.starts_with(&format!("ovfleet_{product}_")))
+        })
+        .map(str::to_owned)
+        .collect()
+}

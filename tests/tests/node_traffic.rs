@@ -1,0 +1,251 @@
+//! What clients see while a deployment is scaled, changed and hurt under continuous streaming traffic: nothing. Each
+//! request is marked and accounted for. On the node that `make e2e` starts.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tests::hub::Hub;
+use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
+use tests::traffic::{Account, Outcome, Plan, Traffic};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// Requests that are let pass before and after each change, so that it happens among traffic.
+const AROUND: usize = 12;
+const CLIENTS: usize = 4;
+const NAMESPACE: &str = "traffic";
+const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
+const ROUTER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=router";
+
+fn manifest(hub: &Hub, replicas: u32, log: &str) -> String {
+    format!(
+        "
+apiVersion: ovfleet.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: chat, namespace: {NAMESPACE}}}
+spec:
+  model:
+    name: chat
+    source:
+      hf:
+        endpoint: {}
+        repo: owner/model
+        files: ['*.gguf']
+  engine:
+    kvCache: {{size: 256Mi}}
+    extraArgs: ['--log={log}']
+  resources:
+    limits: {{memory: 1536Mi}}
+  replicas: {replicas}
+  router: {{replicas: 2}}
+",
+        hub.url()
+    )
+}
+
+/// An installed chart, a deployment that is ready, and traffic through its Service.
+struct Scene {
+    hub: Hub,
+    traffic: Traffic,
+    // Dropped in this order.
+    _namespace: Namespace,
+    _release: Release,
+}
+
+impl Scene {
+    async fn set(replicas: u32) -> anyhow::Result<Self> {
+        let release = Release::install("helm4", &[])?;
+        let namespace = Namespace::new(NAMESPACE)?;
+        let model = tests::sample_model();
+        let hub = Hub::start(node::ADDRESS, "owner/model", &[Path::new(&model)]).await?;
+        node::apply(NAMESPACE, &manifest(&hub, replicas, "info"))?;
+        settled(replicas)?;
+        let service = node::get(&["service", "chat", "--namespace", NAMESPACE])?;
+        let address = service["spec"]["clusterIP"].as_str().context("a Service without an address")?;
+        let address = format!("{address}:{}", service["spec"]["ports"][0]["port"]);
+        node::await_state("the Service to answer", LIMIT, || {
+            Ok(tests::server::probe(&address, "/v3/models").is_ok_and(|status| status == 200).then_some(()))
+        })?;
+        let url = format!("http://{address}");
+        let plan = Plan { url, model: "chat".to_owned(), clients: CLIENTS, tokens: 48 };
+        let mut traffic = Traffic::start(&plan);
+        traffic.flow(AROUND).await;
+        Ok(Self { hub, traffic, _namespace: namespace, _release: release })
+    }
+
+    /// Lets some traffic pass over what has been done.
+    async fn flow(&mut self) {
+        self.traffic.flow(AROUND).await;
+    }
+
+    async fn end(self) -> Account {
+        let Self { hub, traffic, _namespace, _release } = self;
+        let account = traffic.stop().await;
+        eprintln!("{}", account.summary());
+        drop(hub);
+        account
+    }
+}
+
+/// Waits until the status is about what the resource says now, and all is as it should be.
+fn settled(replicas: u32) -> anyhow::Result<()> {
+    node::await_state("the deployment to be settled", LIMIT, || {
+        let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
+        let status = &resource["status"];
+        let condition = |name: &str| {
+            let conditions = status["conditions"].as_array().into_iter().flatten();
+            conditions.filter(|found| found["type"] == name).any(|found| found["status"] == "True")
+        };
+        let counts = ["replicas", "readyReplicas", "routableReplicas", "updatedReplicas"];
+        let is_settled = status["observedGeneration"] == resource["metadata"]["generation"]
+            && counts.iter().all(|name| status[*name] == replicas)
+            && condition("Ready")
+            && !condition("Progressing");
+        anyhow::ensure!(is_settled, "{status:#}");
+        Ok(Some(()))
+    })
+    .with_context(|| kubectl(&["get", "pods,events", "--namespace", NAMESPACE]).unwrap_or_default())
+}
+
+fn scale(replicas: u32) -> anyhow::Result<()> {
+    kubectl(&["scale", "llmd/chat", "--namespace", NAMESPACE, &format!("--replicas={replicas}")])?;
+    settled(replicas)
+}
+
+fn assert_none_failed(account: &Account) {
+    assert!(account.requests.len() > 3 * AROUND, "{}", account.summary());
+    assert_eq!(account.failures().len(), 0, "{}", account.summary());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scaling_up_and_down_loses_no_request() -> anyhow::Result<()> {
+    let mut scene = Scene::set(1).await?;
+    scale(3)?;
+    scene.flow().await;
+    scale(1)?;
+    scene.flow().await;
+    assert_none_failed(&scene.end().await);
+    Ok(())
+}
+
+/// A rollout of arguments, edits faster than it can follow, one taken back while it is under way, and a replacement
+/// of the whole resource.
+#[tokio::test(flavor = "multi_thread")]
+async fn changing_what_runs_loses_no_request() -> anyhow::Result<()> {
+    let mut scene = Scene::set(2).await?;
+    let apply = |log: &str| node::apply(NAMESPACE, &manifest(&scene.hub, 2, log)).map(drop);
+    let first = node::pods(NAMESPACE, SERVER)?;
+
+    apply("debug")?;
+    settled(2)?;
+    let second = node::pods(NAMESPACE, SERVER)?;
+    assert!(second.iter().all(|pod| !first.contains(pod)), "{first:?} {second:?}");
+
+    for log in ["warn", "info", "warn,server=info", "debug"] {
+        apply(log)?;
+    }
+    settled(2)?;
+
+    apply("info,server=debug")?;
+    node::await_state("the rollout to be under way", LIMIT, || {
+        Ok((node::pods(NAMESPACE, SERVER)?.len() > 2).then_some(()))
+    })?;
+    apply("debug")?;
+    settled(2)?;
+
+    let replacement = manifest(&scene.hub, 2, "info");
+    node::run_with_input("kubectl", &["replace", "--filename=-"], &replacement)?;
+    settled(2)?;
+    scene.flow().await;
+    assert_none_failed(&scene.end().await);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changing_the_image_loses_no_request() -> anyhow::Result<()> {
+    let mut scene = Scene::set(2).await?;
+    // The same image by another name is another image to Kubernetes.
+    let image = "localhost/ovfleet/server:again";
+    node::run(
+        "ctr",
+        &["--namespace", "k8s.io", "images", "tag", "--force", "localhost/ovfleet/server:e2e", image],
+    )?;
+    let patch = format!("{{\"spec\":{{\"engine\":{{\"image\":\"{image}\"}}}}}}");
+    kubectl(&["patch", "llmd/chat", "--namespace", NAMESPACE, "--type=merge", "--patch", &patch])?;
+    settled(2)?;
+    let pods = node::get(&["pods", "--namespace", NAMESPACE, "--selector", SERVER])?;
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        assert_eq!(pod["spec"]["containers"][0]["image"], image);
+    }
+    scene.flow().await;
+    assert_none_failed(&scene.end().await);
+    Ok(())
+}
+
+/// The streams that the replica was answering end with an error that says so; nothing else happens.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_replica_costs_its_own_streams_and_says_so() -> anyhow::Result<()> {
+    let mut scene = Scene::set(2).await?;
+    let pods = node::pods(NAMESPACE, SERVER)?;
+    node::kill(NAMESPACE, &pods[0], "server")?;
+    scene.flow().await;
+    settled(2)?;
+    scene.flow().await;
+    let account = scene.end().await;
+    let failures = account.failures();
+    // No more than it can have had under way.
+    assert!(failures.len() <= CLIENTS, "{}", account.summary());
+    for failure in failures {
+        assert!(
+            matches!(&failure.outcome, Outcome::Failed(message) if !message.is_empty()),
+            "{}",
+            account.summary()
+        );
+    }
+    Ok(())
+}
+
+/// Streams through the router that was killed break off, as their connection does; nothing else happens.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_router_costs_its_own_connections() -> anyhow::Result<()> {
+    let mut scene = Scene::set(2).await?;
+    let pods = node::pods(NAMESPACE, ROUTER)?;
+    assert_eq!(pods.len(), 2);
+    node::kill(NAMESPACE, &pods[0], "router")?;
+    scene.flow().await;
+    settled(2)?;
+    scene.flow().await;
+    let account = scene.end().await;
+    assert!(account.failures().len() <= CLIENTS, "{}", account.summary());
+    for failure in account.failures() {
+        let is_cut = matches!(failure.outcome, Outcome::Broken(_) | Outcome::Unanswered(_));
+        assert!(is_cut, "{}", account.summary());
+    }
+    Ok(())
+}
+
+/// Neither is needed for a request to be answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn killing_the_operator_or_the_api_server_is_not_noticed() -> anyhow::Result<()> {
+    let mut scene = Scene::set(2).await?;
+    let operators = node::pods(OPERATOR_NAMESPACE, "app.kubernetes.io/name=ovfleet-operator")?;
+    node::kill(OPERATOR_NAMESPACE, &operators[0], "operator")?;
+    scene.flow().await;
+    scale(3)?;
+
+    let servers = identities()?;
+    node::kill_component("kube-apiserver")?;
+    scene.flow().await;
+    settled(3)?;
+    assert_eq!(identities()?, servers, "replicas were replaced");
+    scale(2)?;
+    scene.flow().await;
+    assert_none_failed(&scene.end().await);
+    Ok(())
+}
+
+fn identities() -> anyhow::Result<Vec<Value>> {
+    let pods = node::get(&["pods", "--namespace", NAMESPACE, "--selector", SERVER])?;
+    Ok(pods["items"].as_array().into_iter().flatten().map(|pod| pod["metadata"]["uid"].clone()).collect())
+}
