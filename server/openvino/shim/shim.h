@@ -78,6 +78,9 @@ int ovfleet_unpacked_bytes(const ov_model_t* model, uint64_t* bytes);
 // Replaces these weights by their f32 values.
 int ovfleet_unpack_weights(ov_model_t* model);
 
+// Another graph over the same weights. To be freed with ov_model_free.
+int ovfleet_clone(const ov_model_t* model, ov_model_t** copy);
+
 // Writes a model, not yet paged, as an IR.
 int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);
 

@@ -4,6 +4,8 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::UNIX_EPOCH;
 
 use xxhash_rust::xxh3::Xxh3Default;
@@ -17,6 +19,16 @@ const VERSION: u64 = 4;
 
 /// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
 const HEAD_BYTES: u64 = 1 << 22;
+
+/// A graph being kept. Dropping it waits until that is done.
+pub(crate) struct Keeping(Option<JoinHandle<()>>);
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        // A panic has been told, and costs only the next start's time.
+        let _ = self.0.take().map(JoinHandle::join);
+    }
+}
 
 /// Where the graph of one file in one form is kept.
 pub(crate) struct Kept {
@@ -66,11 +78,15 @@ impl Kept {
         }
     }
 
-    /// Keeps a graph. A failure (a full disk) is logged and leaves nothing behind.
-    pub(crate) fn write(&self, core: &Core, model: &mut Model) {
-        if let Err(error) = self.try_write(core, model) {
-            tracing::warn!(error, folder = %self.folder.display(), "cannot keep the rewritten graph");
-        }
+    /// Keeps a graph, in the background. A failure (a full disk) is logged and leaves nothing behind.
+    pub(crate) fn write(self, core: Arc<Core>, mut model: Model) -> Keeping {
+        let write = move || {
+            if let Err(error) = self.try_write(&core, &mut model) {
+                tracing::warn!(error, folder = %self.folder.display(), "cannot keep the rewritten graph");
+            }
+        };
+        let thread = std::thread::Builder::new().name("keep".to_owned()).spawn(write);
+        Keeping(thread.inspect_err(|error| tracing::warn!(%error, "no thread to keep the graph")).ok())
     }
 
     /// The weights get their name first, the graph, whose presence decides, last.

@@ -88,6 +88,7 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     let source = Source::find(&config.model)?;
     let core = Arc::new(Core::new()?);
     done("start the runtime");
+    let mut to_keep = None;
     let (mut model, form, warm) = match &source {
         Source::Gguf(path) => {
             let form = resolve(config, path);
@@ -97,7 +98,12 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
             match kept.as_ref().and_then(|kept| kept.read(&core)) {
                 Some(model) => (model, Some(form), true),
                 None => {
-                    (rewritten(&core, gguf::read(path, form, context)?, kept.as_ref())?, Some(form), false)
+                    let mut model = gguf::read(path, form, context)?;
+                    shim::merge_projections(&mut model)?;
+                    if let Some(kept) = kept {
+                        to_keep = Some((kept, shim::clone_model(&mut model)?));
+                    }
+                    (model, Some(form), false)
                 }
             }
         }
@@ -124,18 +130,11 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
         inference_precision: graph.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
         cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
     };
+    let keeping = to_keep.map(|(kept, model)| kept.write(Arc::clone(&core), model));
     let unpacked = plan.map_or_else(Unpacked::none, |plan| {
         Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
     });
-    Ok((OpenVinoRunner::new(Parts { graph, unpacked, cache, layout })?, loaded))
-}
-
-fn rewritten(core: &Core, mut model: Model, kept: Option<&Kept>) -> Result<Model, Error> {
-    shim::merge_projections(&mut model)?;
-    if let Some(kept) = kept {
-        kept.write(core, &mut model);
-    }
-    Ok(model)
+    Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout })?, loaded))
 }
 
 /// The KV cache, and what is `reserved` of memory left free if its size is derived.

@@ -5,6 +5,7 @@ use server_scheduler::Batch;
 
 use crate::Error;
 use crate::cache::Cache;
+use crate::kept::Keeping;
 use crate::runtime::{Element, InferRequest, Tensor};
 use crate::unpacked::{Graph, Unpacked};
 
@@ -16,6 +17,7 @@ pub struct OpenVinoRunner {
     cache: Cache,
     graph: Graph,
     unpacked: Unpacked,
+    _keeping: Option<Keeping>,
     layout: CacheLayout,
 }
 
@@ -23,18 +25,19 @@ pub struct OpenVinoRunner {
 pub(crate) struct Parts {
     pub(crate) graph: Graph,
     pub(crate) unpacked: Unpacked,
+    pub(crate) keeping: Option<Keeping>,
     pub(crate) cache: Cache,
     pub(crate) layout: CacheLayout,
 }
 
 impl OpenVinoRunner {
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let Parts { mut graph, unpacked, cache, layout } = parts;
+        let Parts { mut graph, unpacked, keeping, cache, layout } = parts;
         let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
         let inputs = Inputs::new(&names)?;
         inputs.bind(&mut graph.request)?;
         cache.bind(&mut graph.request)?;
-        Ok(Self { inputs, output: None, cache, graph, unpacked, layout })
+        Ok(Self { inputs, output: None, cache, graph, unpacked, _keeping: keeping, layout })
     }
 
     /// Waits for what [`load`](crate::load) left to the background, which steps before it do without; for

@@ -47,6 +47,7 @@ unsafe extern "C" {
     fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
     fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
+    fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
     fn ovfleet_library_path() -> *const c_char;
 }
@@ -220,6 +221,14 @@ pub(crate) fn unpacked_bytes(model: &mut Model) -> Result<u64, Error> {
 pub(crate) fn unpack_weights(model: &mut Model) -> Result<(), Error> {
     // SAFETY: the pointer is valid for the call.
     check(unsafe { ovfleet_unpack_weights(model.as_mut_ptr()) }, "unpack the weights")
+}
+
+/// Another graph over the same weights.
+pub(crate) fn clone_model(model: &mut Model) -> Result<Model, Error> {
+    let mut copy = std::ptr::null_mut();
+    // SAFETY: the pointers are valid for the call; on success `copy` is ours to free, which `Model` does.
+    check(unsafe { ovfleet_clone(model.as_mut_ptr(), &raw mut copy) }, "copy the graph")?;
+    Ok(Model::from_raw(copy))
 }
 
 /// Writes a model, not yet paged, as an IR.
