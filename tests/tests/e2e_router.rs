@@ -1,6 +1,8 @@
 //! The router in front of real servers: what clients notice when servers are killed, stopped and started again
 //! under load, which is nothing before their first byte.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
