@@ -93,7 +93,7 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
         if tally.is_over.load(Ordering::Relaxed) {
             return;
         }
-        let stream = (number + count) % 3 > 0;
+        let stream = !(number + count).is_multiple_of(3);
         let body = json!({
             "model": model,
             "messages": [{"role": "user", "content": format!("Client {number} asks for the {count}th time.")}],
@@ -171,7 +171,7 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
-    println!("{:?}", *tally);
+    eprintln!("{:?}", *tally);
     nothing_is_left(&router).await;
     drop(places);
     router.process().signal("TERM").unwrap();
