@@ -1,6 +1,7 @@
 //! The router in front of real servers: what clients notice when servers are killed, stopped and started again
 //! under load, which is nothing before their first byte.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -170,6 +171,7 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
+    eprintln!("{:?}", *tally);
     nothing_is_left(&router).await;
     drop(places);
     router.process().signal("TERM").unwrap();
