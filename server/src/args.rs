@@ -227,7 +227,7 @@ Then:
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Bring a model's files into a folder, whole and checked.
-    Fetch(FetchArgs),
+    Fetch(Box<FetchArgs>),
     /// Tell a running server that no more requests will be sent, and wait until it has finished those it has.
     Drain(DrainArgs),
 }
