@@ -1,5 +1,4 @@
 //! What the operator may do, as the chart grants it: written down here, so that it cannot grow unseen.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use expect_test::expect;
 use serde_json::Value;

@@ -65,7 +65,6 @@ async fn good_values_are_taken_and_bad_ones_refused_in_words() {
     drop(api);
 }
 
-#[expect(clippy::type_complexity, reason = "a table")]
 fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
     let pinned = json!({"cpuPinning": true});
     vec![
