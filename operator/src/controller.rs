@@ -202,7 +202,7 @@ async fn reconcile(object: &LlmDeployment, context: &Context) -> Result<Action, 
 }
 
 /// After a failure: later and later, and not all at once.
-#[expect(clippy::needless_pass_by_value, reason = "what the controller's runtime calls")]
+#[expect(clippy::needless_pass_by_value, reason = "the controller has it so")]
 fn again_later(object: Arc<LlmDeployment>, error: &Error, context: Arc<Context>) -> Action {
     let failures = context.remember(&object, |memory| {
         memory.failures = memory.failures.saturating_add(1);

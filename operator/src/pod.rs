@@ -203,12 +203,12 @@ mod tests {
 
     use super::*;
 
-    fn state(status: Value) -> PodState {
+    fn state(status: &Value) -> PodState {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "status": status});
         look(&serde_json::from_value(pod).unwrap())
     }
 
-    fn container(name: &str, state: Value, last: Value) -> Value {
+    fn container(name: &str, state: &Value, last: &Value) -> Value {
         json!({
             "name": name, "image": "image", "imageID": "", "ready": false, "restartCount": 1,
             "state": state, "lastState": last,
@@ -219,7 +219,7 @@ mod tests {
     fn an_image_that_cannot_be_had_reads_the_same_each_time() {
         let waiting = |reason: &str, message: &str| {
             let waiting = json!({"waiting": {"reason": reason, "message": message}});
-            state(json!({"containerStatuses": [container("server", waiting, json!({}))]}))
+            state(&json!({"containerStatuses": [container("server", &waiting, &json!({}))]}))
         };
         let first = waiting("ErrImagePull", "rpc error: not found");
         assert_eq!(first, waiting("ImagePullBackOff", "Back-off pulling image"));
@@ -229,12 +229,12 @@ mod tests {
     #[test]
     fn a_container_that_keeps_failing_reads_the_same_while_it_runs_and_while_it_waits() {
         let ended = json!({"terminated": {"exitCode": 1, "message": "x\nerror: no model\n"}});
-        let at = |present: Value, last: Value| {
-            state(json!({"containerStatuses": [container("server", present, last)]})).problem
+        let at = |present: &Value, last: &Value| {
+            state(&json!({"containerStatuses": [container("server", present, last)]})).problem
         };
-        let running = at(json!({"running": {}}), ended.clone());
-        assert_eq!(running, at(json!({"waiting": {"reason": "CrashLoopBackOff"}}), ended.clone()));
-        assert_eq!(running, at(ended, json!({})));
+        let running = at(&json!({"running": {}}), &ended);
+        assert_eq!(running, at(&json!({"waiting": {"reason": "CrashLoopBackOff"}}), &ended));
+        assert_eq!(running, at(&ended, &json!({})));
         assert_eq!(running.unwrap().message, "server: error: no model (code 1)");
     }
 
@@ -243,14 +243,14 @@ mod tests {
         let message = json!({"reason": "DigestMismatch", "message": "another file", "bytes": 7}).to_string();
         let ended = json!({"terminated": {"exitCode": 11, "message": message}});
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
-        let pod = state(json!({"initContainerStatuses": [container("fetch", waiting, ended)]}));
+        let pod = state(&json!({"initContainerStatuses": [container("fetch", &waiting, &ended)]}));
         let report = pod.fetched.unwrap();
         assert_eq!(
             (report.reason.as_str(), report.bytes, report.is_complete()),
             ("DigestMismatch", 7, false)
         );
         let killed = json!({"terminated": {"exitCode": 137, "message": "gone"}});
-        let pod = state(json!({"initContainerStatuses": [container("fetch", killed, json!({}))]}));
+        let pod = state(&json!({"initContainerStatuses": [container("fetch", &killed, &json!({}))]}));
         assert_eq!(pod.fetched.unwrap().message, "gone (code 137)");
     }
 }

@@ -1,6 +1,6 @@
 //! Resources to objects, through the real `validate` and `desired`: `UPDATE_EXPECT=1 cargo test -p operator --test
 //! desired` writes what has changed into `snapshots/`, where it is read before it is believed.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -236,7 +236,7 @@ Then:
 #[expect(clippy::large_enum_variant, reason = "there is one, once")]
 pub enum Command {
     /// Bring a model's files into a folder, whole and checked.
-    Fetch(FetchArgs),
+    Fetch(Box<FetchArgs>),
     /// Tell a running server that no more requests will be sent, and wait until it has finished those it has.
     Drain(DrainArgs),
 }

@@ -171,7 +171,12 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
     }
     let tokens = u64::from(context.unwrap_or(CONTEXT_DEFAULT)) * u64::from(config.sequences_max);
     let config = server_openvino::Config {
-        model: config.model.clone().context("no model is given: use --model")?,
+        // The runtime goes by the name of the file, which a link to it need not have.
+        model: config
+            .model
+            .as_ref()
+            .map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()))
+            .context("no model is given: use --model")?,
         device: device.clone(),
         properties,
         weights: match weights {

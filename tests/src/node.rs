@@ -107,6 +107,7 @@ pub fn await_state<T>(
 #[derive(Debug)]
 pub struct Release {
     helm: &'static str,
+    is_installed: bool,
 }
 
 impl Release {
@@ -115,7 +116,7 @@ impl Release {
     /// # Errors
     /// As [`run`]; among others, when the operator is not ready within a minute.
     pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
-        let release = Self { helm };
+        let release = Self { helm, is_installed: true };
         release.helm(&["install", "--create-namespace"], arguments)?;
         Ok(release)
     }
@@ -135,11 +136,12 @@ impl Release {
         run(self.helm, &[command, &fixed, &images, arguments].concat())
     }
 
-    /// Removes it.
+    /// Removes it as a user does: the definition of the resource stays.
     ///
     /// # Errors
     /// As [`run`].
-    pub fn uninstall(self) -> anyhow::Result<()> {
+    pub fn uninstall(mut self) -> anyhow::Result<()> {
+        self.is_installed = false;
         self.remove()
     }
 
@@ -153,6 +155,9 @@ impl Release {
 
 impl Drop for Release {
     fn drop(&mut self) {
+        if !self.is_installed {
+            return;
+        }
         // So that what comes next finds the node as it was; the definition stays by intention, and goes here.
         drop(self.remove());
         drop(kubectl(&[

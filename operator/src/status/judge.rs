@@ -152,8 +152,8 @@ pub(crate) fn model(applied: &Applied, facts: &Facts) -> Finding {
     match state {
         CacheState::Ready => Finding::new(true, "Fetched", "the model's files are there and checked"),
         CacheState::Failed => {
-            let mut reports = observed.pods.iter().filter_map(|pod| pod.fetched.as_ref());
-            match reports.rfind(|report| !report.is_complete()) {
+            let mut failed = observed.pods.iter().filter_map(|pod| pod.fetched.as_ref());
+            match failed.rfind(|report| !report.is_complete()) {
                 Some(report) => Finding::new(false, &report.reason, report.message.clone()),
                 None => Finding::new(false, "FetchFailed", "the model could not be fetched"),
             }

@@ -75,7 +75,7 @@ impl Error {
         matches!(self, Self::Slow { .. } | Self::Source { .. })
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+    #[expect(clippy::needless_pass_by_value, reason = "it comes out of map_err")]
     pub(crate) fn disk(verb: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
