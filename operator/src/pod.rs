@@ -197,7 +197,6 @@ fn last_line(text: &str, code: i32) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "tests read better")]
 mod tests {
     use serde_json::{Value, json};
 

@@ -233,7 +233,6 @@ Then:
 
 /// Something else than serving.
 #[derive(Clone, Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one, once")]
 pub enum Command {
     /// Bring a model's files into a folder, whole and checked.
     Fetch(Box<FetchArgs>),

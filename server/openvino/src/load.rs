@@ -9,7 +9,7 @@ use server_engine::CacheLayout;
 use crate::cache::{Cache, CachePorts};
 use crate::kept::Kept;
 use crate::runner::{OpenVinoRunner, Parts};
-use crate::runtime::{CompiledModel, Core, Model};
+use crate::runtime::{CompiledModel, Core};
 use crate::unpacked::{Graph, Plan, Unpack, Unpacked};
 use crate::weights::Form;
 use crate::{Error, gguf, memory, shim};
