@@ -46,8 +46,22 @@ pub trait Ask: Send + Sync {
 }
 
 /// Asks over HTTP.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Http(reqwest::Client);
+
+impl Default for Http {
+    fn default() -> Self {
+        Self(client())
+    }
+}
+
+/// Somebody who asks over HTTP. It asks nobody over TLS, but where it is built together with a crate that does, the
+/// library wants to know by what.
+pub(crate) fn client() -> reqwest::Client {
+    // Fails if that is known already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
+}
 
 impl Ask for Http {
     fn get<'a>(&'a self, address: &'a str, port: u16, path: &'a str) -> BoxFuture<'a, Option<String>> {

@@ -24,12 +24,20 @@ impl Answer {
     }
 }
 
+/// A client. Nobody here speaks TLS, but the library, built together with a crate that does, wants to know by what.
+#[must_use]
+pub fn client() -> reqwest::Client {
+    // Fails if that is known already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
+}
+
 /// Sends a GET request.
 ///
 /// # Errors
 /// There is no answer.
 pub async fn get(url: &str) -> anyhow::Result<Answer> {
-    answer(reqwest::Client::new().get(url)).await
+    answer(client().get(url)).await
 }
 
 /// Sends `body` as JSON.
@@ -37,7 +45,7 @@ pub async fn get(url: &str) -> anyhow::Result<Answer> {
 /// # Errors
 /// There is no answer.
 pub async fn post(url: &str, body: &Value) -> anyhow::Result<Answer> {
-    answer(reqwest::Client::new().post(url).json(body)).await
+    answer(client().post(url).json(body)).await
 }
 
 /// Sends `body` as it is and calls it JSON.
@@ -45,7 +53,7 @@ pub async fn post(url: &str, body: &Value) -> anyhow::Result<Answer> {
 /// # Errors
 /// There is no answer.
 pub async fn post_text(url: &str, body: String) -> anyhow::Result<Answer> {
-    answer(reqwest::Client::new().post(url).header("content-type", "application/json").body(body)).await
+    answer(client().post(url).header("content-type", "application/json").body(body)).await
 }
 
 async fn answer(request: reqwest::RequestBuilder) -> anyhow::Result<Answer> {
@@ -71,7 +79,7 @@ impl Stream {
     /// # Errors
     /// There is no answer, or it is no stream.
     pub async fn open(url: &str, body: &Value) -> anyhow::Result<Self> {
-        let response = reqwest::Client::new().post(url).json(body).send().await?;
+        let response = client().post(url).json(body).send().await?;
         let status = response.status();
         if !status.is_success() {
             bail!("status {status}: {}", response.text().await?);

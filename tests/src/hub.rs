@@ -172,7 +172,7 @@ mod tests {
         let page = http::get(&url("/api/models/owner/name/revision/main?blobs=true")).await.unwrap();
         assert_eq!(page.body["siblings"][0]["rfilename"], "model.gguf");
         let file = url("/owner/name/resolve/main/model.gguf");
-        let part = reqwest::Client::new().get(&file).header("range", "bytes=7-").send().await.unwrap();
+        let part = crate::http::client().get(&file).header("range", "bytes=7-").send().await.unwrap();
         assert_eq!(part.status().as_u16(), 206);
         assert_eq!(part.text().await.unwrap(), "789");
         assert_eq!(http::get(&url("/owner/other/resolve/main/model.gguf")).await.unwrap().status, 404);

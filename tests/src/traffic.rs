@@ -132,7 +132,7 @@ impl Traffic {
                 (plan.clone(), stopped.clone(), Arc::clone(&ended), Arc::clone(&count));
             clients.spawn(async move {
                 // Connections are kept between requests, as clients do it.
-                let http = reqwest::Client::new();
+                let http = crate::http::client();
                 for number in 0_u64.. {
                     if *stopped.borrow() {
                         break;

@@ -88,7 +88,7 @@ impl Tally {
 
 /// Sends one request after the other and checks each answer.
 async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
-    let client = reqwest::Client::new();
+    let client = http::client();
     for count in 0.. {
         if tally.is_over.load(Ordering::Relaxed) {
             return;
@@ -240,7 +240,7 @@ async fn a_replica_that_drains_gets_nothing_new() {
     let body = json!({"model": "sim", "prompt": "drain", "max_tokens": 2});
     places[0].signal("TERM");
     let other = places[1].server().address().to_owned();
-    let client = reqwest::Client::new();
+    let client = http::client();
     let end = tokio::time::Instant::now() + LIMIT;
     let mut in_a_row = 0;
     while in_a_row < 20 {

@@ -58,7 +58,7 @@ impl Child {
             again: None,
             probe: None,
             is_ready: false,
-            client: reqwest::Client::new(),
+            client: crate::fleet::client(),
         };
         child.spawn()?;
         Ok(child)

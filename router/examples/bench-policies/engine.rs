@@ -213,7 +213,9 @@ impl Engine {
         }
         let decodes = batch_tokens_max - budget;
         if decodes > 0 {
-            budget = budget.min(chunk_tokens_max.saturating_sub(decodes).max(chunk_tokens_max.div_ceil(4)));
+            let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
+            let most = chunk_tokens_max.saturating_mul((prompts / decodes).max(1));
+            budget = budget.min(most.saturating_sub(decodes).max(most.div_ceil(4)));
         }
         for sequence in self.running.iter_mut().filter(|sequence| sequence.row == 0) {
             sequence.row = budget.min(sequence.tokens - sequence.computed);
