@@ -122,8 +122,8 @@ init=$(tr -d ' ' <"/proc/$unshared/task/$unshared/children")
 
 inside() {
   nsenter -t "$init" --net --mount --pid --wdns="$PWD" -- env KUBECONFIG="$node/admin.kubeconfig" \
-    KUBECACHEDIR="$node/home/kubectl" HELM_CACHE_HOME="$node/home/helm" HELM_CONFIG_HOME="$node/home/helm" \
-    HELM_DATA_HOME="$node/home/helm" "$@"
+    KUBECACHEDIR="$node/user/kubectl" HELM_CACHE_HOME="$node/user/helm" HELM_CONFIG_HOME="$node/user/helm" \
+    HELM_DATA_HOME="$node/user/helm" "$@"
 }
 
 await "the node to be ready" test -e "$node/ready" || {

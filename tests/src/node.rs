@@ -192,7 +192,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        drop(kubectl(&["delete", "namespace", &self.name, "--wait=true", "--timeout=60s"]));
+        drop(kubectl(&["delete", "namespace", &self.name, "--wait=true", "--timeout=180s"]));
     }
 }
 

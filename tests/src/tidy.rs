@@ -72,6 +72,10 @@ impl Tree {
             for entry in folder.read_dir().with_context(|| format!("failed to list {}", folder.display()))? {
                 let entry = entry?;
                 let path = entry.path();
+                // What a link leads to is read where it is.
+                if entry.file_type()?.is_symlink() {
+                    continue;
+                }
                 if entry.file_type()?.is_dir() {
                     if !SKIPPED_FOLDERS.iter().any(|skipped| entry.file_name() == *skipped) {
                         folders.push(path);

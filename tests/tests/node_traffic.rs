@@ -18,7 +18,7 @@ const NAMESPACE: &str = "traffic";
 const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
 const ROUTER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=router";
 
-fn manifest(hub: &Hub, replicas: u32, log: &str) -> String {
+fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
     format!(
         "
 apiVersion: ovfleet.dev/v1alpha1
@@ -34,7 +34,7 @@ spec:
         files: ['*.gguf']
   engine:
     kvCache: {{size: 256Mi}}
-    extraArgs: ['--log={log}']
+    extraArgs: ['--max-queue={queue}']
   resources:
     limits: {{memory: 1536Mi}}
   replicas: {replicas}
@@ -59,7 +59,7 @@ impl Scene {
         let namespace = Namespace::new(NAMESPACE)?;
         let model = tests::sample_model();
         let hub = Hub::start(node::ADDRESS, "owner/model", &[Path::new(&model)]).await?;
-        node::apply(NAMESPACE, &manifest(&hub, replicas, "info"))?;
+        node::apply(NAMESPACE, &manifest(&hub, replicas, 100))?;
         settled(replicas)?;
         let service = node::get(&["service", "chat", "--namespace", NAMESPACE])?;
         let address = service["spec"]["clusterIP"].as_str().context("a Service without an address")?;
@@ -134,27 +134,27 @@ async fn scaling_up_and_down_loses_no_request() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn changing_what_runs_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
-    let apply = |log: &str| node::apply(NAMESPACE, &manifest(&scene.hub, 2, log)).map(drop);
+    let apply = |queue: u32| node::apply(NAMESPACE, &manifest(&scene.hub, 2, queue)).map(drop);
     let first = node::pods(NAMESPACE, SERVER)?;
 
-    apply("debug")?;
+    apply(101)?;
     settled(2)?;
     let second = node::pods(NAMESPACE, SERVER)?;
     assert!(second.iter().all(|pod| !first.contains(pod)), "{first:?} {second:?}");
 
-    for log in ["warn", "info", "warn,server=info", "debug"] {
-        apply(log)?;
+    for queue in 102..106 {
+        apply(queue)?;
     }
     settled(2)?;
 
-    apply("info,server=debug")?;
+    apply(106)?;
     node::await_state("the rollout to be under way", LIMIT, || {
         Ok((node::pods(NAMESPACE, SERVER)?.len() > 2).then_some(()))
     })?;
-    apply("debug")?;
+    apply(105)?;
     settled(2)?;
 
-    let replacement = manifest(&scene.hub, 2, "info");
+    let replacement = manifest(&scene.hub, 2, 107);
     node::run_with_input("kubectl", &["replace", "--filename=-"], &replacement)?;
     settled(2)?;
     scene.flow().await;

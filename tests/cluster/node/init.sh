@@ -13,7 +13,7 @@ pki=$NODE/pki
 echo "init: in the namespaces"
 
 mounts() {
-  mkdir -p "$NODE"/{lib,log,pki,home,sysctl,pids}
+  mkdir -p "$NODE"/{lib,log,pki,user,sysctl,pids}
   mount --make-rprivate /
   mount -t tmpfs -o mode=755 tmpfs /run
   mount --bind "$NODE/lib" /var/lib
