@@ -174,8 +174,8 @@ async fn changing_the_image_loses_no_request() -> anyhow::Result<()> {
     let patch = format!("{{\"spec\":{{\"engine\":{{\"image\":\"{image}\"}}}}}}");
     kubectl(&["patch", "llmd/chat", "--namespace", NAMESPACE, "--type=merge", "--patch", &patch])?;
     settled(2)?;
-    let pods = node::get(&["pods", "--namespace", NAMESPACE, "--selector", SERVER])?;
-    for pod in pods["items"].as_array().into_iter().flatten() {
+    for pod in node::pods(NAMESPACE, SERVER)? {
+        let pod = node::get(&["pod", "--namespace", NAMESPACE, &pod])?;
         assert_eq!(pod["spec"]["containers"][0]["image"], image);
     }
     scene.flow().await;
@@ -247,5 +247,7 @@ async fn killing_the_operator_or_the_api_server_is_not_noticed() -> anyhow::Resu
 
 fn identities() -> anyhow::Result<Vec<Value>> {
     let pods = node::get(&["pods", "--namespace", NAMESPACE, "--selector", SERVER])?;
-    Ok(pods["items"].as_array().into_iter().flatten().map(|pod| pod["metadata"]["uid"].clone()).collect())
+    let pods = pods["items"].as_array().into_iter().flatten();
+    let staying = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(staying.map(|pod| pod["metadata"]["uid"].clone()).collect())
 }
