@@ -40,7 +40,7 @@ impl OpenVinoRunner {
         Ok(Self { inputs, output: None, cache, graph, unpacked, _keeping: keeping, layout })
     }
 
-    /// Waits for what [`load`](crate::load) left to the background, which steps before it do without; for
+    /// Waits for what [`load`](crate::load()) left to the background, which steps before it do without; for
     /// benchmarks and tests. Answers whether there is now a graph of its own for large steps.
     pub fn wait(&mut self) -> bool {
         let Self { inputs, cache, unpacked, .. } = self;
