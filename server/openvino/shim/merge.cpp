@@ -6,6 +6,7 @@
 #include <openvino/op/ops.hpp>
 
 #include "model.hpp"
+#include "weights.hpp"
 
 namespace {
 
@@ -32,17 +33,6 @@ bool same_form(const NodePtr& a, const NodePtr& b) {
         if (left[axis] != right[axis] && !ov::is_type<op::v0::Constant>(a)) return false;
     for (size_t i = 0; i < a->get_input_size(); ++i)
         if (!same_form(a->get_input_node_shared_ptr(i), b->get_input_node_shared_ptr(i))) return false;
-    return true;
-}
-
-// Constants and what plugins fold into a compressed weight; nothing else may be copied.
-bool is_weight(const NodePtr& node) {
-    if (ov::is_type<op::v0::Constant>(node)) return true;
-    if (!ov::is_type<op::v0::Convert>(node) && !ov::is_type<op::v1::Subtract>(node) &&
-        !ov::is_type<op::v1::Multiply>(node) && !ov::is_type<op::v1::Reshape>(node))
-        return false;
-    for (size_t i = 0; i < node->get_input_size(); ++i)
-        if (!is_weight(node->get_input_node_shared_ptr(i))) return false;
     return true;
 }
 
@@ -87,7 +77,7 @@ NodePtr merged_weight(const std::vector<NodePtr>& weights, int64_t rows) {
 
 bool mergeable(const std::shared_ptr<op::v0::MatMul>& matmul) {
     auto weight = matmul->get_input_node_shared_ptr(1);
-    return !matmul->get_transpose_a() && matmul->get_transpose_b() && is_weight(weight) &&
+    return !matmul->get_transpose_a() && matmul->get_transpose_b() && ovfleet::is_weight(weight) &&
            weight->get_output_partial_shape(0).is_static() && weight->get_output_shape(0).size() == 2;
 }
 

@@ -3,25 +3,21 @@
 #include <openvino/op/ops.hpp>
 
 #include "model.hpp"
+#include "weights.hpp"
 
 namespace {
 
 namespace op = ov::op;
 
-// Whether a node is made of constants by what compressed weights are made by; `integer` becomes true if one of
-// the constants holds integers of at most 8 bits.
-bool is_weight(const std::shared_ptr<ov::Node>& node, bool& integer) {
-    if (ov::is_type<op::v0::Constant>(node)) {
-        const auto type = node->get_output_element_type(0);
-        integer |= type.is_integral_number() && type.bitwidth() <= 8;
-        return true;
+// Whether a weight holds integers of at most 8 bits. The shape that a reshape is given is of 64.
+bool is_compressed(const std::shared_ptr<ov::Node>& weight) {
+    if (ov::is_type<op::v0::Constant>(weight)) {
+        const auto type = weight->get_output_element_type(0);
+        return type.is_integral_number() && type.bitwidth() <= 8;
     }
-    if (!ov::is_type<op::v0::Convert>(node) && !ov::is_type<op::v1::Subtract>(node) &&
-        !ov::is_type<op::v1::Multiply>(node) && !ov::is_type<op::v1::Reshape>(node))
-        return false;
-    for (size_t i = 0; i < node->get_input_size(); ++i)
-        if (!is_weight(node->get_input_node_shared_ptr(i), integer)) return false;
-    return true;
+    for (size_t i = 0; i < weight->get_input_size(); ++i)
+        if (is_compressed(weight->get_input_node_shared_ptr(i))) return true;
+    return false;
 }
 
 // The projections with compressed weights, but for that to the vocabulary: few rows of a step go through it.
@@ -30,10 +26,9 @@ std::vector<std::shared_ptr<op::v0::MatMul>> projections(const ov::Model& model)
     std::vector<std::shared_ptr<op::v0::MatMul>> found;
     for (const auto& node : model.get_ops()) {
         auto matmul = ov::as_type_ptr<op::v0::MatMul>(node);
-        bool integer = false;
-        if (matmul && is_weight(matmul->get_input_node_shared_ptr(1), integer) && integer &&
-            *matmul->get_output_partial_shape(0).rbegin() != vocabulary)
-            found.push_back(matmul);
+        if (!matmul || *matmul->get_output_partial_shape(0).rbegin() == vocabulary) continue;
+        const auto weight = matmul->get_input_node_shared_ptr(1);
+        if (ovfleet::is_weight(weight) && is_compressed(weight)) found.push_back(matmul);
     }
     return found;
 }

@@ -17,6 +17,7 @@ mod gguf;
 mod kept;
 mod load;
 mod memory;
+mod processor;
 mod runner;
 mod runtime;
 mod shim;

@@ -12,7 +12,7 @@ use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core};
 use crate::unpacked::{Graph, Plan, Unpack, Unpacked};
 use crate::weights::Form;
-use crate::{Error, gguf, memory, shim};
+use crate::{Error, gguf, memory, processor, shim};
 
 /// What to load, and how.
 #[derive(Clone, Debug)]
@@ -209,19 +209,11 @@ fn resolve(config: &Config, path: &Path) -> Form {
             // Held in 8 bits the weights are at most twice the file; compiling needs them twice for a moment.
             let needed = path.metadata().map_or(0, |file| file.len()) * 4;
             let fits = memory::available_bytes().is_none_or(|free| needed < free / 2);
-            if config.device == "CPU" && multiplies_bytes() && fits { Form::Fine } else { Form::Compact }
+            if config.device == "CPU" && processor::multiplies_bytes() && fits {
+                Form::Fine
+            } else {
+                Form::Compact
+            }
         }
-    }
-}
-
-/// Whether the processor multiplies 8-bit integers, for which plugins want integer zero points.
-pub(crate) fn multiplies_bytes() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        std::is_x86_feature_detected!("avx512vnni") || std::is_x86_feature_detected!("avxvnni")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
     }
 }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crate::runtime::{CompiledModel, Core, InferRequest, Model};
-use crate::{Error, memory, shim};
+use crate::{Error, memory, processor, shim};
 
 /// Whether large steps get a graph of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Plan {
 
 /// Whether this is a processor for which [`LARGE_STEP_TOKENS`] holds.
 fn is_faster() -> bool {
-    cfg!(target_arch = "x86_64") && !crate::load::multiplies_bytes()
+    cfg!(target_arch = "x86_64") && !processor::multiplies_bytes()
 }
 
 /// The graph for large steps, if there is to be one.

@@ -90,8 +90,8 @@ async fn two_callers_get_the_same_reports() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn nothing_new_is_told_once_a_second() {
+/// A server whose engine has started, its reports, of which the first is there, and what publishes them.
+async fn published() -> (Server, watch::Receiver<Load>, JoinSet<()>) {
     let server = Server::parrot("x");
     server
         .engine
@@ -104,6 +104,12 @@ async fn nothing_new_is_told_once_a_second() {
     let mut tasks = JoinSet::new();
     tasks.spawn(publish(server.app.clone(), sender));
     reports.changed().await.unwrap();
+    (server, reports, tasks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_new_is_told_once_a_second() {
+    let (_server, mut reports, _publishing) = published().await;
     let before = tokio::time::Instant::now();
     let first = reports.borrow_and_update().clone();
     reports.changed().await.unwrap();
@@ -114,18 +120,7 @@ async fn nothing_new_is_told_once_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn changes_within_twenty_milliseconds_are_one_report() {
-    let server = Server::parrot("x");
-    server
-        .engine
-        .handle()
-        .load()
-        .wait_for(|load| load.state != server_engine::EngineState::Starting)
-        .await
-        .unwrap();
-    let (sender, mut reports) = watch::channel(Load::default());
-    let mut tasks = JoinSet::new();
-    tasks.spawn(publish(server.app.clone(), sender));
-    reports.changed().await.unwrap();
+    let (server, mut reports, _publishing) = published().await;
     let before = tokio::time::Instant::now();
     server.app.lifecycle().advance(server::Phase::Draining);
     tokio::task::yield_now().await;

@@ -1,6 +1,7 @@
 //! The certificates and keys of one control plane, made for it and gone with it.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context as _;
 use rcgen::{
@@ -14,6 +15,8 @@ use serde_json::json;
 pub(super) struct Authority {
     folder: PathBuf,
     issuer: Issuer<'static, KeyPair>,
+    /// Of users. Tests ask for the same one at the same time; each gets files that nobody else writes.
+    users: AtomicU32,
 }
 
 /// A certificate and its key, as files.
@@ -37,7 +40,8 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let certificate = params.self_signed(&key)?;
-        let authority = Self { folder: folder.to_owned(), issuer: Issuer::new(params, key) };
+        let authority =
+            Self { folder: folder.to_owned(), issuer: Issuer::new(params, key), users: AtomicU32::new(0) };
         write(&authority.certificate(), &certificate.pem())?;
         Ok(authority)
     }
@@ -70,7 +74,8 @@ impl Authority {
             params.distinguished_name.push(DnType::OrganizationName, group);
         }
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.issue(&format!("user-{}", user.replace(':', "-")), &params)
+        let number = self.users.fetch_add(1, Ordering::Relaxed);
+        self.issue(&format!("user-{number}-{}", user.replace(':', "-")), &params)
     }
 
     /// A kubeconfig for [`Authority::user`]`(user, group)` at `url`.
