@@ -1,0 +1,278 @@
+//! Harmony, the format of gpt-oss: the whole text is messages, each with a header that names its channel and,
+//! for a call, its recipient. Analysis is reasoning; a message to a recipient is a call, in whichever channel;
+//! everything else is content, text outside of messages included.
+
+mod header;
+
+use std::sync::Arc;
+
+use crate::json::{JsonValue, Verdict};
+use crate::literal::is_space;
+use crate::out::Out;
+use crate::scanner::{Found, Scanner};
+use crate::{Formats, ReasoningFormat, ToolFormat, Tools};
+use header::Header;
+
+/// Longest header, in bytes. A longer one is text.
+const HEADER_BYTES_MAX: usize = 512;
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const CONSTRAIN: &str = "<|constrain|>";
+const MESSAGE: &str = "<|message|>";
+const MARKERS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, "<|end|>", "<|call|>", "<|return|>"];
+
+/// An answer on its way.
+#[derive(Debug)]
+pub(crate) struct Harmony {
+    has_tools: bool,
+    has_reasoning: bool,
+    state: State,
+    scanner: Scanner,
+    /// The header on its way or, until a call has begun, of the message.
+    header: String,
+    /// Space outside of messages: text only if text follows.
+    layout: String,
+    content: Joint,
+    reasoning: Joint,
+    /// Kept for its capacity.
+    written: String,
+}
+
+#[derive(Debug)]
+enum State {
+    /// At the beginning, where the prompt may have opened the header.
+    Lead,
+    Outside,
+    Header,
+    Content,
+    Reasoning,
+    /// A message that is not read: its markers are content, too.
+    Unread,
+    /// In a call, before its arguments.
+    Call {
+        name: String,
+    },
+    Arguments(JsonValue),
+}
+
+/// Whether a newline is due between the messages of a kind.
+#[derive(Debug, Default)]
+struct Joint {
+    given: bool,
+    due: bool,
+}
+
+impl Joint {
+    /// Whether a newline comes before the text that comes now.
+    fn takes_newline(&mut self) -> bool {
+        let takes = self.given && self.due;
+        self.given = true;
+        self.due = false;
+        takes
+    }
+}
+
+impl Harmony {
+    pub(crate) fn new(formats: Formats, tools: &Arc<Tools>) -> Self {
+        Self {
+            has_tools: formats.tool == ToolFormat::Gptoss && !tools.is_empty(),
+            has_reasoning: formats.reasoning == ReasoningFormat::Gptoss,
+            state: State::Lead,
+            scanner: Scanner::default(),
+            header: String::new(),
+            layout: String::new(),
+            content: Joint::default(),
+            reasoning: Joint::default(),
+            written: String::new(),
+        }
+    }
+
+    /// Takes the next character.
+    pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
+        out.worked(1);
+        if let State::Arguments(value) = &mut self.state {
+            // The marker that ends the call is the first outside of a string: markers are not looked for.
+            let verdict = value.step(letter, &mut self.written);
+            out.arguments(&self.written);
+            self.written.clear();
+            match verdict {
+                Verdict::More => return,
+                Verdict::Done => {
+                    out.end();
+                    self.state = State::Outside;
+                    return;
+                }
+                Verdict::Over | Verdict::Bad => self.state = State::Outside,
+            }
+        }
+        self.scanner.push(letter);
+        loop {
+            let mut work = 0;
+            let found = self.scanner.settle(MARKERS.iter().copied().enumerate(), &mut work);
+            out.worked(work);
+            match found {
+                None => return,
+                Some(Found::Letter(letter)) => self.letter(letter, out),
+                Some(Found::Marker(index)) => self.marker(MARKERS[index], out),
+            }
+        }
+    }
+
+    /// The text ends.
+    pub(crate) fn finish(&mut self, out: &mut Out) {
+        for letter in self.scanner.finish().chars() {
+            self.letter(letter, out);
+        }
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Lead | State::Header => self.header_is_text(out),
+            // Cut off before its arguments: the name is certain.
+            State::Call { name } => out.begin(&name),
+            State::Arguments(value) => out.arguments(&value.held()),
+            State::Outside if !self.content.given && !self.reasoning.given && out.calls() == 0 => {
+                out.content(&std::mem::take(&mut self.layout));
+            }
+            State::Outside | State::Content | State::Reasoning | State::Unread => {}
+        }
+    }
+
+    fn letter(&mut self, letter: char, out: &mut Out) {
+        match &self.state {
+            State::Lead => {
+                self.header.push(letter);
+                if self.header.len() > HEADER_BYTES_MAX || !header::may_begin_with(&self.header) {
+                    self.header_is_text(out);
+                }
+            }
+            State::Outside if is_space(letter) => self.layout.push(letter),
+            State::Outside => {
+                let layout = std::mem::take(&mut self.layout);
+                self.give_content(&layout, out);
+                self.give_content(letter.encode_utf8(&mut [0; 4]), out);
+            }
+            State::Header => {
+                self.header.push(letter);
+                if self.header.len() > HEADER_BYTES_MAX || letter == '\n' {
+                    self.header_is_text(out);
+                }
+            }
+            State::Content | State::Unread => self.give_content(letter.encode_utf8(&mut [0; 4]), out),
+            State::Reasoning => {
+                if self.reasoning.takes_newline() {
+                    out.reasoning("\n");
+                }
+                out.reasoning(letter.encode_utf8(&mut [0; 4]));
+            }
+            State::Call { name } if letter == '{' => {
+                out.begin(name);
+                self.header.clear();
+                let mut value = JsonValue::new();
+                value.step(letter, &mut self.written);
+                out.arguments(&self.written);
+                self.written.clear();
+                self.state = State::Arguments(value);
+            }
+            State::Call { .. } if is_space(letter) => self.header.push(letter),
+            State::Call { .. } => {
+                self.header.push(letter);
+                self.unread(out);
+            }
+            State::Arguments(_) => unreachable!("invariant: arguments do not pass through the scanner"),
+        }
+    }
+
+    fn marker(&mut self, marker: &'static str, out: &mut Out) {
+        match (&self.state, marker) {
+            (State::Lead | State::Header, CHANNEL | CONSTRAIN) => {
+                self.header.push_str(marker);
+                self.state = State::Header;
+            }
+            (State::Lead | State::Header | State::Outside, MESSAGE) => self.message(out),
+            (State::Lead, START) if self.header.trim().is_empty() => self.begin_header(marker),
+            (State::Header | State::Lead, START) => {
+                self.header_is_text(out);
+                self.begin_header(marker);
+            }
+            (State::Header | State::Lead, _) => {
+                self.header.push_str(marker);
+                self.header_is_text(out);
+            }
+            (State::Call { name }, _) => {
+                out.call_without_arguments(name);
+                self.leave(marker);
+            }
+            (State::Outside | State::Content | State::Reasoning | State::Unread, CONSTRAIN | MESSAGE) => {
+                for letter in marker.chars() {
+                    self.letter(letter, out);
+                }
+            }
+            (State::Unread, START | CHANNEL) => self.leave(marker),
+            (State::Unread, _) => {
+                self.give_content(marker, out);
+                self.leave(marker);
+            }
+            _ => self.leave(marker),
+        }
+    }
+
+    /// The message, or the text outside of messages, ends with `marker`.
+    fn leave(&mut self, marker: &'static str) {
+        self.content.due = true;
+        self.reasoning.due = true;
+        self.layout.clear();
+        self.header.clear();
+        self.state = State::Outside;
+        if marker == START || marker == CHANNEL {
+            self.begin_header(marker);
+        }
+    }
+
+    fn begin_header(&mut self, marker: &'static str) {
+        self.header.clear();
+        self.header.push_str(marker);
+        self.state = State::Header;
+    }
+
+    /// There is no message that begins like this.
+    fn header_is_text(&mut self, out: &mut Out) {
+        self.state = State::Outside;
+        let text = std::mem::take(&mut self.header);
+        for letter in text.chars() {
+            self.letter(letter, out);
+        }
+    }
+
+    /// The header is whole: the message begins.
+    fn message(&mut self, out: &mut Out) {
+        self.layout.clear();
+        let state = match Header::read(&self.header) {
+            Header { recipient: Some(name), .. } if self.has_tools => State::Call { name: name.to_owned() },
+            Header { recipient: Some(_), .. } => State::Unread,
+            Header { channel: Some("analysis"), .. } if self.has_reasoning => State::Reasoning,
+            Header { channel: Some("analysis"), .. } => State::Unread,
+            Header { .. } => State::Content,
+        };
+        self.state = state;
+        self.header.push_str(MESSAGE);
+        if matches!(self.state, State::Unread) {
+            self.unread(out);
+        }
+    }
+
+    /// The message is no call, or must not be one: all of it is content.
+    fn unread(&mut self, out: &mut Out) {
+        self.state = State::Unread;
+        let text = std::mem::take(&mut self.header);
+        self.give_content(&text, out);
+    }
+
+    fn give_content(&mut self, text: &str, out: &mut Out) {
+        if text.is_empty() {
+            return;
+        }
+        if self.content.takes_newline() {
+            out.content("\n");
+        }
+        out.content(text);
+    }
+}

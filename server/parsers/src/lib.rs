@@ -1,0 +1,35 @@
+//! From the text that a model writes to what it means: content, reasoning, and calls of tools. Each model
+//! family marks these in a way of its own; a format is one incremental machine that takes a character at a
+//! time, and streaming and not streaming are the same path.
+//!
+//! It knows no network, no engine and no wire types, reads no clock and never fails: what is not a call is text.
+//!
+//! ```text
+//! text ─► Parser::push ─┬─ marked text ─┬─ reasoning between tags
+//!                       │               └─ a tool format, from its marker on
+//!                       └─ Harmony: messages in channels
+//!                                  └─► deltas
+//! ```
+
+mod delta;
+mod detect;
+mod format;
+mod gemma;
+mod harmony;
+mod json;
+mod literal;
+mod marked;
+mod out;
+mod parser;
+mod pythonic;
+mod reasoning;
+mod scanner;
+mod schema;
+mod tool;
+mod typed;
+
+pub use delta::Delta;
+pub use format::{Formats, Incompatible, ReasoningFormat, ToolFormat, UnknownFormat};
+pub use json::NESTING_MAX;
+pub use parser::Parser;
+pub use schema::Tools;

@@ -1,0 +1,297 @@
+//! Text with marks in it: where content, reasoning and calls take turns. How calls are written is the
+//! business of the tool formats.
+//!
+//! Space with nothing else between the beginning, reasoning and calls is layout: it is dropped where a call
+//! or reasoning follows or a call preceded, and kept where text follows.
+
+use std::sync::Arc;
+
+use crate::literal::is_space;
+use crate::out::Out;
+use crate::reasoning::{Reasoning, opened, reasoning};
+use crate::scanner::{Found, Scanner};
+use crate::tool::{Calls, Place, Step, calls};
+use crate::{Formats, ToolFormat, Tools};
+
+/// An answer on its way.
+#[derive(Debug)]
+pub(crate) struct Marked {
+    calls: Option<Box<dyn Calls>>,
+    reasoning: &'static Reasoning,
+    signs: Vec<Sign>,
+    mode: Mode,
+    scanner: Scanner,
+    /// Nothing but layout came since the beginning, the end of reasoning, or the end of a call.
+    at_start: bool,
+    /// That layout.
+    layout: String,
+    after_call: bool,
+    /// A newline that comes now belongs to the tag before it.
+    trim: bool,
+    in_answer: bool,
+    /// What is to be looked at anew, last character first.
+    again: Vec<char>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    Text,
+    /// In reasoning between these tags.
+    Reasoning {
+        tags: usize,
+        at_prompt: bool,
+    },
+    /// In what may be calls, of which there were so many before.
+    Calls {
+        before: u32,
+    },
+    /// After the tag that ends an answer.
+    AnswerEnd,
+}
+
+/// Text that leads somewhere.
+#[derive(Clone, Copy, Debug)]
+struct Sign {
+    text: &'static str,
+    place: Place,
+    to: To,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum To {
+    Calls { mark: usize, is_read: bool },
+    Reasoning { tags: usize },
+    Answer,
+    AnswerEnd,
+}
+
+impl Marked {
+    pub(crate) fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
+        let format = if tools.is_empty() { ToolFormat::None } else { formats.tool };
+        let calls = calls(format, tools);
+        let reasoning = reasoning(formats.reasoning);
+        let opened = opened(reasoning, prompt);
+        Self {
+            signs: signs(calls.as_deref(), reasoning),
+            calls,
+            reasoning,
+            mode: opened.map_or(Mode::Text, |opened| Mode::Reasoning { tags: opened.tags, at_prompt: true }),
+            scanner: Scanner::default(),
+            at_start: true,
+            layout: String::new(),
+            after_call: false,
+            trim: opened.is_some_and(|opened| !opened.newline),
+            in_answer: false,
+            again: Vec::new(),
+        }
+    }
+
+    /// Takes the next character.
+    pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
+        self.again.push(letter);
+        while let Some(letter) = self.again.pop() {
+            out.worked(1);
+            match self.mode {
+                Mode::Calls { .. } => self.step_calls(letter, out),
+                Mode::AnswerEnd => self.answer_end(letter, out),
+                Mode::Text | Mode::Reasoning { .. } => {
+                    if std::mem::take(&mut self.trim) && letter == '\n' {
+                        continue;
+                    }
+                    self.scanner.push(letter);
+                    self.scan(out);
+                }
+            }
+        }
+    }
+
+    /// The text ends.
+    pub(crate) fn finish(&mut self, out: &mut Out) {
+        match self.mode {
+            Mode::Text => {
+                let held = self.scanner.finish();
+                self.text(&held, out);
+            }
+            Mode::Reasoning { .. } => out.reasoning(&self.scanner.finish()),
+            Mode::Calls { .. } => {
+                if let Some(calls) = &mut self.calls {
+                    calls.finish(out);
+                }
+                self.leave_calls(0, out);
+            }
+            Mode::AnswerEnd => return,
+        }
+        if !self.after_call {
+            out.content(&self.layout);
+        }
+    }
+
+    fn scan(&mut self, out: &mut Out) {
+        loop {
+            let mut work = 0;
+            let found = match self.mode {
+                Mode::Reasoning { tags, at_prompt } => {
+                    let tags = &self.reasoning.tags[tags];
+                    let open = if at_prompt { tags.open } else { &[] };
+                    self.scanner.settle(tags.close.iter().chain(open).copied().enumerate(), &mut work)
+                }
+                _ => {
+                    let (at_start, in_answer) = (self.at_start, self.in_answer);
+                    let counts = |sign: &&Sign| match sign.to {
+                        To::AnswerEnd => in_answer,
+                        _ => at_start || sign.place == Place::Anywhere,
+                    };
+                    let signs = self.signs.iter().enumerate().filter(|(_, sign)| counts(sign));
+                    self.scanner.settle(signs.map(|(index, sign)| (index, sign.text)), &mut work)
+                }
+            };
+            out.worked(work);
+            match found {
+                None => return,
+                Some(Found::Letter(letter)) => self.letter(letter, out),
+                Some(Found::Marker(index)) => return self.marker(index, out),
+            }
+        }
+    }
+
+    fn letter(&mut self, letter: char, out: &mut Out) {
+        let text = letter.encode_utf8(&mut [0; 4]).to_owned();
+        if let Mode::Reasoning { at_prompt, .. } = &mut self.mode {
+            *at_prompt = false;
+            out.reasoning(&text);
+        } else {
+            self.text(&text, out);
+        }
+    }
+
+    /// Content, or layout.
+    fn text(&mut self, text: &str, out: &mut Out) {
+        for letter in text.chars() {
+            if self.at_start && is_space(letter) {
+                self.layout.push(letter);
+                continue;
+            }
+            out.content(&std::mem::take(&mut self.layout));
+            self.at_start = false;
+            self.after_call = false;
+            out.content(letter.encode_utf8(&mut [0; 4]));
+        }
+    }
+
+    fn marker(&mut self, index: usize, out: &mut Out) {
+        if let Mode::Reasoning { tags, .. } = self.mode {
+            self.trim = true;
+            if index < self.reasoning.tags[tags].close.len() {
+                self.start(Mode::Text);
+            } else {
+                // The model repeats the tag that the prompt ended with.
+                self.mode = Mode::Reasoning { tags, at_prompt: false };
+            }
+            return;
+        }
+        let sign = self.signs[index];
+        match sign.to {
+            To::Reasoning { tags } => {
+                self.start(Mode::Reasoning { tags, at_prompt: false });
+                self.trim = true;
+            }
+            To::Answer => {
+                self.start(Mode::Text);
+                self.trim = true;
+                self.in_answer = true;
+            }
+            To::AnswerEnd => {
+                out.open(sign.text);
+                self.mode = Mode::AnswerEnd;
+            }
+            To::Calls { mark, is_read } => self.enter_calls(sign.text, mark, is_read, out),
+        }
+    }
+
+    /// Something begins, with nothing but layout before it.
+    fn start(&mut self, mode: Mode) {
+        self.mode = mode;
+        self.layout.clear();
+        self.at_start = true;
+    }
+
+    fn enter_calls(&mut self, text: &'static str, mark: usize, is_read: bool, out: &mut Out) {
+        let Some(calls) = &mut self.calls else { return };
+        self.mode = Mode::Calls { before: out.calls() };
+        out.open(text);
+        calls.enter(mark);
+        if is_read {
+            for letter in text.chars() {
+                let step = calls.step(letter, out);
+                debug_assert_eq!(step, Step::More, "a sign that is read fits the machine");
+            }
+        }
+    }
+
+    fn step_calls(&mut self, letter: char, out: &mut Out) {
+        let Some(calls) = &mut self.calls else { return };
+        out.read(letter);
+        match calls.step(letter, out) {
+            Step::More => {}
+            Step::Done => {
+                out.commit();
+                self.leave_calls(0, out);
+            }
+            Step::Stop { again } => {
+                out.unread();
+                self.again.push(letter);
+                self.leave_calls(again, out);
+            }
+        }
+    }
+
+    /// What was read and led to nothing is text, but for its last `again` bytes.
+    fn leave_calls(&mut self, again: usize, out: &mut Out) {
+        if let Mode::Calls { before } = self.mode
+            && out.calls() > before
+        {
+            self.start(Mode::Text);
+            self.after_call = true;
+        }
+        self.mode = Mode::Text;
+        let (text, rest) = out.close(again);
+        self.text(&text, out);
+        out.worked(rest.len());
+        self.again.extend(rest.chars().rev());
+    }
+
+    /// The tag that ends an answer is one only if nothing follows it.
+    fn answer_end(&mut self, letter: char, out: &mut Out) {
+        out.read(letter);
+        if is_space(letter) {
+            return;
+        }
+        out.unread();
+        self.mode = Mode::Text;
+        self.again.push(letter);
+        let (text, _) = out.close(0);
+        self.text(&text, out);
+    }
+}
+
+fn signs(calls: Option<&dyn Calls>, reasoning: &Reasoning) -> Vec<Sign> {
+    let marks = calls.map_or(&[][..], |calls| calls.marks());
+    let mut signs: Vec<Sign> = marks
+        .iter()
+        .enumerate()
+        .map(|(mark, sign)| Sign {
+            text: sign.text,
+            place: sign.place,
+            to: To::Calls { mark, is_read: sign.is_read },
+        })
+        .collect();
+    for (index, tags) in reasoning.tags.iter().enumerate() {
+        let to = To::Reasoning { tags: index };
+        signs.extend(tags.open.iter().map(|text| Sign { text, place: tags.place, to }));
+    }
+    if let Some((open, close)) = reasoning.answer {
+        signs.push(Sign { text: open, place: Place::Start, to: To::Answer });
+        signs.push(Sign { text: close, place: Place::Anywhere, to: To::AnswerEnd });
+    }
+    signs
+}

@@ -1,0 +1,135 @@
+//! The tools of a request: their names, and of which types their parameters may be.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// The tools that a request offered.
+#[derive(Debug, Default)]
+pub struct Tools {
+    tools: HashMap<String, HashMap<String, Types>>,
+}
+
+impl Tools {
+    /// Tools by name, each with the JSON schema of its parameters if it has one.
+    pub fn new<'a>(tools: impl IntoIterator<Item = (&'a str, Option<&'a Value>)>) -> Self {
+        let tools = tools
+            .into_iter()
+            .map(|(name, schema)| (name.to_owned(), schema.map(parameters).unwrap_or_default()))
+            .collect();
+        Self { tools }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tools.is_empty()
+    }
+
+    /// Of which types a parameter may be. What is not known is text.
+    pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
+        self.tools.get(tool).and_then(|parameters| parameters.get(parameter)).copied().unwrap_or_default()
+    }
+}
+
+/// Of which types a value may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Types {
+    pub(crate) text: bool,
+    pub(crate) integer: bool,
+    pub(crate) number: bool,
+    pub(crate) boolean: bool,
+    pub(crate) null: bool,
+    pub(crate) object: bool,
+    pub(crate) array: bool,
+}
+
+impl Types {
+    /// Nothing is said about the type.
+    pub(crate) fn is_unknown(self) -> bool {
+        self == Self::default()
+    }
+
+    /// Whether every value is text.
+    pub(crate) fn is_text_only(self) -> bool {
+        self.is_unknown() || self == Self { text: true, ..Self::default() }
+    }
+
+    fn add_name(&mut self, name: &str) {
+        match name {
+            "string" => self.text = true,
+            "integer" => self.integer = true,
+            "number" => self.number = true,
+            "boolean" => self.boolean = true,
+            "null" => self.null = true,
+            "object" => self.object = true,
+            "array" => self.array = true,
+            _ => {}
+        }
+    }
+
+    fn add_value(&mut self, value: &Value) {
+        self.add_name(match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(number) if number.is_f64() => "number",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        });
+    }
+}
+
+/// How many schemas are looked at for a parameter, which references and unions lead to. What else there may be
+/// says nothing.
+const SCHEMAS_MAX: usize = 64;
+
+fn parameters(schema: &Value) -> HashMap<String, Types> {
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
+        return HashMap::new();
+    };
+    let types = |property| {
+        let (mut types, mut left) = (Types::default(), SCHEMAS_MAX);
+        add(&mut types, property, schema, &mut left);
+        types
+    };
+    properties.iter().map(|(name, property)| (name.clone(), types(property))).collect()
+}
+
+fn add(types: &mut Types, schema: &Value, root: &Value, left: &mut usize) {
+    if *left == 0 {
+        return;
+    }
+    *left -= 1;
+    match schema.get("type") {
+        Some(Value::String(name)) => types.add_name(name),
+        Some(Value::Array(names)) => {
+            names.iter().filter_map(Value::as_str).for_each(|name| types.add_name(name));
+        }
+        _ => add_untyped(types, schema, root, left),
+    }
+}
+
+/// What a schema without a type says about it.
+fn add_untyped(types: &mut Types, schema: &Value, root: &Value, left: &mut usize) {
+    if let Some(target) = schema.get("$ref").and_then(Value::as_str)
+        && let Some(target) = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer))
+    {
+        add(types, target, root, left);
+    }
+    for union in ["anyOf", "oneOf", "allOf"] {
+        let members = schema.get(union).and_then(Value::as_array);
+        members.into_iter().flatten().for_each(|member| add(types, member, root, left));
+    }
+    let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+    values.chain(schema.get("const")).for_each(|value| types.add_value(value));
+    if types.is_unknown() && schema.get("properties").is_some() {
+        types.object = true;
+    }
+    if types.is_unknown() && schema.get("items").is_some() {
+        types.array = true;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! What a tool format is: signs in the text that lead to a machine, and the machine. It decides how calls are
+//! written; where text, reasoning and calls take turns is `marked`'s decision.
+
+mod call_object;
+mod json_calls;
+
+pub(crate) use call_object::{CallObject, ObjectRule};
+pub(crate) use json_calls::JsonCalls;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::out::Out;
+use crate::{ToolFormat, Tools};
+
+/// Text that leads to calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub(crate) text: &'static str,
+    pub(crate) place: Place,
+    /// Whether its text is the beginning of what the machine reads, and not a marker before it.
+    pub(crate) is_read: bool,
+}
+
+/// Where a sign counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Everywhere.
+    Anywhere,
+    /// Where nothing but space precedes it: at the beginning, after reasoning, after a call.
+    Start,
+}
+
+impl Mark {
+    pub(crate) const fn anywhere(text: &'static str) -> Self {
+        Self { text, place: Place::Anywhere, is_read: false }
+    }
+
+    pub(crate) const fn bare(text: &'static str) -> Self {
+        Self { text, place: Place::Start, is_read: true }
+    }
+}
+
+/// What became of a character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It belongs to the calls, which go on.
+    More,
+    /// It belongs to the calls, which are over.
+    Done,
+    /// It does not belong to the calls. What was read and led to nothing is text; of it the last `again` bytes
+    /// are looked at anew, since they may begin something else.
+    Stop { again: usize },
+}
+
+impl Step {
+    /// What was read and led to nothing is text.
+    pub(crate) const TEXT: Self = Self::Stop { again: 0 };
+
+    /// What was read and led to nothing, without the character that did not fit, is looked at anew.
+    pub(crate) fn look_again(out: &Out, letter: char) -> Self {
+        Self::Stop { again: out.open_bytes() - letter.len_utf8() }
+    }
+}
+
+/// A machine that reads calls, from one of its signs on, a character at a time.
+pub(crate) trait Calls: Debug + Send {
+    /// The signs that lead to it.
+    fn marks(&self) -> &'static [Mark];
+
+    /// The sign with this place in the list was found.
+    fn enter(&mut self, mark: usize);
+
+    /// Takes the next character, which `out` has read.
+    fn step(&mut self, letter: char, out: &mut Out) -> Step;
+
+    /// The text ends within the calls: gives out what is certain.
+    fn finish(&mut self, _out: &mut Out) {}
+}
+
+/// The machine of a format; None for `none` and for Harmony, which is a format for the whole text.
+pub(crate) fn calls(format: ToolFormat, _tools: &Arc<Tools>) -> Option<Box<dyn Calls>> {
+    Some(match format {
+        ToolFormat::Hermes3 => Box::new(JsonCalls::hermes3()),
+        _ => return None,
+    })
+}

@@ -1,0 +1,317 @@
+//! A call written as a JSON object with a name and arguments, the members in any order. The arguments are
+//! passed on as they come, as soon as the name is known.
+
+use crate::json::{JsonString, JsonValue, Pieces, Verdict};
+use crate::literal::{Literal, Matched, is_space};
+use crate::out::Out;
+use crate::tool::Step;
+
+/// What makes an object a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ObjectRule {
+    /// A marker said so: a name is enough.
+    Marked,
+    /// Nothing but its look: a name, arguments, and no members that calls do not have.
+    Bare,
+}
+
+/// Members that a call may have besides its name and arguments.
+const OTHER_MEMBERS: [&str; 3] = ["type", "id", "index"];
+
+/// An object on its way, from its `{` on.
+#[derive(Debug)]
+pub(crate) struct CallObject {
+    rule: ObjectRule,
+    state: State,
+    key: String,
+    name: String,
+    arguments: Arguments,
+    pieces: Pieces,
+}
+
+#[derive(Debug)]
+enum State {
+    FirstKey,
+    Key,
+    KeyText(JsonString),
+    Colon,
+    Value,
+    Name(JsonString),
+    Object(JsonValue),
+    /// Arguments in a string, which has to hold an object.
+    Text {
+        string: JsonString,
+        object: TextObject,
+    },
+    Null(Literal),
+    Other(JsonValue),
+    Next,
+}
+
+/// The object that a string holds.
+#[derive(Debug)]
+enum TextObject {
+    Before,
+    Within(JsonValue),
+    After,
+}
+
+#[derive(Debug, PartialEq)]
+enum Arguments {
+    Missing,
+    /// Here until the name is known.
+    Held(String),
+    /// The call has begun.
+    Given,
+    /// The call has ended.
+    Whole,
+}
+
+impl CallObject {
+    /// Its `{` has come.
+    pub(crate) fn new(rule: ObjectRule) -> Self {
+        Self {
+            rule,
+            state: State::FirstKey,
+            key: String::new(),
+            name: String::new(),
+            arguments: Arguments::Missing,
+            pieces: Pieces::default(),
+        }
+    }
+
+    /// Whether the call is whole, even if the object is not.
+    pub(crate) fn is_call(&self) -> bool {
+        self.arguments == Arguments::Whole
+    }
+
+    /// Takes the next character. [`Step::Done`] closes the object, which was a call.
+    pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::KeyText(string) => {
+                if string.step(letter, &mut self.pieces) {
+                    self.state = State::Colon;
+                }
+                self.key.push_str(&self.pieces.meant);
+                self.clear()
+            }
+            State::Name(string) => {
+                let closed = string.step(letter, &mut self.pieces);
+                self.name.push_str(&self.pieces.meant);
+                self.clear();
+                if closed { self.name_is_whole(out) } else { Step::More }
+            }
+            State::Object(value) => {
+                let verdict = value.step(letter, &mut self.pieces.written);
+                self.give(out);
+                match verdict {
+                    Verdict::More => Step::More,
+                    Verdict::Done => self.arguments_are_whole(out),
+                    Verdict::Over | Verdict::Bad => Step::TEXT,
+                }
+            }
+            State::Text { string, .. } => {
+                let closed = string.step(letter, &mut self.pieces);
+                self.text(closed, out)
+            }
+            State::Null(word) => match word.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.no_arguments(out),
+                Matched::Not => Step::TEXT,
+            },
+            State::Other(value) => {
+                let verdict = value.step(letter, &mut self.pieces.written);
+                self.clear();
+                match verdict {
+                    Verdict::More => return Step::More,
+                    Verdict::Bad => return Step::TEXT,
+                    Verdict::Done | Verdict::Over => self.state = State::Next,
+                }
+                if verdict == Verdict::Over { self.between(letter, out) } else { Step::More }
+            }
+            _ => self.between(letter, out),
+        }
+    }
+
+    /// The text ends: arguments that were held back are given out, if the call has begun.
+    pub(crate) fn finish(&mut self, out: &mut Out) {
+        if self.arguments != Arguments::Given {
+            return;
+        }
+        match &self.state {
+            State::Object(value) => out.arguments(&value.held()),
+            State::Text { object: TextObject::Within(_), string } => out.arguments(&string.held()),
+            _ => {}
+        }
+    }
+
+    fn clear(&mut self) -> Step {
+        self.pieces.written.clear();
+        self.pieces.meant.clear();
+        Step::More
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn between(&mut self, letter: char, out: &mut Out) -> Step {
+        if is_space(letter) {
+            return Step::More;
+        }
+        match (&self.state, letter) {
+            (State::FirstKey | State::Key, '"') => {
+                self.key.clear();
+                self.go(State::KeyText(JsonString::default()))
+            }
+            (State::Colon, ':') => self.go(State::Value),
+            (State::Value, letter) => self.value(letter, out),
+            (State::Next, ',') => self.go(State::Key),
+            (State::Next, '}') => self.object_is_whole(out),
+            _ => Step::TEXT,
+        }
+    }
+
+    fn value(&mut self, letter: char, out: &mut Out) -> Step {
+        match self.key.as_str() {
+            "name" if letter == '"' => {
+                self.name.clear();
+                self.go(State::Name(JsonString::default()))
+            }
+            "arguments" | "parameters" if self.arguments == Arguments::Missing => self.begin(letter, out),
+            "name" => Step::TEXT,
+            key if self.rule == ObjectRule::Bare && !OTHER_MEMBERS.contains(&key) => Step::TEXT,
+            _ => {
+                let mut value = JsonValue::new();
+                if value.step(letter, &mut self.pieces.written) == Verdict::Bad {
+                    return Step::TEXT;
+                }
+                self.clear();
+                self.go(State::Other(value))
+            }
+        }
+    }
+
+    /// The arguments begin.
+    fn begin(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '{' => {
+                let mut object = JsonValue::new();
+                object.step(letter, &mut self.pieces.written);
+                self.begin_call(out);
+                self.give(out);
+                self.go(State::Object(object))
+            }
+            '"' => self.go(State::Text { string: JsonString::default(), object: TextObject::Before }),
+            'n' => self.go(State::Null(Literal::new("ull"))),
+            _ => Step::TEXT,
+        }
+    }
+
+    fn begin_call(&mut self, out: &mut Out) {
+        if self.name.is_empty() {
+            self.arguments = Arguments::Held(String::new());
+        } else {
+            self.arguments = Arguments::Given;
+            out.begin(&self.name);
+        }
+    }
+
+    /// Passes arguments on, or keeps them for later.
+    fn give(&mut self, out: &mut Out) {
+        if let Arguments::Held(held) = &mut self.arguments {
+            held.push_str(&self.pieces.written);
+        } else {
+            out.arguments(&self.pieces.written);
+        }
+        self.clear();
+    }
+
+    /// More of the string that holds the arguments is in `pieces.meant`.
+    fn text(&mut self, closed: bool, out: &mut Out) -> Step {
+        let mut meant = std::mem::take(&mut self.pieces.meant);
+        self.clear();
+        for letter in meant.drain(..) {
+            if !self.text_letter(letter, out) {
+                return Step::TEXT;
+            }
+        }
+        // Kept for its capacity.
+        self.pieces.meant = meant;
+        let State::Text { object, .. } = &self.state else { unreachable!("invariant: within a string") };
+        match (closed, object) {
+            (false, _) => Step::More,
+            (true, TextObject::Before) => self.no_arguments(out),
+            (true, TextObject::Within(_)) => Step::TEXT,
+            (true, TextObject::After) => self.arguments_are_whole(out),
+        }
+    }
+
+    /// A character of the string that holds the arguments; false if it does not fit.
+    fn text_letter(&mut self, letter: char, out: &mut Out) -> bool {
+        let State::Text { object, .. } = &mut self.state else { unreachable!("invariant: within a string") };
+        match object {
+            TextObject::Before | TextObject::After if is_space(letter) => true,
+            TextObject::Before if letter == '{' => {
+                let mut value = JsonValue::new();
+                value.step(letter, &mut self.pieces.written);
+                *object = TextObject::Within(value);
+                self.begin_call(out);
+                self.give(out);
+                true
+            }
+            TextObject::Before | TextObject::After => false,
+            TextObject::Within(value) => {
+                let verdict = value.step(letter, &mut self.pieces.written);
+                if verdict == Verdict::Done {
+                    *object = TextObject::After;
+                }
+                self.give(out);
+                matches!(verdict, Verdict::More | Verdict::Done)
+            }
+        }
+    }
+
+    fn name_is_whole(&mut self, out: &mut Out) -> Step {
+        self.state = State::Next;
+        if self.name.is_empty() {
+            return Step::TEXT;
+        }
+        if let Arguments::Held(held) = &self.arguments {
+            out.begin(&self.name);
+            out.arguments(held);
+            out.end();
+            self.arguments = Arguments::Whole;
+        }
+        Step::More
+    }
+
+    fn arguments_are_whole(&mut self, out: &mut Out) -> Step {
+        self.state = State::Next;
+        if self.arguments == Arguments::Given {
+            out.end();
+            self.arguments = Arguments::Whole;
+        }
+        Step::More
+    }
+
+    /// `null` or an empty string for arguments.
+    fn no_arguments(&mut self, out: &mut Out) -> Step {
+        self.begin_call(out);
+        self.pieces.written.push_str("{}");
+        self.give(out);
+        self.arguments_are_whole(out)
+    }
+
+    fn object_is_whole(&mut self, out: &mut Out) -> Step {
+        match self.arguments {
+            Arguments::Whole => Step::Done,
+            Arguments::Missing if self.rule == ObjectRule::Marked && !self.name.is_empty() => {
+                out.call_without_arguments(&self.name);
+                Step::Done
+            }
+            _ => Step::TEXT,
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Formats whose calls are JSON objects after a marker, alone or in an array: hermes3, phi4, granite, and the
+//! JSON forms of llama3 and mistral.
+
+use crate::literal::{Literal, Matched, is_space};
+use crate::out::Out;
+use crate::tool::{CallObject, Calls, Mark, ObjectRule, Step};
+
+/// How a format writes its objects.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    pub(crate) marks: &'static [Mark],
+    /// Whether an object may stand without an array.
+    pub(crate) alone: bool,
+    /// Whether objects may stand in an array.
+    pub(crate) array: bool,
+    /// What follows the last object or the array. It may be missing.
+    pub(crate) close: Option<&'static str>,
+    /// What may stand between objects without an array, besides space; None if one ends the calls.
+    pub(crate) between: Option<char>,
+}
+
+/// Calls as JSON objects.
+#[derive(Debug)]
+pub(crate) struct JsonCalls {
+    rule: &'static Rule,
+    object_rule: ObjectRule,
+    state: State,
+    in_array: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before the first object or array.
+    Lead,
+    /// After `[`, which was read when so many bytes were open.
+    First {
+        open: usize,
+    },
+    Object(CallObject),
+    /// After an object in an array.
+    Next,
+    /// After a comma in an array.
+    Item,
+    /// After the array or an object without one.
+    Tail,
+    Close(Literal),
+}
+
+/// Any space between objects.
+const SPACE: Option<char> = Some(' ');
+
+static HERMES3: Rule = Rule {
+    marks: &[Mark::anywhere("<tool_call>")],
+    alone: true,
+    array: true,
+    close: Some("</tool_call>"),
+    between: SPACE,
+};
+
+impl JsonCalls {
+    /// `<tool_call>{…}</tool_call>`.
+    pub(crate) fn hermes3() -> Self {
+        Self::new(&HERMES3)
+    }
+
+    fn new(rule: &'static Rule) -> Self {
+        Self { rule, object_rule: ObjectRule::Marked, state: State::Lead, in_array: false }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn object(&mut self, letter: char, out: &mut Out) -> Step {
+        let State::Object(object) = &mut self.state else { unreachable!("invariant: within an object") };
+        match object.step(letter, out) {
+            Step::More => Step::More,
+            Step::Done => {
+                out.commit();
+                self.object_is_over()
+            }
+            // A brace is missing, which the marker that ends the call makes good.
+            Step::Stop { .. } if object.is_call() => {
+                self.object_is_over();
+                self.step(letter, out)
+            }
+            stop @ Step::Stop { .. } => stop,
+        }
+    }
+
+    fn object_is_over(&mut self) -> Step {
+        if self.in_array {
+            return self.go(State::Next);
+        }
+        self.tail()
+    }
+
+    fn tail(&mut self) -> Step {
+        self.state = State::Tail;
+        if self.rule.close.is_none() && (self.in_array || self.rule.between.is_none()) {
+            return Step::Done;
+        }
+        Step::More
+    }
+
+    fn in_tail(&mut self, letter: char, out: &mut Out) -> Step {
+        if is_space(letter) {
+            return Step::More;
+        }
+        if let Some(between) = self.rule.between.filter(|_| !self.in_array) {
+            if letter == between {
+                return Step::More;
+            }
+            if letter == '{' {
+                return self.go(State::Object(CallObject::new(self.object_rule)));
+            }
+        }
+        if let Some(close) = self.rule.close.filter(|close| close.starts_with(letter)) {
+            let mut literal = Literal::new(close);
+            literal.step(letter);
+            return self.go(State::Close(literal));
+        }
+        Step::look_again(out, letter)
+    }
+}
+
+impl Calls for JsonCalls {
+    fn marks(&self) -> &'static [Mark] {
+        self.rule.marks
+    }
+
+    fn enter(&mut self, mark: usize) {
+        self.object_rule = if self.rule.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
+        self.in_array = false;
+        self.state = State::Lead;
+    }
+
+    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::Object(_) => self.object(letter, out),
+            State::Close(literal) => match literal.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => Step::Done,
+                Matched::Not => Step::look_again(out, letter),
+            },
+            State::Tail => self.in_tail(letter, out),
+            _ if is_space(letter) => Step::More,
+            State::Lead if letter == '{' && self.rule.alone => {
+                self.go(State::Object(CallObject::new(self.object_rule)))
+            }
+            State::Lead if letter == '[' && self.rule.array => {
+                self.in_array = true;
+                self.go(State::First { open: out.open_bytes() - 1 })
+            }
+            State::Lead => Step::TEXT,
+            State::First { .. } | State::Item if letter == '{' => {
+                self.go(State::Object(CallObject::new(self.object_rule)))
+            }
+            State::First { open } => {
+                Step::Stop { again: (out.open_bytes() - letter.len_utf8()).saturating_sub(*open) }
+            }
+            State::Next if letter == ',' => self.go(State::Item),
+            State::Next if letter == ']' => {
+                out.commit();
+                self.tail()
+            }
+            State::Next | State::Item => Step::look_again(out, letter),
+        }
+    }
+
+    fn finish(&mut self, out: &mut Out) {
+        if let State::Object(object) = &mut self.state {
+            object.finish(out);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Each format by transcripts: what each means, and that it means it however it is cut into pieces.
+
+mod check;
+mod hermes3;
