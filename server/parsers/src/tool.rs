@@ -2,10 +2,15 @@
 //! written; where text, reasoning and calls take turns is `marked`'s decision.
 
 mod call_object;
+mod json_arguments;
 mod json_calls;
+mod mistral;
 
 pub(crate) use call_object::{CallObject, ObjectRule};
+pub(crate) use json_arguments::JsonArguments;
 pub(crate) use json_calls::JsonCalls;
+
+use mistral::Mistral;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -82,6 +87,10 @@ pub(crate) trait Calls: Debug + Send {
 pub(crate) fn calls(format: ToolFormat, _tools: &Arc<Tools>) -> Option<Box<dyn Calls>> {
     Some(match format {
         ToolFormat::Hermes3 => Box::new(JsonCalls::hermes3()),
+        ToolFormat::Mistral => Box::new(Mistral::mistral()),
+        ToolFormat::Devstral => Box::new(Mistral::devstral()),
+        ToolFormat::Phi4 => Box::new(JsonCalls::phi4()),
+        ToolFormat::Granite => Box::new(JsonCalls::granite()),
         _ => return None,
     })
 }

@@ -57,7 +57,43 @@ static HERMES3: Rule = Rule {
     between: SPACE,
 };
 
+static PHI4: Rule =
+    Rule { marks: &[Mark::anywhere("functools")], alone: false, array: true, close: None, between: None };
+
+static GRANITE: Rule = Rule {
+    marks: &[Mark::anywhere("<|tool_call|>"), Mark::anywhere("<tool_call>")],
+    alone: true,
+    array: true,
+    close: Some("</tool_call>"),
+    between: SPACE,
+};
+
+/// The objects that follow a marker, or look like calls, in one of the forms of a format.
+static PLAIN: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: Some(';') };
+
+static ARRAY: Rule = Rule { marks: &[], alone: false, array: true, close: None, between: None };
+
 impl JsonCalls {
+    /// `functools[{…}, …]`.
+    pub(crate) fn phi4() -> Self {
+        Self::new(&PHI4)
+    }
+
+    /// `<|tool_call|>[{…}, …]` or `<tool_call>{…}</tool_call>`.
+    pub(crate) fn granite() -> Self {
+        Self::new(&GRANITE)
+    }
+
+    /// `{…}; {…}` or `[{…}, …]`, without a marker of its own.
+    pub(crate) fn plain(object_rule: ObjectRule) -> Self {
+        Self { object_rule, ..Self::new(&PLAIN) }
+    }
+
+    /// `[{…}, …]`, without a marker of its own.
+    pub(crate) fn plain_array(object_rule: ObjectRule) -> Self {
+        Self { object_rule, ..Self::new(&ARRAY) }
+    }
+
     /// `<tool_call>{…}</tool_call>`.
     pub(crate) fn hermes3() -> Self {
         Self::new(&HERMES3)

@@ -1,0 +1,49 @@
+//! Arguments as a JSON object after a name that is known. The call begins with the object's first brace.
+
+use crate::json::{JsonValue, Verdict};
+use crate::out::Out;
+use crate::tool::Step;
+
+/// An object of arguments on its way.
+#[derive(Debug)]
+pub(crate) struct JsonArguments {
+    value: JsonValue,
+    written: String,
+}
+
+impl JsonArguments {
+    /// Begins the call: the object's `{` has come.
+    pub(crate) fn begin(name: &str, out: &mut Out) -> Self {
+        let mut arguments = Self { value: JsonValue::new(), written: String::new() };
+        out.begin(name);
+        arguments.step('{', out);
+        arguments
+    }
+
+    /// Takes the next character. [`Step::Done`] ends the call.
+    pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        let verdict = self.value.step(letter, &mut self.written);
+        if !matches!(verdict, Verdict::Bad | Verdict::Over) {
+            out.arguments(&self.written);
+        }
+        self.written.clear();
+        match verdict {
+            Verdict::More => Step::More,
+            Verdict::Done => {
+                out.end();
+                Step::Done
+            }
+            Verdict::Over | Verdict::Bad => Step::TEXT,
+        }
+    }
+
+    /// The text ends.
+    pub(crate) fn finish(&mut self, out: &mut Out) {
+        out.arguments(&self.value.held());
+    }
+}
+
+/// Whether names of tools may contain `letter`.
+pub(crate) fn is_of_name(letter: char) -> bool {
+    letter.is_alphanumeric() || matches!(letter, '_' | '-' | '.' | ':' | '/')
+}

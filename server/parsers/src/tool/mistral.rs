@@ -1,0 +1,149 @@
+//! mistral and devstral: `[TOOL_CALLS]` before an array of objects, or before a name and its arguments.
+
+use crate::literal::{Literal, Matched, is_space};
+use crate::out::Out;
+use crate::tool::json_arguments::is_of_name;
+use crate::tool::{Calls, JsonArguments, JsonCalls, Mark, ObjectRule, Step};
+
+/// The bare array is what is left of the old form where the marker, a special token, was left out of the text.
+static MISTRAL: [Mark; 2] = [Mark::anywhere("[TOOL_CALLS]"), Mark::bare("[{\"")];
+static DEVSTRAL: [Mark; 1] = [Mark::anywhere("[TOOL_CALLS]")];
+
+/// Calls in either form.
+#[derive(Debug)]
+pub(crate) struct Mistral {
+    marks: &'static [Mark],
+    array_rule: ObjectRule,
+    state: State,
+    name: String,
+}
+
+#[derive(Debug)]
+enum State {
+    Lead,
+    Array(JsonCalls),
+    Name,
+    /// After `[`, which was read when so many bytes were open.
+    Bracket {
+        open: usize,
+    },
+    /// In `[ARGS]`, or in `[CALL_ID]` if `id`.
+    Tag {
+        rest: Literal,
+        id: bool,
+        open: usize,
+    },
+    /// In the identifier after `[CALL_ID]`.
+    Id,
+    /// After `[ARGS]`.
+    Args,
+    Arguments(JsonArguments),
+}
+
+impl Mistral {
+    pub(crate) fn mistral() -> Self {
+        Self { marks: &MISTRAL, array_rule: ObjectRule::Marked, state: State::Lead, name: String::new() }
+    }
+
+    pub(crate) fn devstral() -> Self {
+        Self { marks: &DEVSTRAL, ..Self::mistral() }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn lead(&mut self, letter: char, out: &mut Out) -> Step {
+        if letter == '[' {
+            let mut array = JsonCalls::plain_array(self.array_rule);
+            let step = array.step(letter, out);
+            self.state = State::Array(array);
+            return step;
+        }
+        if !is_of_name(letter) {
+            return Step::TEXT;
+        }
+        self.name.clear();
+        self.name.push(letter);
+        self.go(State::Name)
+    }
+
+    fn name(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            letter if is_of_name(letter) => {
+                self.name.push(letter);
+                Step::More
+            }
+            '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
+            // Where `[ARGS]`, a special token, was left out of the text.
+            '{' => self.begin(out),
+            _ => Step::TEXT,
+        }
+    }
+
+    fn begin(&mut self, out: &mut Out) -> Step {
+        self.state = State::Arguments(JsonArguments::begin(&self.name, out));
+        Step::More
+    }
+
+    fn bracket(&mut self, letter: char, open: usize, out: &Out) -> Step {
+        let (mut rest, id) = match letter {
+            'A' => (Literal::new("ARGS]"), false),
+            'C' => (Literal::new("CALL_ID]"), true),
+            _ => return again(open, letter, out),
+        };
+        rest.step(letter);
+        self.go(State::Tag { rest, id, open })
+    }
+}
+
+/// A bracket that begins no tag may begin something else.
+fn again(open: usize, letter: char, out: &Out) -> Step {
+    Step::Stop { again: out.open_bytes() - letter.len_utf8() - open }
+}
+
+impl Calls for Mistral {
+    fn marks(&self) -> &'static [Mark] {
+        self.marks
+    }
+
+    fn enter(&mut self, mark: usize) {
+        self.array_rule = if self.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
+        self.state = State::Lead;
+    }
+
+    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::Lead | State::Args if is_space(letter) => Step::More,
+            State::Lead => self.lead(letter, out),
+            State::Array(array) => array.step(letter, out),
+            State::Name => self.name(letter, out),
+            State::Bracket { open } => {
+                let open = *open;
+                self.bracket(letter, open, out)
+            }
+            State::Tag { rest, id, open } => match rest.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => {
+                    let state = if *id { State::Id } else { State::Args };
+                    self.go(state)
+                }
+                Matched::Not => again(*open, letter, out),
+            },
+            State::Id if is_of_name(letter) => Step::More,
+            State::Id if letter == '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
+            State::Args | State::Id if letter == '{' => self.begin(out),
+            State::Args | State::Id => Step::TEXT,
+            State::Arguments(arguments) => arguments.step(letter, out),
+        }
+    }
+
+    fn finish(&mut self, out: &mut Out) {
+        match &mut self.state {
+            State::Array(array) => array.finish(out),
+            State::Arguments(arguments) => arguments.finish(out),
+            _ => {}
+        }
+    }
+}
