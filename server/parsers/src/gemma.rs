@@ -1,1 +1,223 @@
-//! To come.
+//! Gemma's notation of arguments a character at a time, passed on as JSON: bare keys, strings between tokens
+//! that know no escapes, and the rest as in JSON. Text without quotes is a string.
+
+use crate::json::{JsonString, NESTING_MAX, Number, Pieces, Verdict, escape, quoted};
+use crate::literal::is_space;
+use crate::scanner::{Found, Scanner};
+
+const QUOTE: &str = "<|\"|>";
+
+/// An object on its way.
+#[derive(Debug)]
+pub(crate) struct GemmaObject {
+    /// Brackets that are open: true for those of an object.
+    open: Vec<bool>,
+    state: State,
+    scanner: Scanner,
+    /// A key or a bare value.
+    word: String,
+    is_comma_due: bool,
+    pieces: Pieces,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before the object.
+    Begin,
+    /// In brackets, where a key or a value may begin or the brackets may close.
+    Item,
+    /// After a key in quotes.
+    Colon,
+    Value,
+    /// After a value.
+    Next,
+    Key,
+    Word,
+    /// In a string between tokens.
+    Text {
+        is_key: bool,
+    },
+    /// In a string as JSON writes it.
+    Json {
+        string: JsonString,
+        is_key: bool,
+    },
+}
+
+impl GemmaObject {
+    /// Its `{` has not come.
+    pub(crate) fn new() -> Self {
+        Self {
+            open: Vec::new(),
+            state: State::Begin,
+            scanner: Scanner::default(),
+            word: String::new(),
+            is_comma_due: false,
+            pieces: Pieces::default(),
+        }
+    }
+
+    /// Takes the next character, and appends to `to` what is certain as JSON. After [`Verdict::Done`] or
+    /// `Bad` nothing may follow; it is never `Over`.
+    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
+        match &mut self.state {
+            State::Json { string, is_key } => {
+                let is_key = *is_key;
+                let closed = string.step(letter, &mut self.pieces);
+                to.push_str(&self.pieces.written);
+                self.pieces.written.clear();
+                self.pieces.meant.clear();
+                if closed { self.text_is_whole(is_key, to) } else { Verdict::More }
+            }
+            State::Text { .. } => self.text(letter, to),
+            State::Key if letter == ':' => {
+                self.comma(to);
+                to.push_str(&quoted(self.word.trim()));
+                to.push_str(": ");
+                self.go(State::Value)
+            }
+            State::Word if matches!(letter, ',' | '}' | ']') => {
+                self.word_is_whole(to);
+                self.between(letter, to)
+            }
+            State::Key | State::Word => self.word(letter, to),
+            _ => self.between(letter, to),
+        }
+    }
+
+    /// The text ends: a number that is held back may be all of it.
+    pub(crate) fn finish(&mut self, to: &mut String) {
+        if matches!(self.state, State::Word) && Number::is(self.word.trim()) {
+            self.word_is_whole(to);
+        }
+    }
+
+    /// Whether a comma came last.
+    pub(crate) fn is_after_comma(&self) -> bool {
+        matches!(self.state, State::Item) && self.is_comma_due
+    }
+
+    fn go(&mut self, state: State) -> Verdict {
+        self.state = state;
+        Verdict::More
+    }
+
+    fn comma(&mut self, to: &mut String) {
+        if std::mem::take(&mut self.is_comma_due) {
+            to.push_str(", ");
+        }
+    }
+
+    fn in_object(&self) -> bool {
+        self.open.last() == Some(&true)
+    }
+
+    /// A character outside of strings and words.
+    fn between(&mut self, letter: char, to: &mut String) -> Verdict {
+        if is_space(letter) {
+            return Verdict::More;
+        }
+        let close = if self.in_object() { '}' } else { ']' };
+        match (&self.state, letter) {
+            (State::Begin, '{') => self.open(letter, to),
+            (State::Item | State::Next, letter) if letter == close => {
+                self.open.pop();
+                to.push(letter);
+                self.state = State::Next;
+                if self.open.is_empty() { Verdict::Done } else { Verdict::More }
+            }
+            (State::Next, ',') => {
+                self.is_comma_due = true;
+                self.go(State::Item)
+            }
+            (State::Colon, ':') => {
+                to.push_str(": ");
+                self.go(State::Value)
+            }
+            (State::Item | State::Value, letter) => self.begin(letter, to),
+            _ => Verdict::Bad,
+        }
+    }
+
+    /// A key or a value begins.
+    fn begin(&mut self, letter: char, to: &mut String) -> Verdict {
+        let is_key = matches!(self.state, State::Item) && self.in_object();
+        match letter {
+            '{' | '[' if !is_key => self.open(letter, to),
+            '"' => {
+                self.comma(to);
+                to.push('"');
+                self.go(State::Json { string: JsonString::default(), is_key })
+            }
+            '<' => {
+                self.word.clear();
+                self.state = if is_key { State::Key } else { State::Word };
+                self.word(letter, to)
+            }
+            ',' | ':' | '{' | '}' | '[' | ']' => Verdict::Bad,
+            letter => {
+                self.word.clear();
+                self.word.push(letter);
+                self.go(if is_key { State::Key } else { State::Word })
+            }
+        }
+    }
+
+    fn open(&mut self, letter: char, to: &mut String) -> Verdict {
+        if self.open.len() == NESTING_MAX {
+            return Verdict::Bad;
+        }
+        self.comma(to);
+        to.push(letter);
+        self.open.push(letter == '{');
+        self.go(State::Item)
+    }
+
+    /// A character of a bare key or value, or of the token that begins a string.
+    fn word(&mut self, letter: char, to: &mut String) -> Verdict {
+        let is_key = matches!(self.state, State::Key);
+        self.word.push(letter);
+        if !self.word.starts_with('<') {
+            // No bare word holds a token, and no key brackets or a comma.
+            let is_wrong = letter == '<' || is_key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
+            return if is_wrong { Verdict::Bad } else { Verdict::More };
+        }
+        if self.word == QUOTE {
+            self.comma(to);
+            to.push('"');
+            return self.go(State::Text { is_key });
+        }
+        if QUOTE.starts_with(&self.word) { Verdict::More } else { Verdict::Bad }
+    }
+
+    fn text(&mut self, letter: char, to: &mut String) -> Verdict {
+        let State::Text { is_key } = self.state else { return Verdict::Bad };
+        self.scanner.push(letter);
+        let mut work = 0;
+        loop {
+            match self.scanner.settle(std::iter::once((0, QUOTE)), &mut work) {
+                None => return Verdict::More,
+                Some(Found::Letter(letter)) => escape(letter, to),
+                Some(Found::Marker(_)) => return self.text_is_whole(is_key, to),
+            }
+        }
+    }
+
+    fn text_is_whole(&mut self, is_key: bool, to: &mut String) -> Verdict {
+        to.push('"');
+        self.go(if is_key { State::Colon } else { State::Next })
+    }
+
+    fn word_is_whole(&mut self, to: &mut String) {
+        self.comma(to);
+        self.state = State::Next;
+        match self.word.trim() {
+            word @ ("true" | "false" | "null") => to.push_str(word),
+            "True" => to.push_str("true"),
+            "False" => to.push_str("false"),
+            "None" => to.push_str("null"),
+            word if Number::is(word) => to.push_str(word),
+            word => to.push_str(&quoted(word)),
+        }
+    }
+}

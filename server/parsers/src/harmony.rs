@@ -129,10 +129,10 @@ impl Harmony {
             // Cut off before its arguments: the name is certain.
             State::Call { name } => out.begin(&name),
             State::Arguments(value) => out.arguments(&value.held()),
-            State::Outside if !self.content.given && !self.reasoning.given && out.calls() == 0 => {
-                out.content(&std::mem::take(&mut self.layout));
-            }
             State::Outside | State::Content | State::Reasoning | State::Unread => {}
+        }
+        if !self.content.given && !self.reasoning.given && out.calls() == 0 {
+            out.content(&std::mem::take(&mut self.layout));
         }
     }
 

@@ -21,7 +21,7 @@ mod literal;
 mod marked;
 mod out;
 mod parser;
-mod pythonic;
+mod python;
 mod reasoning;
 mod scanner;
 mod schema;

@@ -40,3 +40,36 @@ impl Literal {
 pub(crate) fn is_space(letter: char) -> bool {
     matches!(letter, ' ' | '\t' | '\n' | '\r')
 }
+
+/// One of several texts that has to come next, character by character. None is the beginning of another.
+#[derive(Clone, Debug)]
+pub(crate) struct OneOf {
+    texts: &'static [&'static str],
+    read: String,
+}
+
+/// What a character made of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chosen {
+    /// It fits; there is more to come.
+    More,
+    /// It was the last of this one.
+    Whole(usize),
+    /// It fits none.
+    Not,
+}
+
+impl OneOf {
+    /// Nothing of `texts` has come.
+    pub(crate) fn new(texts: &'static [&'static str]) -> Self {
+        Self { texts, read: String::new() }
+    }
+
+    pub(crate) fn step(&mut self, letter: char) -> Chosen {
+        self.read.push(letter);
+        if let Some(whole) = self.texts.iter().position(|text| *text == self.read) {
+            return Chosen::Whole(whole);
+        }
+        if self.texts.iter().any(|text| text.starts_with(&self.read)) { Chosen::More } else { Chosen::Not }
+    }
+}

@@ -219,7 +219,7 @@ impl Marked {
         let Some(calls) = &mut self.calls else { return };
         self.mode = Mode::Calls { before: out.calls() };
         out.open(text);
-        calls.enter(mark);
+        calls.enter(mark, out);
         if is_read {
             for letter in text.chars() {
                 let step = calls.step(letter, out);

@@ -1,16 +1,26 @@
 //! What a tool format is: signs in the text that lead to a machine, and the machine. It decides how calls are
 //! written; where text, reasoning and calls take turns is `marked`'s decision.
 
+mod bracketed;
 mod call_object;
+mod deepseek;
+mod gemma4;
 mod json_arguments;
 mod json_calls;
 mod mistral;
+mod python_calls;
+mod tagged;
+mod tagged_value;
 
 pub(crate) use call_object::{CallObject, ObjectRule};
 pub(crate) use json_arguments::JsonArguments;
 pub(crate) use json_calls::JsonCalls;
 
+use bracketed::Bracketed;
+use deepseek::DeepSeek;
+use gemma4::Gemma4;
 use mistral::Mistral;
+use tagged::Tagged;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -74,7 +84,7 @@ pub(crate) trait Calls: Debug + Send {
     fn marks(&self) -> &'static [Mark];
 
     /// The sign with this place in the list was found.
-    fn enter(&mut self, mark: usize);
+    fn enter(&mut self, mark: usize, out: &mut Out);
 
     /// Takes the next character, which `out` has read.
     fn step(&mut self, letter: char, out: &mut Out) -> Step;
@@ -84,13 +94,19 @@ pub(crate) trait Calls: Debug + Send {
 }
 
 /// The machine of a format; None for `none` and for Harmony, which is a format for the whole text.
-pub(crate) fn calls(format: ToolFormat, _tools: &Arc<Tools>) -> Option<Box<dyn Calls>> {
+pub(crate) fn calls(format: ToolFormat, tools: &Arc<Tools>) -> Option<Box<dyn Calls>> {
     Some(match format {
         ToolFormat::Hermes3 => Box::new(JsonCalls::hermes3()),
         ToolFormat::Mistral => Box::new(Mistral::mistral()),
         ToolFormat::Devstral => Box::new(Mistral::devstral()),
         ToolFormat::Phi4 => Box::new(JsonCalls::phi4()),
         ToolFormat::Granite => Box::new(JsonCalls::granite()),
-        _ => return None,
+        ToolFormat::Llama3 => Box::new(Bracketed::llama3(tools)),
+        ToolFormat::Lfm2 => Box::new(Bracketed::lfm2(tools)),
+        ToolFormat::Gemma4 => Box::new(Gemma4::new(tools)),
+        ToolFormat::Qwen3Coder => Box::new(Tagged::qwen3coder(tools)),
+        ToolFormat::MiniCpm5 => Box::new(Tagged::minicpm5(tools)),
+        ToolFormat::DeepSeek => Box::new(DeepSeek::new()),
+        ToolFormat::None | ToolFormat::Gptoss => return None,
     })
 }

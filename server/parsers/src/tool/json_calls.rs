@@ -166,7 +166,7 @@ impl Calls for JsonCalls {
         self.rule.marks
     }
 
-    fn enter(&mut self, mark: usize) {
+    fn enter(&mut self, mark: usize, _out: &mut Out) {
         self.object_rule = if self.rule.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
         self.in_array = false;
         self.state = State::Lead;

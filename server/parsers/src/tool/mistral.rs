@@ -108,7 +108,7 @@ impl Calls for Mistral {
         self.marks
     }
 
-    fn enter(&mut self, mark: usize) {
+    fn enter(&mut self, mark: usize, _out: &mut Out) {
         self.array_rule = if self.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
         self.state = State::Lead;
     }

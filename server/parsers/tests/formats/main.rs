@@ -1,7 +1,14 @@
 //! Each format by transcripts: what each means, and that it means it however it is cut into pieces.
 
 mod check;
+mod deepseek;
+mod gemma4;
+mod gptoss;
 mod granite;
 mod hermes3;
+mod lfm2;
+mod llama3;
+mod minicpm5;
 mod mistral;
 mod phi4;
+mod qwen3coder;

@@ -1,0 +1,30 @@
+//! Python literals a character at a time, passed on as JSON.
+
+mod number;
+mod string;
+mod value;
+
+pub(crate) use number::number;
+pub(crate) use value::PythonValue;
+
+use crate::json::Verdict;
+use crate::schema::Types;
+
+/// All of `text` as a literal, as JSON.
+pub(crate) fn literal(text: &str) -> Option<String> {
+    let mut value = PythonValue::new(Types::default());
+    let mut json = String::new();
+    // The space ends a number or a word.
+    let mut letters = text.trim().chars().chain([' ']);
+    loop {
+        match value.step(letters.next()?, &mut json) {
+            Verdict::More => {}
+            Verdict::Done => return (letters.next()? == ' ' && letters.next().is_none()).then_some(json),
+            Verdict::Over => return letters.next().is_none().then_some(json),
+            Verdict::Bad => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

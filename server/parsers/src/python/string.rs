@@ -1,0 +1,161 @@
+//! A Python string a character at a time: either quote, one or three of them, with their escapes.
+
+/// A string after its opening quote.
+#[derive(Debug)]
+pub(crate) struct PythonString {
+    quote: char,
+    is_raw: bool,
+    state: State,
+    /// An escape that is not whole yet, without its backslash.
+    escape: Option<String>,
+    /// The first half of a surrogate pair.
+    high: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing has come.
+    Begun,
+    /// A second quote has come: the string is empty, unless a third one opens a long string.
+    Empty,
+    Short,
+    Long {
+        /// How many quotes precede, which may close it.
+        quotes: usize,
+    },
+}
+
+/// What a character made of a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Text {
+    More,
+    /// It closes the string.
+    Done,
+    /// The string was closed before it.
+    Over,
+}
+
+impl PythonString {
+    pub(crate) fn new(quote: char, is_raw: bool) -> Self {
+        Self { quote, is_raw, state: State::Begun, escape: None, high: None }
+    }
+
+    /// Takes the next character, and appends to `to` what is certain.
+    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Text {
+        if self.escape.is_some() {
+            return self.escaped(letter, to);
+        }
+        match self.state {
+            State::Begun if letter == self.quote => {
+                self.state = State::Empty;
+                return Text::More;
+            }
+            State::Begun => self.state = State::Short,
+            State::Empty if letter == self.quote => {
+                self.state = State::Long { quotes: 0 };
+                return Text::More;
+            }
+            State::Empty => return Text::Over,
+            State::Short if letter == self.quote => {
+                self.settle_high(to);
+                return Text::Done;
+            }
+            State::Long { quotes } if letter == self.quote => {
+                self.state = State::Long { quotes: quotes + 1 };
+                if quotes == 2 {
+                    self.settle_high(to);
+                    return Text::Done;
+                }
+                return Text::More;
+            }
+            State::Long { quotes } => {
+                self.state = State::Long { quotes: 0 };
+                (0..quotes).for_each(|_| self.push(self.quote, to));
+            }
+            State::Short => {}
+        }
+        if letter == '\\' && !self.is_raw {
+            self.escape = Some(String::new());
+        } else {
+            self.push(letter, to);
+        }
+        Text::More
+    }
+
+    fn push(&mut self, letter: char, to: &mut String) {
+        self.settle_high(to);
+        to.push(letter);
+    }
+
+    fn settle_high(&mut self, to: &mut String) {
+        if self.high.take().is_some() {
+            to.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+
+    fn escaped(&mut self, letter: char, to: &mut String) -> Text {
+        let Some(mut escape) = self.escape.take() else { return Text::More };
+        let digits_wanted = match escape.chars().next() {
+            None => return self.escape_begins(letter, to),
+            Some('x') => 2,
+            Some('u') => 4,
+            Some(_) => 8,
+        };
+        if !letter.is_ascii_hexdigit() {
+            // The backslash was meant as one. No escape is open any more, so this is as deep as it goes.
+            self.push('\\', to);
+            to.push_str(&escape);
+            return self.step(letter, to);
+        }
+        escape.push(letter);
+        if escape.len() > digits_wanted {
+            let code = u32::from_str_radix(&escape[1..], 16).expect("invariant: at most eight digits");
+            self.code(code, to);
+        } else {
+            self.escape = Some(escape);
+        }
+        Text::More
+    }
+
+    /// The character after a backslash.
+    fn escape_begins(&mut self, letter: char, to: &mut String) -> Text {
+        let meant = match letter {
+            'x' | 'u' | 'U' => {
+                self.escape = Some(letter.to_string());
+                return Text::More;
+            }
+            'n' => '\n',
+            't' => '\t',
+            'r' => '\r',
+            'a' => '\u{7}',
+            'b' => '\u{8}',
+            'v' => '\u{b}',
+            'f' => '\u{c}',
+            '0' => '\0',
+            '\\' | '\'' | '"' => letter,
+            // A line that goes on.
+            '\n' => return Text::More,
+            letter => {
+                self.push('\\', to);
+                letter
+            }
+        };
+        self.push(meant, to);
+        Text::More
+    }
+
+    fn code(&mut self, code: u32, to: &mut String) {
+        let is_low = (0xDC00..0xE000).contains(&code);
+        if let Some(high) = self.high.take_if(|_| is_low) {
+            let both = 0x10000 + ((high - 0xD800) << 10) + (code - 0xDC00);
+            to.push(char::from_u32(both).expect("invariant: a surrogate pair is a character"));
+            return;
+        }
+        if (0xD800..0xDC00).contains(&code) {
+            self.settle_high(to);
+            self.high = Some(code);
+        } else {
+            self.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), to);
+        }
+    }
+}

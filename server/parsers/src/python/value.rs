@@ -1,0 +1,270 @@
+//! A Python value a character at a time, as JSON. Comments, expressions and sums of strings are no values.
+
+use super::number;
+use super::string::{PythonString, Text};
+use crate::json::{NESTING_MAX, Verdict, escape, quoted};
+use crate::literal::is_space;
+use crate::schema::Types;
+use crate::typed::typed;
+
+/// A value on its way.
+#[derive(Debug)]
+pub(crate) struct PythonValue {
+    open: Vec<Frame>,
+    state: State,
+    /// What the value may be, where the tool says it. It counts for the value itself, not within it.
+    types: Types,
+    /// Text that is not passed on before it is whole.
+    held: String,
+    /// Whether a comma is due before what comes next in the brackets.
+    is_comma_due: bool,
+    /// Kept for its capacity.
+    meant: String,
+}
+
+/// Brackets that are open.
+#[derive(Debug)]
+struct Frame {
+    close: char,
+    /// Whether something is in them.
+    any: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Value,
+    /// In brackets, where a value or a key may begin or the brackets may close.
+    Item,
+    Colon,
+    /// After a value in brackets.
+    Next,
+    Text {
+        string: PythonString,
+        role: Role,
+    },
+    /// A number, a word, or the prefix of a string.
+    Word {
+        is_key: bool,
+    },
+}
+
+/// What a string is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Key,
+    Text,
+    /// Text where the tool takes none: what it stands for is seen when it is whole.
+    Held,
+}
+
+impl PythonValue {
+    /// Nothing of it has come. Space may precede it.
+    pub(crate) fn new(types: Types) -> Self {
+        Self {
+            open: Vec::new(),
+            state: State::Value,
+            types,
+            held: String::new(),
+            is_comma_due: false,
+            meant: String::new(),
+        }
+    }
+
+    /// Takes the next character, and appends to `to` what is certain of the value as JSON. After
+    /// [`Verdict::Done`], `Over` or `Bad` nothing may follow.
+    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
+        match &mut self.state {
+            State::Text { string, role } => {
+                let role = *role;
+                let end = string.step(letter, &mut self.meant);
+                self.text(role, to);
+                match end {
+                    Text::More => Verdict::More,
+                    Text::Done => self.text_is_whole(role, to),
+                    Text::Over => match self.text_is_whole(role, to) {
+                        Verdict::Done => Verdict::Over,
+                        _ => self.step(letter, to),
+                    },
+                }
+            }
+            State::Word { is_key } => {
+                let is_key = *is_key;
+                if letter.is_alphanumeric() || matches!(letter, '_' | '.' | '+' | '-') {
+                    self.held.push(letter);
+                    return Verdict::More;
+                }
+                if matches!(letter, '"' | '\'') {
+                    return self.prefixed(letter, is_key, to);
+                }
+                match self.word_is_whole(is_key, to) {
+                    Verdict::Done => Verdict::Over,
+                    Verdict::More => self.step(letter, to),
+                    verdict => verdict,
+                }
+            }
+            _ => self.between(letter, to),
+        }
+    }
+
+    /// The text ends: a number that is held back may be all of it.
+    pub(crate) fn finish(&mut self, to: &mut String) {
+        if matches!(self.state, State::Word { is_key: false }) && number(&self.held).is_some() {
+            self.word_is_whole(false, to);
+        }
+    }
+
+    /// Whether a comma, or an opening bracket, came last.
+    pub(crate) fn is_before_item(&self) -> bool {
+        matches!(self.state, State::Item)
+    }
+
+    fn comma(&mut self, to: &mut String) {
+        if std::mem::take(&mut self.is_comma_due) {
+            to.push_str(", ");
+        }
+    }
+
+    fn go(&mut self, state: State) -> Verdict {
+        self.state = state;
+        Verdict::More
+    }
+
+    /// A character outside of strings and words.
+    fn between(&mut self, letter: char, to: &mut String) -> Verdict {
+        if is_space(letter) {
+            return Verdict::More;
+        }
+        let close = self.open.last().map(|frame| frame.close);
+        match (&self.state, letter) {
+            (State::Item | State::Next, letter) if close == Some(letter) => {
+                self.open.pop();
+                to.push(if letter == '}' { '}' } else { ']' });
+                self.value_is_whole()
+            }
+            (State::Next, ',') => self.go(State::Item),
+            (State::Colon, ':') => {
+                to.push_str(": ");
+                self.go(State::Value)
+            }
+            (State::Item, letter) => {
+                if let Some(frame) = self.open.last_mut() {
+                    self.is_comma_due = std::mem::replace(&mut frame.any, true);
+                }
+                if close == Some('}') { self.key(letter, to) } else { self.value(letter, to) }
+            }
+            (State::Value, letter) => self.value(letter, to),
+            _ => Verdict::Bad,
+        }
+    }
+
+    fn key(&mut self, letter: char, to: &mut String) -> Verdict {
+        if matches!(letter, '"' | '\'') {
+            self.comma(to);
+            to.push('"');
+            return self.go(State::Text { string: PythonString::new(letter, false), role: Role::Key });
+        }
+        self.word(letter, true)
+    }
+
+    fn value(&mut self, letter: char, to: &mut String) -> Verdict {
+        let close = match letter {
+            '"' | '\'' => return self.string(letter, false, to),
+            '{' => '}',
+            '[' => ']',
+            '(' => ')',
+            letter => return self.word(letter, false),
+        };
+        if self.open.len() == NESTING_MAX {
+            return Verdict::Bad;
+        }
+        self.comma(to);
+        to.push(if close == '}' { '{' } else { '[' });
+        self.open.push(Frame { close, any: false });
+        self.go(State::Item)
+    }
+
+    fn string(&mut self, quote: char, is_raw: bool, to: &mut String) -> Verdict {
+        let takes_text = self.types.is_unknown() || self.types.text;
+        let role = if self.open.is_empty() && !takes_text { Role::Held } else { Role::Text };
+        if role == Role::Text {
+            self.comma(to);
+            to.push('"');
+        }
+        self.go(State::Text { string: PythonString::new(quote, is_raw), role })
+    }
+
+    fn word(&mut self, letter: char, is_key: bool) -> Verdict {
+        if !(letter.is_alphanumeric() || matches!(letter, '_' | '.' | '+' | '-')) {
+            return Verdict::Bad;
+        }
+        self.held.clear();
+        self.held.push(letter);
+        self.go(State::Word { is_key })
+    }
+
+    /// A quote after a word, which may be the prefix of a string.
+    fn prefixed(&mut self, quote: char, is_key: bool, to: &mut String) -> Verdict {
+        let prefix = self.held.to_ascii_lowercase();
+        if is_key || !matches!(prefix.as_str(), "r" | "b" | "u" | "f" | "rb" | "br") {
+            return Verdict::Bad;
+        }
+        self.held.clear();
+        self.string(quote, prefix.contains('r'), to)
+    }
+
+    /// Passes on what a string has said.
+    fn text(&mut self, role: Role, to: &mut String) {
+        if role == Role::Held {
+            self.held.push_str(&self.meant);
+        } else {
+            self.meant.chars().for_each(|letter| escape(letter, to));
+        }
+        self.meant.clear();
+    }
+
+    fn text_is_whole(&mut self, role: Role, to: &mut String) -> Verdict {
+        match role {
+            Role::Key => {
+                to.push('"');
+                self.go(State::Colon)
+            }
+            Role::Text => {
+                to.push('"');
+                self.value_is_whole()
+            }
+            Role::Held => {
+                to.push_str(&typed(&self.held, self.types));
+                self.value_is_whole()
+            }
+        }
+    }
+
+    fn word_is_whole(&mut self, is_key: bool, to: &mut String) -> Verdict {
+        let json = match self.held.as_str() {
+            "True" | "true" => "true".to_owned(),
+            "False" | "false" => "false".to_owned(),
+            "None" | "null" => "null".to_owned(),
+            word => match number(word) {
+                Some(json) => json,
+                None => return Verdict::Bad,
+            },
+        };
+        self.comma(to);
+        if is_key {
+            to.push_str(&quoted(&json));
+            return self.go(State::Colon);
+        }
+        let only_text = self.open.is_empty() && self.types.text && self.types.is_text_only();
+        if only_text && json != "null" {
+            to.push_str(&quoted(&self.held));
+        } else {
+            to.push_str(&json);
+        }
+        self.value_is_whole()
+    }
+
+    fn value_is_whole(&mut self) -> Verdict {
+        self.state = State::Next;
+        if self.open.is_empty() { Verdict::Done } else { Verdict::More }
+    }
+}

@@ -1,0 +1,142 @@
+//! llama3 and lfm2: a list of Python calls in brackets, or JSON objects, with markers or without.
+
+use std::sync::Arc;
+
+use crate::Tools;
+use crate::literal::{Literal, Matched, is_space};
+use crate::out::Out;
+use crate::tool::python_calls::{Ending, PythonCalls};
+use crate::tool::{Calls, JsonCalls, Mark, ObjectRule, Step};
+
+static LLAMA3: [Mark; 4] =
+    [Mark::anywhere("<|python_tag|>"), Mark::anywhere("<|python_start|>"), Mark::bare("{"), Mark::bare("[")];
+static LFM2: [Mark; 1] = [Mark::anywhere("<|tool_call_start|>")];
+
+/// Calls in either form.
+#[derive(Debug)]
+pub(crate) struct Bracketed {
+    tools: Arc<Tools>,
+    marks: &'static [Mark],
+    /// The markers that close what the marks open. They may be missing.
+    closes: &'static [Option<&'static str>],
+    close: Option<&'static str>,
+    object_rule: ObjectRule,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Lead,
+    /// After `[`.
+    Bracket,
+    Json(JsonCalls),
+    Python(PythonCalls),
+    /// After the calls, before the marker that closes them.
+    Tail,
+    Close(Literal),
+}
+
+impl Bracketed {
+    pub(crate) fn llama3(tools: &Arc<Tools>) -> Self {
+        Self::new(&LLAMA3, &[None, Some("<|python_end|>"), None, None], tools)
+    }
+
+    pub(crate) fn lfm2(tools: &Arc<Tools>) -> Self {
+        Self::new(&LFM2, &[Some("<|tool_call_end|>")], tools)
+    }
+
+    fn new(marks: &'static [Mark], closes: &'static [Option<&'static str>], tools: &Arc<Tools>) -> Self {
+        let tools = Arc::clone(tools);
+        Self { tools, marks, closes, close: None, object_rule: ObjectRule::Marked, state: State::Lead }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    /// JSON begins: `begun` has come of it.
+    fn json(&mut self, begun: &str, out: &mut Out) -> Step {
+        let mut json = JsonCalls::plain(self.object_rule);
+        for letter in begun.chars() {
+            let step = json.step(letter, out);
+            debug_assert_eq!(step, Step::More, "brackets begin calls");
+        }
+        self.go(State::Json(json))
+    }
+
+    /// What became of the calls decides what is next.
+    fn after(&mut self, step: Step, letter: char, out: &mut Out) -> Step {
+        match step {
+            Step::Done => {
+                out.commit();
+                if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
+            }
+            // The marker is read as any space and separator before it: it makes them none of the text.
+            Step::Stop { again }
+                if again > 0 && self.close.is_some_and(|close| close.starts_with(letter)) =>
+            {
+                self.state = State::Tail;
+                self.step(letter, out)
+            }
+            step => step,
+        }
+    }
+}
+
+impl Calls for Bracketed {
+    fn marks(&self) -> &'static [Mark] {
+        self.marks
+    }
+
+    fn enter(&mut self, mark: usize, _out: &mut Out) {
+        self.close = self.closes[mark];
+        self.object_rule = if self.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
+        self.state = State::Lead;
+    }
+
+    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::Json(json) => {
+                let step = json.step(letter, out);
+                self.after(step, letter, out)
+            }
+            State::Python(python) => {
+                let step = python.step(letter, out);
+                self.after(step, letter, out)
+            }
+            State::Close(literal) => match literal.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => Step::Done,
+                Matched::Not => Step::look_again(out, letter),
+            },
+            _ if is_space(letter) => Step::More,
+            State::Lead if letter == '{' => self.json("{", out),
+            State::Lead if letter == '[' => self.go(State::Bracket),
+            State::Bracket if letter == '{' => self.json("[{", out),
+            State::Bracket => {
+                let mut python = PythonCalls::new(Ending::Bracket, Arc::clone(&self.tools));
+                let step = python.step(letter, out);
+                self.state = State::Python(python);
+                step
+            }
+            State::Lead => Step::TEXT,
+            State::Tail => match self.close.filter(|close| close.starts_with(letter)) {
+                Some(close) => {
+                    let mut literal = Literal::new(close);
+                    literal.step(letter);
+                    self.go(State::Close(literal))
+                }
+                None => Step::look_again(out, letter),
+            },
+        }
+    }
+
+    fn finish(&mut self, out: &mut Out) {
+        match &mut self.state {
+            State::Json(json) => json.finish(out),
+            State::Python(python) => python.finish(out),
+            _ => {}
+        }
+    }
+}

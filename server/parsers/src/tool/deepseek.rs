@@ -1,0 +1,197 @@
+//! deepseek: calls between tokens, with the arguments in a JSON block (V3, R1) or plain (V3.1).
+
+use crate::literal::{Chosen, Literal, Matched, OneOf, is_space};
+use crate::out::Out;
+use crate::tool::json_arguments::is_of_name;
+use crate::tool::{Calls, JsonArguments, Mark, Step};
+
+static MARKS: [Mark; 2] = [Mark::anywhere("<｜tool▁calls▁begin｜>"), Mark::anywhere(CALL_BEGIN)];
+const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
+/// What may follow the arguments of a call.
+const NEXT: [&str; 3] = ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", CALL_BEGIN];
+
+/// Calls on their way.
+#[derive(Debug)]
+pub(crate) struct DeepSeek {
+    state: State,
+    /// What precedes the separator: the name, or a type if the name follows.
+    head: String,
+    name: String,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before the first call.
+    Lead,
+    CallBegin(Literal),
+    Head,
+    /// The bytes that were open before it.
+    Separator(Literal, usize),
+    /// After the separator.
+    Body,
+    /// The name in the older form.
+    Name,
+    /// After the name: a block's opening, or the arguments.
+    Block,
+    Fence(Literal),
+    /// In what the block is written in.
+    Language,
+    Arguments(JsonArguments),
+    /// After the arguments.
+    Tail,
+    TailFence(Literal),
+    Token(OneOf),
+}
+
+impl DeepSeek {
+    pub(crate) fn new() -> Self {
+        Self { state: State::Lead, head: String::new(), name: String::new() }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn begin(&mut self, name: &str, out: &mut Out) -> Step {
+        self.state = State::Arguments(JsonArguments::begin(name, out));
+        Step::More
+    }
+
+    fn head(&mut self) -> Step {
+        self.head.clear();
+        self.go(State::Head)
+    }
+
+    fn body(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '{' if !self.head.is_empty() => {
+                let name = std::mem::take(&mut self.head);
+                self.begin(&name, out)
+            }
+            letter if is_of_name(letter) => {
+                self.name.clear();
+                self.name.push(letter);
+                self.go(State::Name)
+            }
+            _ => Step::TEXT,
+        }
+    }
+
+    /// In or after the name in the older form.
+    fn name(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '`' => self.go(State::Fence(Literal::new("``"))),
+            '{' => {
+                let name = std::mem::take(&mut self.name);
+                self.begin(&name, out)
+            }
+            letter if is_space(letter) => self.go(State::Block),
+            letter if is_of_name(letter) && matches!(self.state, State::Name) => {
+                self.name.push(letter);
+                Step::More
+            }
+            _ => Step::TEXT,
+        }
+    }
+
+    fn tail(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '`' => self.go(State::TailFence(Literal::new("``"))),
+            '<' => {
+                let mut token = OneOf::new(&NEXT);
+                token.step(letter);
+                self.go(State::Token(token))
+            }
+            _ => Step::look_again(out, letter),
+        }
+    }
+
+    fn token(&mut self, chosen: Chosen, letter: char, out: &mut Out) -> Step {
+        match chosen {
+            Chosen::More => Step::More,
+            Chosen::Whole(0) => {
+                out.commit();
+                self.go(State::Tail)
+            }
+            Chosen::Whole(1) => Step::Done,
+            Chosen::Whole(_) => self.head(),
+            Chosen::Not => Step::look_again(out, letter),
+        }
+    }
+}
+
+impl Calls for DeepSeek {
+    fn marks(&self) -> &'static [Mark] {
+        &MARKS
+    }
+
+    fn enter(&mut self, mark: usize, _out: &mut Out) {
+        self.head.clear();
+        self.state = if mark == 0 { State::Lead } else { State::Head };
+    }
+
+    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::Lead | State::Body | State::Tail if is_space(letter) => Step::More,
+            State::Lead => {
+                let mut begin = Literal::new(CALL_BEGIN);
+                if begin.step(letter) == Matched::Not {
+                    return Step::TEXT;
+                }
+                self.go(State::CallBegin(begin))
+            }
+            State::CallBegin(begin) => match begin.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.head(),
+                Matched::Not => Step::look_again(out, letter),
+            },
+            State::Head if is_of_name(letter) => {
+                self.head.push(letter);
+                Step::More
+            }
+            State::Head if letter == '<' => {
+                self.go(State::Separator(Literal::new("｜tool▁sep｜>"), out.open_bytes() - 1))
+            }
+            State::Head => Step::TEXT,
+            State::Separator(separator, open) => match separator.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.go(State::Body),
+                Matched::Not => Step::Stop { again: out.open_bytes() - letter.len_utf8() - *open },
+            },
+            State::Body => self.body(letter, out),
+            State::Name | State::Block => self.name(letter, out),
+            State::Fence(fence) => match fence.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.go(State::Language),
+                Matched::Not => Step::TEXT,
+            },
+            State::Language if letter == '{' => {
+                let name = std::mem::take(&mut self.name);
+                self.begin(&name, out)
+            }
+            State::Language if is_space(letter) || letter.is_alphanumeric() => Step::More,
+            State::Language => Step::TEXT,
+            State::Arguments(arguments) => match arguments.step(letter, out) {
+                Step::Done => self.go(State::Tail),
+                step => step,
+            },
+            State::Tail => self.tail(letter, out),
+            State::TailFence(fence) => match fence.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.go(State::Tail),
+                Matched::Not => Step::look_again(out, letter),
+            },
+            State::Token(token) => {
+                let chosen = token.step(letter);
+                self.token(chosen, letter, out)
+            }
+        }
+    }
+
+    fn finish(&mut self, out: &mut Out) {
+        if let State::Arguments(arguments) = &mut self.state {
+            arguments.finish(out);
+        }
+    }
+}

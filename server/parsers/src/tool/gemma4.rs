@@ -1,0 +1,200 @@
+//! gemma4: `<|tool_call>call:f{…}<tool_call|>`; and Gemma 3's code blocks with Python calls.
+
+use std::sync::Arc;
+
+use crate::Tools;
+use crate::gemma::GemmaObject;
+use crate::json::Verdict;
+use crate::literal::{Literal, Matched, is_space};
+use crate::out::Out;
+use crate::tool::json_arguments::is_of_name;
+use crate::tool::python_calls::{Ending, PythonCalls};
+use crate::tool::{Calls, Mark, Step};
+
+static MARKS: [Mark; 4] = [
+    Mark::anywhere("<|tool_call>"),
+    Mark::anywhere("```tool_code"),
+    Mark::anywhere("<turn|>"),
+    Mark::anywhere("<|tool_response>"),
+];
+const CLOSE: &str = "<tool_call|>";
+const FENCE: &str = "```";
+
+/// Calls on their way.
+#[derive(Debug)]
+pub(crate) struct Gemma4 {
+    tools: Arc<Tools>,
+    state: State,
+    /// What closes the calls.
+    close: &'static str,
+    name: String,
+    json: String,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before the first call.
+    Lead,
+    Call(Literal),
+    Name,
+    Arguments(GemmaObject),
+    /// After a call.
+    Tail,
+    Close(Literal),
+    Python(PythonCalls),
+    /// In a code block, before its calls.
+    Block,
+    /// After a token that ends the turn.
+    TurnEnd,
+}
+
+impl Gemma4 {
+    pub(crate) fn new(tools: &Arc<Tools>) -> Self {
+        Self {
+            tools: Arc::clone(tools),
+            state: State::Lead,
+            close: CLOSE,
+            name: String::new(),
+            json: String::new(),
+        }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn call(&mut self, letter: char) -> Step {
+        let mut call = Literal::new("call:");
+        if call.step(letter) == Matched::Not {
+            return Step::TEXT;
+        }
+        self.go(State::Call(call))
+    }
+
+    fn name(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '{' if !self.name.is_empty() => {
+                out.begin(&self.name);
+                self.state = State::Arguments(GemmaObject::new());
+                self.arguments(letter, out)
+            }
+            letter if is_of_name(letter) => {
+                self.name.push(letter);
+                Step::More
+            }
+            _ => Step::TEXT,
+        }
+    }
+
+    fn arguments(&mut self, letter: char, out: &mut Out) -> Step {
+        let State::Arguments(object) = &mut self.state else { unreachable!("invariant: within arguments") };
+        self.json.clear();
+        let verdict = object.step(letter, &mut self.json);
+        if verdict == Verdict::Bad {
+            return Step::TEXT;
+        }
+        if !self.json.is_empty() {
+            out.arguments(&self.json);
+            // A comma is passed on with what follows it.
+            if letter == ',' && object.is_after_comma() {
+                out.read(letter);
+            }
+        }
+        if verdict == Verdict::More {
+            return Step::More;
+        }
+        out.end();
+        self.go(State::Tail)
+    }
+
+    fn tail(&mut self, letter: char, out: &mut Out) -> Step {
+        if self.close == CLOSE && letter == 'c' {
+            self.name.clear();
+            return self.call(letter);
+        }
+        let mut close = Literal::new(self.close);
+        if close.step(letter) == Matched::Not {
+            return Step::look_again(out, letter);
+        }
+        self.go(State::Close(close))
+    }
+
+    fn python(&mut self, letter: char, out: &mut Out) -> Step {
+        let State::Python(python) = &mut self.state else { unreachable!("invariant: within Python") };
+        let is_over = python.is_between();
+        match python.step(letter, out) {
+            Step::Done => {
+                out.commit();
+                self.go(State::Tail)
+            }
+            Step::Stop { .. } if letter == '`' && is_over => {
+                self.state = State::Tail;
+                self.tail(letter, out)
+            }
+            step => step,
+        }
+    }
+}
+
+impl Calls for Gemma4 {
+    fn marks(&self) -> &'static [Mark] {
+        &MARKS
+    }
+
+    fn enter(&mut self, mark: usize, out: &mut Out) {
+        self.name.clear();
+        self.close = if mark == 0 { CLOSE } else { FENCE };
+        self.state = match mark {
+            0 => State::Lead,
+            1 => State::Block,
+            _ => {
+                // Such a token is no text, and no more than that.
+                out.commit();
+                State::TurnEnd
+            }
+        };
+    }
+
+    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::Arguments(_) => self.arguments(letter, out),
+            State::Python(_) => self.python(letter, out),
+            State::Lead | State::Block | State::Tail if is_space(letter) => Step::More,
+            State::Lead => self.call(letter),
+            State::Block if letter == '[' => {
+                let python = PythonCalls::new(Ending::Bracket, Arc::clone(&self.tools));
+                self.go(State::Python(python))
+            }
+            State::Block => {
+                self.state = State::Python(PythonCalls::new(Ending::None, Arc::clone(&self.tools)));
+                self.python(letter, out)
+            }
+            State::Call(call) => match call.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.go(State::Name),
+                Matched::Not => Step::look_again(out, letter),
+            },
+            State::Name => self.name(letter, out),
+            State::Tail => self.tail(letter, out),
+            State::Close(close) => match close.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => Step::Done,
+                Matched::Not => Step::look_again(out, letter),
+            },
+            State::TurnEnd => Step::TEXT,
+        }
+    }
+
+    fn finish(&mut self, out: &mut Out) {
+        match &mut self.state {
+            State::Arguments(object) => {
+                self.json.clear();
+                object.finish(&mut self.json);
+                out.arguments(&self.json);
+            }
+            State::Python(python) => python.finish(out),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
+//! first argument, or with its end: until then it may be prose.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::Tools;
+use crate::json::quoted;
+use crate::literal::{Chosen, OneOf, is_space};
+use crate::out::Out;
+use crate::tool::tagged_value::{TaggedValue, ValueRule, ValueStep};
+use crate::tool::{Calls, Mark, Step};
+
+/// How a format writes its tags.
+#[derive(Debug)]
+struct Dialect {
+    marks: &'static [Mark],
+    /// The beginning of a function's tag, up to its name, where the mark is not that already.
+    function: &'static [&'static str],
+    /// What may follow a function's tag: an argument's, and all else ends the function. The last ends the
+    /// whole as well, if `closes`.
+    parts: &'static [&'static str],
+    closes: bool,
+    value: ValueRule,
+    /// Whether a name without quotes may have space in it.
+    space_in_names: bool,
+}
+
+static QWEN3CODER: Dialect = Dialect {
+    marks: &[Mark::anywhere("<tool_call>"), Mark::anywhere("<function=")],
+    function: &["<function="],
+    parts: &["<parameter=", "</function>", "</tool_call>"],
+    closes: true,
+    value: ValueRule {
+        ends: &[
+            ("</parameter>", &["<parameter=", "</function>", "</tool_call>"]),
+            // Where the argument's own tag is missing.
+            ("</function>", &["</tool_call>"]),
+        ],
+        has_cdata: false,
+    },
+    space_in_names: true,
+};
+
+static MINICPM5: Dialect = Dialect {
+    marks: &[Mark::anywhere("<function name=")],
+    function: &["<function name="],
+    parts: &["<param name=", "</function>"],
+    closes: false,
+    value: ValueRule { ends: &[("</param>", &["<param name=", "</function>"])], has_cdata: true },
+    space_in_names: false,
+};
+
+/// Calls on their way.
+#[derive(Debug)]
+pub(crate) struct Tagged {
+    dialect: &'static Dialect,
+    tools: Arc<Tools>,
+    state: State,
+    function: String,
+    /// The arguments there were: of those with the same name the first counts.
+    names: HashSet<String>,
+    has_begun: bool,
+    json: String,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before a function's tag.
+    Lead,
+    Function(OneOf),
+    FunctionName(Name),
+    /// Between arguments.
+    Between,
+    Part(OneOf),
+    ArgumentName(Name),
+    Value(TaggedValue),
+    /// After a function, before what closes the whole, which may be missing.
+    Tail,
+    Close(OneOf),
+}
+
+/// A name in a tag.
+#[derive(Debug, Default)]
+struct Name {
+    text: String,
+    quote: Option<char>,
+    /// Nothing but the tag's end may follow.
+    is_whole: bool,
+    /// The tag ends with a slash.
+    is_alone: bool,
+}
+
+impl Name {
+    /// Takes the next character. [`Step::Done`] is the tag's end.
+    fn step(&mut self, letter: char, space_in_names: bool) -> Step {
+        match letter {
+            '\n' | '<' => return Step::TEXT,
+            letter if Some(letter) == self.quote && !self.is_whole => self.is_whole = true,
+            letter if self.quote.is_some() && !self.is_whole => self.text.push(letter),
+            '>' => {
+                let text = self.text.trim();
+                return if text.is_empty() { Step::TEXT } else { Step::Done };
+            }
+            '/' if self.is_whole => self.is_alone = true,
+            letter if is_space(letter) && (self.is_whole || !space_in_names) => self.is_whole = true,
+            _ if self.is_whole => return Step::TEXT,
+            '"' | '\'' if self.text.is_empty() => self.quote = Some(letter),
+            letter => self.text.push(letter),
+        }
+        Step::More
+    }
+}
+
+impl Tagged {
+    /// `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
+    pub(crate) fn qwen3coder(tools: &Arc<Tools>) -> Self {
+        Self::new(&QWEN3CODER, tools)
+    }
+
+    /// `<function name="f"><param name="a">…</param></function>`.
+    pub(crate) fn minicpm5(tools: &Arc<Tools>) -> Self {
+        Self::new(&MINICPM5, tools)
+    }
+
+    fn new(dialect: &'static Dialect, tools: &Arc<Tools>) -> Self {
+        Self {
+            dialect,
+            tools: Arc::clone(tools),
+            state: State::Lead,
+            function: String::new(),
+            names: HashSet::new(),
+            has_begun: false,
+            json: String::new(),
+        }
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn named(&mut self, name: &Name, out: &mut Out) -> Step {
+        name.text.trim().clone_into(&mut self.function);
+        self.has_begun = false;
+        self.names.clear();
+        if name.is_alone {
+            return self.function_is_whole(self.dialect.closes, out);
+        }
+        self.go(State::Between)
+    }
+
+    /// A tag between arguments, by its place in the list.
+    fn part(&mut self, part: usize, out: &mut Out) -> Step {
+        if part == 0 {
+            return self.go(State::ArgumentName(Name::default()));
+        }
+        let is_closed = part == 2;
+        self.function_is_whole(self.dialect.closes && !is_closed, out)
+    }
+
+    /// The function is whole; what closes it may follow.
+    fn function_is_whole(&mut self, is_open: bool, out: &mut Out) -> Step {
+        if self.has_begun {
+            out.arguments("}");
+            out.end();
+        } else {
+            out.call_without_arguments(&self.function);
+        }
+        self.has_begun = false;
+        self.state = State::Tail;
+        if is_open { Step::More } else { Step::Done }
+    }
+
+    fn argument(&mut self, name: &str, out: &mut Out) -> Step {
+        let lead = if self.has_begun { ", " } else { "{" };
+        if !self.has_begun {
+            out.begin(&self.function);
+            self.has_begun = true;
+        }
+        if !self.names.insert(name.to_owned()) {
+            out.commit();
+            return self.go(State::Value(TaggedValue::dropped(&self.dialect.value)));
+        }
+        self.json.clear();
+        let types = self.tools.types(&self.function, name);
+        let value = TaggedValue::new(&self.dialect.value, types, &mut self.json);
+        out.arguments(&format!("{lead}{}: {}", quoted(name), self.json));
+        self.go(State::Value(value))
+    }
+
+    fn value(&mut self, letter: char, out: &mut Out) -> Step {
+        let State::Value(value) = &mut self.state else { unreachable!("invariant: within a value") };
+        self.json.clear();
+        let step = value.step(letter, &mut self.json);
+        // What a value holds back comes back as part of the value, never as text.
+        out.arguments(&self.json);
+        match step {
+            ValueStep::More => Step::More,
+            ValueStep::End { end: 0, next } => {
+                // The tag that follows is not understood yet.
+                self.dialect.parts[next].chars().for_each(|letter| out.read(letter));
+                self.part(next, out)
+            }
+            ValueStep::End { .. } => self.function_is_whole(false, out),
+        }
+    }
+}
+
+impl Calls for Tagged {
+    fn marks(&self) -> &'static [Mark] {
+        self.dialect.marks
+    }
+
+    fn enter(&mut self, mark: usize, _out: &mut Out) {
+        let is_function = self.dialect.marks.len() == mark + 1;
+        self.has_begun = false;
+        self.state = if is_function { State::FunctionName(Name::default()) } else { State::Lead };
+    }
+
+    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        match &mut self.state {
+            State::Value(_) => self.value(letter, out),
+            State::FunctionName(name) => match name.step(letter, self.dialect.space_in_names) {
+                Step::Done => {
+                    let name = std::mem::take(name);
+                    self.named(&name, out)
+                }
+                step => step,
+            },
+            State::ArgumentName(name) => match name.step(letter, self.dialect.space_in_names) {
+                Step::Done => {
+                    let name = std::mem::take(name);
+                    self.argument(name.text.trim(), out)
+                }
+                step => step,
+            },
+            State::Lead | State::Between | State::Tail if is_space(letter) => Step::More,
+            State::Lead => {
+                self.state = State::Function(OneOf::new(self.dialect.function));
+                self.step(letter, out)
+            }
+            State::Between => {
+                self.state = State::Part(OneOf::new(self.dialect.parts));
+                self.step(letter, out)
+            }
+            State::Tail => {
+                self.state = State::Close(OneOf::new(&self.dialect.parts[2..]));
+                self.step(letter, out)
+            }
+            State::Function(tag) => match tag.step(letter) {
+                Chosen::More => Step::More,
+                Chosen::Whole(_) => self.go(State::FunctionName(Name::default())),
+                Chosen::Not => Step::look_again(out, letter),
+            },
+            State::Part(tag) => match tag.step(letter) {
+                Chosen::More => Step::More,
+                Chosen::Whole(part) => self.part(part, out),
+                Chosen::Not => Step::TEXT,
+            },
+            State::Close(tag) => match tag.step(letter) {
+                Chosen::More => Step::More,
+                Chosen::Whole(_) => Step::Done,
+                Chosen::Not => Step::look_again(out, letter),
+            },
+        }
+    }
+
+    fn finish(&mut self, out: &mut Out) {
+        if let State::Value(value) = &mut self.state {
+            self.json.clear();
+            let end = value.finish(&mut self.json);
+            out.arguments(&self.json);
+            if end == Some(1) {
+                self.function_is_whole(false, out);
+            }
+        }
+        // What is left of a call that has begun is the beginning of a tag.
+        if self.has_begun {
+            out.commit();
+        }
+    }
+}
