@@ -92,9 +92,21 @@ impl GemmaObject {
         }
     }
 
+    /// How much work strings took since this was last asked.
+    pub(crate) fn take_work(&mut self) -> usize {
+        self.scanner.take_work()
+    }
+
     /// Whether a comma came last.
     pub(crate) fn is_after_comma(&self) -> bool {
         matches!(self.state, State::Item) && self.is_comma_due
+    }
+
+    /// How many bytes of a token were read, of which the next character made none.
+    pub(crate) fn token_bytes(&self) -> usize {
+        let is_token = matches!(self.state, State::Key | State::Word) && self.word.starts_with('<');
+        let last = self.word.chars().next_back().map_or(0, char::len_utf8);
+        if is_token { self.word.len() - last } else { 0 }
     }
 
     fn go(&mut self, state: State) -> Verdict {
@@ -193,9 +205,8 @@ impl GemmaObject {
     fn text(&mut self, letter: char, to: &mut String) -> Verdict {
         let State::Text { is_key } = self.state else { return Verdict::Bad };
         self.scanner.push(letter);
-        let mut work = 0;
         loop {
-            match self.scanner.settle(std::iter::once((0, QUOTE)), &mut work) {
+            match self.scanner.settle(std::iter::once((0, QUOTE))) {
                 None => return Verdict::More,
                 Some(Found::Letter(letter)) => escape(letter, to),
                 Some(Found::Marker(_)) => return self.text_is_whole(is_key, to),

@@ -108,9 +108,8 @@ impl Harmony {
         }
         self.scanner.push(letter);
         loop {
-            let mut work = 0;
-            let found = self.scanner.settle(MARKERS.iter().copied().enumerate(), &mut work);
-            out.worked(work);
+            let found = self.scanner.settle(MARKERS.iter().copied().enumerate());
+            out.worked(self.scanner.take_work());
             match found {
                 None => return,
                 Some(Found::Letter(letter)) => self.letter(letter, out),

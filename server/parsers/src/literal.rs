@@ -65,6 +65,12 @@ impl OneOf {
         Self { texts, read: String::new() }
     }
 
+    /// How many bytes fitted.
+    pub(crate) fn fitted(&self) -> usize {
+        self.read.len() - self.read.chars().next_back().map_or(0, char::len_utf8)
+    }
+
+    /// Takes the next character. After [`Chosen::Whole`] or `Not` nothing may follow.
     pub(crate) fn step(&mut self, letter: char) -> Chosen {
         self.read.push(letter);
         if let Some(whole) = self.texts.iter().position(|text| *text == self.read) {

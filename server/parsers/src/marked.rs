@@ -128,12 +128,11 @@ impl Marked {
 
     fn scan(&mut self, out: &mut Out) {
         loop {
-            let mut work = 0;
             let found = match self.mode {
                 Mode::Reasoning { tags, at_prompt } => {
                     let tags = &self.reasoning.tags[tags];
                     let open = if at_prompt { tags.open } else { &[] };
-                    self.scanner.settle(tags.close.iter().chain(open).copied().enumerate(), &mut work)
+                    self.scanner.settle(tags.close.iter().chain(open).copied().enumerate())
                 }
                 _ => {
                     let (at_start, in_answer) = (self.at_start, self.in_answer);
@@ -142,10 +141,10 @@ impl Marked {
                         _ => at_start || sign.place == Place::Anywhere,
                     };
                     let signs = self.signs.iter().enumerate().filter(|(_, sign)| counts(sign));
-                    self.scanner.settle(signs.map(|(index, sign)| (index, sign.text)), &mut work)
+                    self.scanner.settle(signs.map(|(index, sign)| (index, sign.text)))
                 }
             };
-            out.worked(work);
+            out.worked(self.scanner.take_work());
             match found {
                 None => return,
                 Some(Found::Letter(letter)) => self.letter(letter, out),

@@ -14,24 +14,22 @@ pub(crate) enum Found {
 #[derive(Debug, Default)]
 pub(crate) struct Scanner {
     held: String,
+    work: usize,
 }
 
 impl Scanner {
     pub(crate) fn push(&mut self, letter: char) {
+        self.work += 1;
         self.held.push(letter);
     }
 
     /// The next certain thing, if there is one. `markers` are those that count where the held text begins;
-    /// of two that fit, the first to be complete counts. `work` counts comparisons.
-    pub(crate) fn settle(
-        &mut self,
-        markers: impl Iterator<Item = (usize, &'static str)>,
-        work: &mut usize,
-    ) -> Option<Found> {
+    /// of two that fit, the first to be complete counts.
+    pub(crate) fn settle(&mut self, markers: impl Iterator<Item = (usize, &'static str)>) -> Option<Found> {
         let first = self.held.chars().next()?;
         let mut possible = false;
         for (index, marker) in markers {
-            *work += 1;
+            self.work += 1;
             if marker == self.held {
                 self.held.clear();
                 return Some(Found::Marker(index));
@@ -43,6 +41,11 @@ impl Scanner {
         }
         self.held.remove(0);
         Some(Found::Letter(first))
+    }
+
+    /// How many characters were taken and comparisons made since this was last asked.
+    pub(crate) fn take_work(&mut self) -> usize {
+        std::mem::take(&mut self.work)
     }
 
     /// The text ends: what was held back.

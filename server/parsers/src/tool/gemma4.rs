@@ -91,8 +91,9 @@ impl Gemma4 {
         let State::Arguments(object) = &mut self.state else { unreachable!("invariant: within arguments") };
         self.json.clear();
         let verdict = object.step(letter, &mut self.json);
+        out.worked(object.take_work());
         if verdict == Verdict::Bad {
-            return Step::TEXT;
+            return Step::Stop { again: object.token_bytes() };
         }
         if !self.json.is_empty() {
             out.arguments(&self.json);

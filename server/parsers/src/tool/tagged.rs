@@ -193,6 +193,7 @@ impl Tagged {
         let State::Value(value) = &mut self.state else { unreachable!("invariant: within a value") };
         self.json.clear();
         let step = value.step(letter, &mut self.json);
+        out.worked(value.take_work());
         // What a value holds back comes back as part of the value, never as text.
         out.arguments(&self.json);
         match step {
@@ -256,7 +257,7 @@ impl Calls for Tagged {
             State::Part(tag) => match tag.step(letter) {
                 Chosen::More => Step::More,
                 Chosen::Whole(part) => self.part(part, out),
-                Chosen::Not => Step::TEXT,
+                Chosen::Not => Step::Stop { again: tag.fitted() },
             },
             State::Close(tag) => match tag.step(letter) {
                 Chosen::More => Step::More,

@@ -10,6 +10,9 @@ use crate::typed::{partial, typed};
 const CDATA: &str = "<![CDATA[";
 const CDATA_END: &str = "]]>";
 
+/// Longest text that may be a `null` with space around it.
+const NULL_BYTES_MAX: usize = 32;
+
 /// How the values of a format end.
 #[derive(Debug)]
 pub(crate) struct ValueRule {
@@ -141,6 +144,11 @@ impl TaggedValue {
         }
     }
 
+    /// How much work the value took since this was last asked.
+    pub(crate) fn take_work(&mut self) -> usize {
+        self.scanner.take_work()
+    }
+
     /// The text ends. Returns the place of the tag that ended the value, if one did.
     pub(crate) fn finish(&mut self, to: &mut String) -> Option<usize> {
         if let State::Ended(after) = &self.state {
@@ -156,15 +164,13 @@ impl TaggedValue {
 
     fn scan(&mut self, letter: char, to: &mut String) {
         self.scanner.push(letter);
-        // The comparisons are not counted: there are few markers, and their lengths are bounded.
-        let mut work = 0;
         loop {
             let in_cdata = matches!(self.state, State::Cdata);
             let ends = self.rule.ends.iter().map(|(end, _)| *end).filter(|_| !in_cdata);
             let cdata = if in_cdata { CDATA_END } else { CDATA };
             let cdata = Some(cdata).filter(|_| self.rule.has_cdata);
             let markers = cdata.map(|cdata| (usize::MAX, cdata)).into_iter().chain(ends.enumerate());
-            match self.scanner.settle(markers, &mut work) {
+            match self.scanner.settle(markers) {
                 None => return,
                 Some(Found::Letter(letter)) => self.text(letter, to),
                 Some(Found::Marker(usize::MAX)) => self.cdata(in_cdata, to),
@@ -206,7 +212,8 @@ impl TaggedValue {
             Form::TextOrNull => {
                 self.held.push(letter);
                 let held = self.held.trim();
-                if !["null", "None", "NULL"].iter().any(|null| null.starts_with(held)) {
+                let may_be_null = ["null", "None", "NULL"].iter().any(|null| null.starts_with(held));
+                if !may_be_null || self.held.len() > NULL_BYTES_MAX {
                     to.push('"');
                     std::mem::take(&mut self.held).chars().for_each(|letter| escape(letter, to));
                     self.form = Form::Text;

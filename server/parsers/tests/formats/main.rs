@@ -11,4 +11,5 @@ mod llama3;
 mod minicpm5;
 mod mistral;
 mod phi4;
+mod promises;
 mod qwen3coder;
