@@ -1,1 +1,185 @@
-//! To come.
+//! Which formats a chat template speaks: told by what it writes into a conversation, from the particular to
+//! the general, since some markers occur in several families.
+
+use crate::{Formats, ReasoningFormat, ToolFormat};
+
+/// A family, told by its template.
+struct Family {
+    /// One of these lists, with all of its texts in the template.
+    told_by: &'static [&'static [&'static str]],
+    tool: ToolFormat,
+    /// How its models reason, if one of these texts is in the template.
+    reasoning: (ReasoningFormat, &'static [&'static str]),
+}
+
+const THINK: &[&str] = &["<think>", "</think>"];
+
+const FAMILIES: [Family; 14] = [
+    Family {
+        told_by: &[&["<|channel|>", "<|message|>"]],
+        tool: ToolFormat::Gptoss,
+        reasoning: (ReasoningFormat::Gptoss, &["<|channel|>"]),
+    },
+    Family {
+        told_by: &[&["<|tool_call>"], &["<|channel>"], &["<start_of_turn>", "tool_code"]],
+        tool: ToolFormat::Gemma4,
+        reasoning: (ReasoningFormat::Gemma4, &["<|channel>"]),
+    },
+    Family {
+        told_by: &[&["<function=", "<parameter="]],
+        tool: ToolFormat::Qwen3Coder,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["<param name="]],
+        tool: ToolFormat::MiniCpm5,
+        reasoning: (ReasoningFormat::MiniCpm5, THINK),
+    },
+    Family {
+        told_by: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["<|tool_response_start|>"]],
+        tool: ToolFormat::Lfm2,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["functools"], &["<|tool|>", "<|/tool|>"]],
+        tool: ToolFormat::Phi4,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["[TOOL_CALLS]", "[ARGS]"]],
+        tool: ToolFormat::Devstral,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["[TOOL_CALLS]"], &["[AVAILABLE_TOOLS]"]],
+        tool: ToolFormat::Mistral,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["<｜tool▁calls▁begin｜>"], &["<｜tool▁call▁begin｜>"]],
+        tool: ToolFormat::DeepSeek,
+        reasoning: (ReasoningFormat::DeepSeek, THINK),
+    },
+    Family {
+        told_by: &[&["<|start_of_role|>", "tool"], &["<|tool_call|>"]],
+        tool: ToolFormat::Granite,
+        reasoning: (ReasoningFormat::Granite, &["Here is my thought process", "<think>", "</think>"]),
+    },
+    Family {
+        told_by: &[&["<|python_tag|>"], &["<|python_start|>"]],
+        tool: ToolFormat::Llama3,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["<tool_call>"]],
+        tool: ToolFormat::Hermes3,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family {
+        told_by: &[&["<|start_header_id|>", "tools"], &["<|header_start|>", "tools"]],
+        tool: ToolFormat::Llama3,
+        reasoning: (ReasoningFormat::Qwen3, THINK),
+    },
+    Family { told_by: &[&[]], tool: ToolFormat::None, reasoning: (ReasoningFormat::Qwen3, THINK) },
+];
+
+impl Formats {
+    /// The formats of the models whose chat template has this source; `none` where it tells nothing.
+    pub fn detect(template: &str) -> Self {
+        let has_all = |texts: &&[&str]| texts.iter().all(|text| template.contains(text));
+        let family = FAMILIES.iter().find(|family| family.told_by.iter().any(has_all));
+        let Some(Family { tool, reasoning: (format, signs), .. }) = family else { return Self::default() };
+        let reasons = signs.iter().any(|sign| template.contains(sign));
+        Self { tool: *tool, reasoning: if reasons { *format } else { ReasoningFormat::None } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is told by a template, and shown as flags would say it.
+    fn detected(template: &str) -> (&'static str, &'static str) {
+        let formats = Formats::detect(template);
+        formats.check().unwrap();
+        (formats.tool.name(), formats.reasoning.name())
+    }
+
+    #[test]
+    fn a_family_is_told_by_its_template() {
+        for (template, tool, reasoning) in [
+            (
+                "{{- \"<|start|>assistant<|channel|>\" + channel + \"<|message|>\" + text + \"<|end|>\" }}",
+                "gptoss",
+                "gptoss",
+            ),
+            (
+                "{%- if thinking %}{{- '<|channel>thought\\n' + thinking + '<channel|>' }}{%- endif %}{{- '<|tool_call>call:' + f.name + '{' }}",
+                "gemma4",
+                "gemma4",
+            ),
+            ("{{- '<|tool_call>call:' ~ f.name ~ '{' }}", "gemma4", "none"),
+            ("{{ '<start_of_turn>user\\nWrite calls in ```tool_code' }}", "gemma4", "none"),
+            (
+                "{{- '<tool_call>\\n<function=' + f.name + '>\\n' }}{{- '<parameter=' + name + '>\\n' }}",
+                "qwen3coder",
+                "none",
+            ),
+            (
+                "{{- '<tool_call>\\n<function=' + f.name + '>\\n<parameter=' }}{{- '<think>\\n' }}",
+                "qwen3coder",
+                "qwen3",
+            ),
+            (
+                "{{- '<function name=\"' ~ f.name ~ '\"><param name=\"' ~ key ~ '\">' }}{{ '<think>' }}",
+                "minicpm5",
+                "minicpm5",
+            ),
+            ("{{- 'List of tools: <|tool_list_start|>[' }}", "lfm2", "none"),
+            ("{{- '<|tool_call_start|>[' }}{%- set text = text.split('</think>')[-1] %}", "lfm2", "qwen3"),
+            ("{{ 'Answer with functools[{\"name\": ...}]' }}", "phi4", "none"),
+            ("{{ '<|system|>' + text + '<|tool|>' + tools + '<|/tool|>' }}", "phi4", "none"),
+            ("{{- '[TOOL_CALLS]' + f.name + '[ARGS]' + f.arguments }}", "devstral", "none"),
+            ("{{- '[AVAILABLE_TOOLS] [' }}{{- '[TOOL_CALLS] [' }}", "mistral", "none"),
+            (
+                "{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>'}}{{'<think>\\n'}}",
+                "deepseek",
+                "deepseek",
+            ),
+            ("{{- '<|start_of_role|>tools<|end_of_role|>' }}", "granite", "none"),
+            (
+                "{{- '<|start_of_role|>assistant' }}You may write <tool_call>. Write your thoughts after 'Here is my thought process:'",
+                "granite",
+                "granite",
+            ),
+            ("{{- '<|start_header_id|>ipython' }}{{- '<|python_tag|>' + call }}", "llama3", "none"),
+            (
+                "{{- '<|start_header_id|>' }}{%- if tools is not none %}answer with JSON{%- endif %}",
+                "llama3",
+                "none",
+            ),
+            ("{{- '<|header_start|>' }}{%- if tools is not none %}[f(a=1)]{%- endif %}", "llama3", "none"),
+            ("{{- '<|im_start|>' }}{{- '<tool_call>\\n{\"name\": \"' }}", "hermes3", "none"),
+            (
+                "{{- '<|im_start|>' }}{{- '<tool_call>\\n' }}{{- '<think>\\n\\n</think>' }}",
+                "hermes3",
+                "qwen3",
+            ),
+            ("{{- '<|im_start|>assistant\\n<think>\\n' }}", "none", "qwen3"),
+            ("{{- '<|im_start|>' + message.role }}", "none", "none"),
+            ("", "none", "none"),
+        ] {
+            assert_eq!(detected(template), (tool, reasoning), "{template}");
+        }
+    }
+
+    #[test]
+    fn every_format_can_be_told() {
+        for tool in ToolFormat::ALL {
+            assert!(FAMILIES.iter().any(|family| family.tool == tool), "{}", tool.name());
+        }
+        for reasoning in ReasoningFormat::ALL.into_iter().filter(|format| *format != ReasoningFormat::None) {
+            assert!(FAMILIES.iter().any(|family| family.reasoning.0 == reasoning), "{}", reasoning.name());
+        }
+    }
+}

@@ -244,3 +244,46 @@ fn find<T: Copy>(all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Resul
         known: all.iter().map(|format| name_of(*format)).collect(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_is_found_by_its_name() {
+        for format in ToolFormat::ALL {
+            assert_eq!(format.name().parse(), Ok(format));
+        }
+        for format in ReasoningFormat::ALL {
+            assert_eq!(format.name().parse(), Ok(format));
+        }
+        let unknown = "hermes".parse::<ToolFormat>().unwrap_err();
+        assert_eq!(
+            unknown.to_string(),
+            "unknown parser \"hermes\": one of none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder, lfm2, gemma4, minicpm5, deepseek, granite"
+        );
+    }
+
+    #[test]
+    fn harmony_goes_with_itself() {
+        let check = |tool, reasoning| Formats { tool, reasoning }.check();
+        assert_eq!(check(ToolFormat::Gptoss, ReasoningFormat::Gptoss), Ok(()));
+        assert_eq!(check(ToolFormat::Gptoss, ReasoningFormat::None), Ok(()));
+        assert_eq!(check(ToolFormat::None, ReasoningFormat::Gptoss), Ok(()));
+        assert_eq!(check(ToolFormat::Llama3, ReasoningFormat::Qwen3), Ok(()));
+        let error = check(ToolFormat::Hermes3, ReasoningFormat::Gptoss).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tool parser hermes3 does not go with reasoning parser gptoss: gptoss goes with gptoss or none"
+        );
+        assert!(check(ToolFormat::Gptoss, ReasoningFormat::Qwen3).is_err());
+    }
+
+    #[test]
+    fn the_tokens_that_must_be_seen_are_named() {
+        let formats = Formats { tool: ToolFormat::Lfm2, reasoning: ReasoningFormat::Qwen3 };
+        let tokens: Vec<&str> = formats.special_tokens().collect();
+        assert_eq!(tokens, ["<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>"]);
+        assert_eq!(Formats::default().special_tokens().count(), 0);
+    }
+}

@@ -154,12 +154,13 @@ impl Marked {
     }
 
     fn letter(&mut self, letter: char, out: &mut Out) {
-        let text = letter.encode_utf8(&mut [0; 4]).to_owned();
+        let mut bytes = [0; 4];
+        let text = letter.encode_utf8(&mut bytes);
         if let Mode::Reasoning { at_prompt, .. } = &mut self.mode {
             *at_prompt = false;
-            out.reasoning(&text);
+            out.reasoning(text);
         } else {
-            self.text(&text, out);
+            self.text(text, out);
         }
     }
 

@@ -97,8 +97,8 @@ pub(crate) trait Calls: Debug + Send {
 pub(crate) fn calls(format: ToolFormat, tools: &Arc<Tools>) -> Option<Box<dyn Calls>> {
     Some(match format {
         ToolFormat::Hermes3 => Box::new(JsonCalls::hermes3()),
-        ToolFormat::Mistral => Box::new(Mistral::mistral()),
-        ToolFormat::Devstral => Box::new(Mistral::devstral()),
+        ToolFormat::Mistral => Box::new(Mistral::with_bare_array()),
+        ToolFormat::Devstral => Box::new(Mistral::marked()),
         ToolFormat::Phi4 => Box::new(JsonCalls::phi4()),
         ToolFormat::Granite => Box::new(JsonCalls::granite()),
         ToolFormat::Llama3 => Box::new(Bracketed::llama3(tools)),

@@ -30,7 +30,7 @@ enum State {
     /// After `[`.
     Bracket,
     Json(JsonCalls),
-    Python(PythonCalls),
+    Python(Box<PythonCalls>),
     /// After the calls, before the marker that closes them.
     Tail,
     Close(Literal),
@@ -117,7 +117,7 @@ impl Calls for Bracketed {
             State::Bracket => {
                 let mut python = PythonCalls::new(Ending::Bracket, Arc::clone(&self.tools));
                 let step = python.step(letter, out);
-                self.state = State::Python(python);
+                self.state = State::Python(Box::new(python));
                 step
             }
             State::Lead => Step::TEXT,

@@ -36,7 +36,7 @@ enum State {
     First {
         open: usize,
     },
-    Object(CallObject),
+    Object(Box<CallObject>),
     /// After an object in an array.
     Next,
     /// After a comma in an array.
@@ -108,6 +108,10 @@ impl JsonCalls {
         Step::More
     }
 
+    fn begin_object(&self) -> State {
+        State::Object(Box::new(CallObject::new(self.object_rule)))
+    }
+
     fn object(&mut self, letter: char, out: &mut Out) -> Step {
         let State::Object(object) = &mut self.state else { unreachable!("invariant: within an object") };
         match object.step(letter, out) {
@@ -149,7 +153,7 @@ impl JsonCalls {
                 return Step::More;
             }
             if letter == '{' {
-                return self.go(State::Object(CallObject::new(self.object_rule)));
+                return self.go(self.begin_object());
             }
         }
         if let Some(close) = self.rule.close.filter(|close| close.starts_with(letter)) {
@@ -182,17 +186,13 @@ impl Calls for JsonCalls {
             },
             State::Tail => self.in_tail(letter, out),
             _ if is_space(letter) => Step::More,
-            State::Lead if letter == '{' && self.rule.alone => {
-                self.go(State::Object(CallObject::new(self.object_rule)))
-            }
+            State::Lead if letter == '{' && self.rule.alone => self.go(self.begin_object()),
             State::Lead if letter == '[' && self.rule.array => {
                 self.in_array = true;
                 self.go(State::First { open: out.open_bytes() - 1 })
             }
             State::Lead => Step::TEXT,
-            State::First { .. } | State::Item if letter == '{' => {
-                self.go(State::Object(CallObject::new(self.object_rule)))
-            }
+            State::First { .. } | State::Item if letter == '{' => self.go(self.begin_object()),
             State::First { open } => {
                 Step::Stop { again: (out.open_bytes() - letter.len_utf8()).saturating_sub(*open) }
             }

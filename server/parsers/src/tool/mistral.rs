@@ -41,12 +41,14 @@ enum State {
 }
 
 impl Mistral {
-    pub(crate) fn mistral() -> Self {
+    /// With a bare array as well.
+    pub(crate) fn with_bare_array() -> Self {
         Self { marks: &MISTRAL, array_rule: ObjectRule::Marked, state: State::Lead, name: String::new() }
     }
 
-    pub(crate) fn devstral() -> Self {
-        Self { marks: &DEVSTRAL, ..Self::mistral() }
+    /// After the marker only.
+    pub(crate) fn marked() -> Self {
+        Self { marks: &DEVSTRAL, ..Self::with_bare_array() }
     }
 
     fn go(&mut self, state: State) -> Step {

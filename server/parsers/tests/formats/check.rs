@@ -54,7 +54,7 @@ impl Case {
     }
 
     pub(crate) fn parser(&self) -> Parser {
-        self.formats.check().unwrap();
+        self.formats.check().expect("the formats of a case go together");
         Parser::new(self.formats, &self.tools, self.prompt)
     }
 

@@ -139,7 +139,7 @@ struct Told(String);
 impl Drop for Told {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("{}", self.0);
+            eprintln!("{}", self.0);
         }
     }
 }
