@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Tools;
+
 /// How a model writes calls of tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
@@ -172,8 +174,14 @@ impl Formats {
         Ok(())
     }
 
+    /// What of it is read in an answer to a request with these tools: without tools no calls.
+    #[must_use]
+    pub fn with_tools(self, tools: &Tools) -> Self {
+        if tools.is_empty() { Self { tool: ToolFormat::None, ..self } } else { self }
+    }
+
     /// Texts of tokens that have to be in the text that is parsed, even if other special tokens are left out
-    /// of it. Those of them that a tokenizer does not have, or does not hold for special, do not matter.
+    /// of it: see [`Formats::with_tools`] for those of a request. Those of them that a tokenizer does not have, or does not hold for special, do not matter.
     pub fn special_tokens(self) -> impl Iterator<Item = &'static str> {
         self.tool.special_tokens().iter().chain(self.reasoning.special_tokens()).copied()
     }
@@ -284,6 +292,8 @@ mod tests {
         let formats = Formats { tool: ToolFormat::Lfm2, reasoning: ReasoningFormat::Qwen3 };
         let tokens: Vec<&str> = formats.special_tokens().collect();
         assert_eq!(tokens, ["<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>"]);
+        let tokens: Vec<&str> = formats.with_tools(&Tools::default()).special_tokens().collect();
+        assert_eq!(tokens, ["<think>", "</think>"]);
         assert_eq!(Formats::default().special_tokens().count(), 0);
     }
 }

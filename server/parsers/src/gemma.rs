@@ -73,7 +73,7 @@ impl GemmaObject {
             State::Key if letter == ':' => {
                 self.comma(to);
                 to.push_str(&quoted(self.word.trim()));
-                to.push_str(": ");
+                to.push(':');
                 self.go(State::Value)
             }
             State::Word if matches!(letter, ',' | '}' | ']') => {
@@ -116,7 +116,7 @@ impl GemmaObject {
 
     fn comma(&mut self, to: &mut String) {
         if std::mem::take(&mut self.is_comma_due) {
-            to.push_str(", ");
+            to.push(',');
         }
     }
 
@@ -143,7 +143,7 @@ impl GemmaObject {
                 self.go(State::Item)
             }
             (State::Colon, ':') => {
-                to.push_str(": ");
+                to.push(':');
                 self.go(State::Value)
             }
             (State::Item | State::Value, letter) => self.begin(letter, to),

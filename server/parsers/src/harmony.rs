@@ -4,13 +4,11 @@
 
 mod header;
 
-use std::sync::Arc;
-
 use crate::json::{JsonValue, Verdict};
 use crate::literal::is_space;
 use crate::out::Out;
 use crate::scanner::{Found, Scanner};
-use crate::{Formats, ReasoningFormat, ToolFormat, Tools};
+use crate::{Formats, ReasoningFormat, ToolFormat};
 use header::Header;
 
 /// Longest header, in bytes. A longer one is text.
@@ -74,9 +72,9 @@ impl Joint {
 }
 
 impl Harmony {
-    pub(crate) fn new(formats: Formats, tools: &Arc<Tools>) -> Self {
+    pub(crate) fn new(formats: Formats) -> Self {
         Self {
-            has_tools: formats.tool == ToolFormat::Gptoss && !tools.is_empty(),
+            has_tools: formats.tool == ToolFormat::Gptoss,
             has_reasoning: formats.reasoning == ReasoningFormat::Gptoss,
             state: State::Lead,
             scanner: Scanner::default(),

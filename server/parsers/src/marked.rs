@@ -11,7 +11,7 @@ use crate::out::Out;
 use crate::reasoning::{Reasoning, opened, reasoning};
 use crate::scanner::{Found, Scanner};
 use crate::tool::{Calls, Place, Step, calls};
-use crate::{Formats, ToolFormat, Tools};
+use crate::{Formats, Tools};
 
 /// An answer on its way.
 #[derive(Debug)]
@@ -67,8 +67,7 @@ enum To {
 
 impl Marked {
     pub(crate) fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
-        let format = if tools.is_empty() { ToolFormat::None } else { formats.tool };
-        let calls = calls(format, tools);
+        let calls = calls(formats.tool, tools);
         let reasoning = reasoning(formats.reasoning);
         let opened = opened(reasoning, prompt);
         Self {

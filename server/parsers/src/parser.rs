@@ -31,8 +31,9 @@ impl Parser {
     /// reasoning still works. `prompt` is the rendered prompt or its end: a tag in it that opens reasoning
     /// counts.
     pub fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
+        let formats = formats.with_tools(tools);
         let machine = if formats.is_harmony() {
-            Machine::Harmony(Box::new(Harmony::new(formats, tools)))
+            Machine::Harmony(Box::new(Harmony::new(formats)))
         } else {
             Machine::Marked(Box::new(Marked::new(formats, tools, prompt)))
         };

@@ -114,7 +114,7 @@ mod tests {
             ("None", ANY, "null"),
             ("true", INTEGER, "\"true\""),
             ("{\"a\": [1]}", ANY, "{\"a\": [1]}"),
-            ("{'a': (1, None)}", ANY, "{\"a\": [1, null]}"),
+            ("{'a': (1, None)}", ANY, "{\"a\":[1,null]}"),
             ("[1] and more", ANY, "\"[1] and more\""),
             ("{a}", ANY, "\"{a}\""),
             ("[1]", INTEGER, "\"[1]\""),

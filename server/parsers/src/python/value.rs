@@ -120,7 +120,7 @@ impl PythonValue {
 
     fn comma(&mut self, to: &mut String) {
         if std::mem::take(&mut self.is_comma_due) {
-            to.push_str(", ");
+            to.push(',');
         }
     }
 
@@ -143,7 +143,7 @@ impl PythonValue {
             }
             (State::Next, ',') => self.go(State::Item),
             (State::Colon, ':') => {
-                to.push_str(": ");
+                to.push(':');
                 self.go(State::Value)
             }
             (State::Item, letter) => {

@@ -159,9 +159,9 @@ impl PythonCalls {
     /// The first character of a value.
     fn value(&mut self, letter: char, out: &mut Out) -> Step {
         self.lead.clear();
-        self.lead.push_str(if self.has_begun { ", " } else { "{" });
+        self.lead.push_str(if self.has_begun { "," } else { "{" });
         self.lead.push_str(&quoted(&self.key));
-        self.lead.push_str(": ");
+        self.lead.push(':');
         self.state = State::InValue(PythonValue::new(self.tools.types(&self.name, &self.key)));
         self.in_value(letter, out)
     }

@@ -173,7 +173,7 @@ impl Tagged {
     }
 
     fn argument(&mut self, name: &str, out: &mut Out) -> Step {
-        let lead = if self.has_begun { ", " } else { "{" };
+        let lead = if self.has_begun { "," } else { "{" };
         if !self.has_begun {
             out.begin(&self.function);
             self.has_begun = true;
@@ -185,7 +185,7 @@ impl Tagged {
         self.json.clear();
         let types = self.tools.types(&self.function, name);
         let value = TaggedValue::new(&self.dialect.value, types, &mut self.json);
-        out.arguments(&format!("{lead}{}: {}", quoted(name), self.json));
+        out.arguments(&format!("{lead}{}:{}", quoted(name), self.json));
         self.go(State::Value(value))
     }
 

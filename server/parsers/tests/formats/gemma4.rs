@@ -10,7 +10,7 @@ fn gemma() -> Case {
 
 #[test]
 fn calls_are_read() {
-    let arguments = r#"{"city": "Paris", "days": -3, "share": 0.5, "metric": true, "note": null, "tags": ["a", 1, [], {}], "where": {"a": {"b": [1]}}}"#;
+    let arguments = r#"{"city":"Paris","days":-3,"share":0.5,"metric":true,"note":null,"tags":["a",1,[],{}],"where":{"a":{"b":[1]}}}"#;
     for text in [
         "<|tool_call>call:weather{city:<|\"|>Paris<|\"|>,days:-3,share:0.5,metric:true,note:null,tags:[<|\"|>a<|\"|>,1,[],{}],where:{a:{b:[1]}}}<tool_call|>",
         "\n<|tool_call> call:weather{ city : <|\"|>Paris<|\"|> ,\n days: -3 , share:0.5, metric:true, note:null, tags: [ <|\"|>a<|\"|> , 1, [ ], { } ], where:{ a: {b:[1]}}, }\n<tool_call|>\n",
@@ -35,13 +35,13 @@ fn strings_are_verbatim() {
         ("<<|", "<<|"),
     ] {
         let text = format!("<|tool_call>call:f{{a:<|\"|>{value}<|\"|>}}<tool_call|>");
-        gemma().reads(&text, &call(0, "f", &format!("{{\"a\": \"{meant}\"}}")));
+        gemma().reads(&text, &call(0, "f", &format!("{{\"a\":\"{meant}\"}}")));
     }
 }
 
 #[test]
 fn several_calls_are_read() {
-    let both = [call(0, "a", "{\"x\": 1}"), call(1, "b", "{}")].concat();
+    let both = [call(0, "a", "{\"x\":1}"), call(1, "b", "{}")].concat();
     for text in [
         "<|tool_call>call:a{x:1}<tool_call|><|tool_call>call:b{}<tool_call|>",
         "<|tool_call>call:a{x:1}<tool_call|>\n<|tool_call>call:b{}<tool_call|>",
@@ -83,20 +83,20 @@ fn what_is_no_call_is_text() {
     ] {
         gemma().is_text(text);
     }
-    gemma().reads("<|tool_call>call:f{a:<|\"|>b<|", &cut(0, "f", "{\"a\": \"b"));
-    gemma().reads("<|tool_call>call:f{a:12", &cut(0, "f", "{\"a\": 12"));
-    gemma().reads("<|tool_call>call:f{a:[1,", &cut(0, "f", "{\"a\": [1"));
+    gemma().reads("<|tool_call>call:f{a:<|\"|>b<|", &cut(0, "f", "{\"a\":\"b"));
+    gemma().reads("<|tool_call>call:f{a:12", &cut(0, "f", "{\"a\":12"));
+    gemma().reads("<|tool_call>call:f{a:[1,", &cut(0, "f", "{\"a\":[1"));
     let broken = "<|tool_call>call:f{a:1,b:x<tool_call|>";
-    gemma().reads(broken, &[cut(0, "f", "{\"a\": 1, \"b\": "), vec![content("x<tool_call|>")]].concat());
+    gemma().reads(broken, &[cut(0, "f", "{\"a\":1,\"b\":"), vec![content("x<tool_call|>")]].concat());
     let broken = "<|tool_call>call:f{a:1,}:";
-    gemma().reads(broken, &[call(0, "f", "{\"a\": 1}"), vec![content(":")]].concat());
+    gemma().reads(broken, &[call(0, "f", "{\"a\":1}"), vec![content(":")]].concat());
     let broken = "<|tool_call>call:f{a:1,]";
-    gemma().reads(broken, &[cut(0, "f", "{\"a\": 1"), vec![content(",]")]].concat());
+    gemma().reads(broken, &[cut(0, "f", "{\"a\":1"), vec![content(",]")]].concat());
 }
 
 #[test]
 fn blocks_of_python_are_read() {
-    let both = [call(0, "weather", r#"{"city": "a ``` b"}"#), call(1, "now", "{}")].concat();
+    let both = [call(0, "weather", r#"{"city":"a ``` b"}"#), call(1, "now", "{}")].concat();
     for text in [
         "```tool_code\nweather(city=\"a ``` b\")\nnow()\n```",
         "```tool_code\nprint(weather(city='a ``` b'))\n```\n```tool_code\nprint(now())\n```",
@@ -133,9 +133,9 @@ fn text_is_given_out_as_it_comes() {
     let more = |text: &str| Delta::ToolCallArguments { index: 0, text: text.to_owned() };
     let mut parser = gemma().parser();
     assert_eq!(parser.push("<|tool_call>call:f"), []);
-    assert_eq!(parser.push("{a:<|\"|>"), cut(0, "f", "{\"a\": \""));
+    assert_eq!(parser.push("{a:<|\"|>"), cut(0, "f", "{\"a\":\""));
     assert_eq!(parser.push("x<|"), [more("x")]);
     assert_eq!(parser.push("y"), [more("<|y")]);
-    assert_eq!(parser.push("<|\"|>,b:1"), [more("\", \"b\": ")]);
+    assert_eq!(parser.push("<|\"|>,b:1"), [more("\",\"b\":")]);
     assert_eq!(parser.push("}"), [more("1}"), Delta::ToolCallEnd { index: 0 }]);
 }

@@ -10,15 +10,15 @@ fn lfm() -> Case {
 
 #[test]
 fn calls_are_read() {
-    let arguments = r#"{"city": "a <|tool_call_end|> b", "note": null, "days": -1}"#;
+    let arguments = r#"{"city":"a <|tool_call_end|> b","note":null,"days":-1}"#;
     let both = [call(0, "weather", arguments), call(1, "now", "{}")].concat();
     for text in [
         "<|tool_call_start|>[weather(city=\"a <|tool_call_end|> b\", note=None, days=-1), now()]<|tool_call_end|>",
         "<|tool_call_start|>[weather(city=\"a <|tool_call_end|> b\",note=None,days=-1),now()]",
         "<|tool_call_start|>\n[ weather(city=\"a <|tool_call_end|> b\", note=None, days=-1) , now() ]\n<|tool_call_end|>\n",
         "<|tool_call_start|>[weather(city=\"a <|tool_call_end|> b\", note=None, days=-1)]<|tool_call_end|><|tool_call_start|>[now()]<|tool_call_end|>",
-        "<|tool_call_start|>[{\"name\": \"weather\", \"arguments\": {\"city\": \"a <|tool_call_end|> b\", \"note\": null, \"days\": -1}}, {\"name\": \"now\", \"arguments\": {}}]<|tool_call_end|>",
-        "<|tool_call_start|>{\"name\": \"weather\", \"arguments\": {\"city\": \"a <|tool_call_end|> b\", \"note\": null, \"days\": -1}}\n{\"name\": \"now\"} <|tool_call_end|>",
+        "<|tool_call_start|>[{\"name\": \"weather\", \"arguments\": {\"city\":\"a <|tool_call_end|> b\",\"note\":null,\"days\":-1}}, {\"name\": \"now\", \"arguments\": {}}]<|tool_call_end|>",
+        "<|tool_call_start|>{\"name\": \"weather\", \"arguments\": {\"city\":\"a <|tool_call_end|> b\",\"note\":null,\"days\":-1}}\n{\"name\": \"now\"} <|tool_call_end|>",
     ] {
         lfm().reads(text, &both);
     }
@@ -32,7 +32,7 @@ fn text_round_calls_is_content() {
             vec![content("I look.")],
             call(0, "now", "{}"),
             vec![content("Looked. ")],
-            call(1, "a", "{\"x\": 1}"),
+            call(1, "a", "{\"x\":1}"),
             vec![content(" Bye")],
         ]
         .concat(),
@@ -52,7 +52,7 @@ fn what_is_no_call_is_text() {
     ] {
         lfm().is_text(text);
     }
-    lfm().reads("<|tool_call_start|>[f(a='b", &cut(0, "f", "{\"a\": \"b"));
+    lfm().reads("<|tool_call_start|>[f(a='b", &cut(0, "f", "{\"a\":\"b"));
 }
 
 #[test]

@@ -37,7 +37,8 @@ fn calls_as_json_are_read() {
 
 #[test]
 fn calls_as_python_are_read() {
-    let arguments = r#"{"city": "Pa'ris", "days": -3, "share": -0.5, "tags": ["a", [1, null], {"b": true}], "metric": false}"#;
+    let arguments =
+        r#"{"city":"Pa'ris","days":-3,"share":-0.5,"tags":["a",[1,null],{"b":true}],"metric":false}"#;
     let both = [call(0, "weather", arguments), call(1, "now", "{}")].concat();
     let python = "[weather(city=\"Pa'ris\", days=-3,share=-.5, tags=['a', [1, None], {'b': True}], metric = False), now()]";
     for text in [
@@ -50,7 +51,7 @@ fn calls_as_python_are_read() {
     ] {
         llama().reads(&text, &both);
     }
-    llama().reads("[a.b(x=1)]", &call(0, "a.b", "{\"x\": 1}"));
+    llama().reads("[a.b(x=1)]", &call(0, "a.b", "{\"x\":1}"));
 }
 
 #[test]
@@ -60,10 +61,10 @@ fn python_values_take_the_type_that_the_tool_wants() {
         &call(
             0,
             "weather",
-            r#"{"city": "75001", "days": 3, "share": 0.5, "metric": true, "where": {"a": 1}, "note": null, "any": 5}"#,
+            r#"{"city":"75001","days":3,"share":0.5,"metric":true,"where":{"a":1},"note":null,"any":5}"#,
         ),
     );
-    llama().reads("[other(a=1, b='1')]", &call(0, "other", r#"{"a": 1, "b": "1"}"#));
+    llama().reads("[other(a=1, b='1')]", &call(0, "other", r#"{"a":1,"b":"1"}"#));
 }
 
 #[test]
@@ -117,7 +118,7 @@ fn text_round_marked_calls_is_content() {
             vec![content("I look. ")],
             call(0, "now", "{}"),
             vec![content(" Then ")],
-            call(1, "a", "{\"x\": 1}"),
+            call(1, "a", "{\"x\":1}"),
             vec![content(" done")],
         ]
         .concat(),
@@ -129,19 +130,19 @@ fn text_round_marked_calls_is_content() {
 fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
     for (text, arguments) in [
         ("{\"name\": \"f\", \"parameters\": {\"a\": \"b", "{\"a\": \"b"),
-        ("[f(a=\"b", "{\"a\": \"b"),
-        ("[f(a=\"b\\", "{\"a\": \"b"),
-        ("[f(a=12", "{\"a\": 12"),
-        ("[f(a=[1, 2", "{\"a\": [1, 2"),
-        ("[f(a=[1, Tr", "{\"a\": [1"),
-        ("[f(a=1, b", "{\"a\": 1"),
-        ("[f(a=1", "{\"a\": 1"),
+        ("[f(a=\"b", "{\"a\":\"b"),
+        ("[f(a=\"b\\", "{\"a\":\"b"),
+        ("[f(a=12", "{\"a\":12"),
+        ("[f(a=[1, 2", "{\"a\":[1,2"),
+        ("[f(a=[1, Tr", "{\"a\":[1"),
+        ("[f(a=1, b", "{\"a\":1"),
+        ("[f(a=1", "{\"a\":1"),
     ] {
         llama().reads(text, &cut(0, "f", arguments));
     }
-    llama().reads("[f(a=1, b=c)]", &[cut(0, "f", "{\"a\": 1"), vec![content(", b=c)]")]].concat());
-    llama().reads("[f(a=[1, c])]", &[cut(0, "f", "{\"a\": [1"), vec![content(", c])]")]].concat());
-    llama().reads("[f(a=1), g(b)]", &[call(0, "f", "{\"a\": 1}"), vec![content(", g(b)]")]].concat());
+    llama().reads("[f(a=1, b=c)]", &[cut(0, "f", "{\"a\":1"), vec![content(", b=c)]")]].concat());
+    llama().reads("[f(a=[1, c])]", &[cut(0, "f", "{\"a\":[1"), vec![content(", c])]")]].concat());
+    llama().reads("[f(a=1), g(b)]", &[call(0, "f", "{\"a\":1}"), vec![content(", g(b)]")]].concat());
     llama().is_text("[f(a");
     llama().is_text("[f(a=Tr");
 }
@@ -154,6 +155,6 @@ fn a_json_answer_is_held_back_until_it_can_be_no_call() {
     assert_eq!(parser.push(", \"x"), [content(", \"x")]);
     let mut parser = llama().parser();
     assert_eq!(parser.push("[weather("), []);
-    assert_eq!(parser.push("city=\"P"), cut(0, "weather", "{\"city\": \"P"));
+    assert_eq!(parser.push("city=\"P"), cut(0, "weather", "{\"city\":\"P"));
     assert_eq!(parser.push("aris"), [Delta::ToolCallArguments { index: 0, text: "aris".to_owned() }]);
 }

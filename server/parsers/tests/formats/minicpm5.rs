@@ -10,7 +10,7 @@ fn mini() -> Case {
 
 #[test]
 fn calls_are_read() {
-    let paris = call(0, "weather", r#"{"city": "Paris", "days": 3}"#);
+    let paris = call(0, "weather", r#"{"city":"Paris","days":3}"#);
     for text in [
         "<function name=\"weather\"><param name=\"city\">Paris</param><param name=\"days\">3</param></function>",
         "<function name='weather'>\n<param name='city'>\nParis\n</param>\n<param name='days'>\n3\n</param>\n</function>\n",
@@ -41,7 +41,7 @@ fn verbatim_text_is_verbatim() {
         ("</param> x", "</param> x"),
     ] {
         let text = format!("<function name=\"f\"><param name=\"a\">{value}</param></function>");
-        mini().reads(&text, &call(0, "f", &format!("{{\"a\": \"{meant}\"}}")));
+        mini().reads(&text, &call(0, "f", &format!("{{\"a\":\"{meant}\"}}")));
     }
 }
 
@@ -53,7 +53,7 @@ fn text_round_calls_is_content() {
             vec![content("I look. ")],
             call(0, "now", "{}"),
             vec![content(" and\n")],
-            call(1, "f", "{\"a\": \"1\"}"),
+            call(1, "f", "{\"a\":\"1\"}"),
             call(2, "now", "{}"),
             vec![content(" so")],
         ]
@@ -75,8 +75,8 @@ fn what_is_no_call_is_text() {
     ] {
         mini().is_text(text);
     }
-    mini().reads("<function name=\"f\"><param name=\"a\">b", &cut(0, "f", "{\"a\": \"b"));
-    mini().reads("<function name=\"f\"><param name=\"a\"><![CDATA[b]", &cut(0, "f", "{\"a\": \"b"));
+    mini().reads("<function name=\"f\"><param name=\"a\">b", &cut(0, "f", "{\"a\":\"b"));
+    mini().reads("<function name=\"f\"><param name=\"a\"><![CDATA[b]", &cut(0, "f", "{\"a\":\"b"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn qwen() -> Case {
 
 #[test]
 fn calls_are_read() {
-    let paris = call(0, "weather", r#"{"city": "Paris", "days": 3}"#);
+    let paris = call(0, "weather", r#"{"city":"Paris","days":3}"#);
     for text in [
         "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
         "<tool_call><function=weather><parameter=city>Paris</parameter><parameter=days>3</parameter></function></tool_call>",
@@ -36,13 +36,12 @@ fn calls_are_read() {
 #[test]
 fn values_are_typed_by_the_tool() {
     let text = "<function=weather><parameter=city>5</parameter><parameter=days>5</parameter><parameter=share>5.5</parameter><parameter=metric>True</parameter><parameter=note>null</parameter><parameter=limit>null</parameter><parameter=where>{\"a\": [1]}</parameter><parameter=tags>['a', None]</parameter><parameter=either>7</parameter><parameter=any>5</parameter><parameter=unknown>5</parameter></function>";
-    let arguments = r#"{"city": "5", "days": 5, "share": 5.5, "metric": true, "note": null, "limit": null, "where": {"a": [1]}, "tags": ["a", null], "either": 7, "any": "5", "unknown": "5"}"#;
+    let arguments = r#"{"city":"5","days":5,"share":5.5,"metric":true,"note":null,"limit":null,"where":{"a": [1]},"tags":["a",null],"either":7,"any":"5","unknown":"5"}"#;
     qwen().reads(text, &call(0, "weather", arguments));
     let text = "<function=weather><parameter=days>many</parameter><parameter=note>nullify</parameter><parameter=note2>x</parameter><parameter=where>{oops</parameter><parameter=either>seven</parameter></function>";
-    let arguments =
-        r#"{"days": "many", "note": "nullify", "note2": "x", "where": "{oops", "either": "seven"}"#;
+    let arguments = r#"{"days":"many","note":"nullify","note2":"x","where":"{oops","either":"seven"}"#;
     qwen().reads(text, &call(0, "weather", arguments));
-    qwen().reads("<function=other><parameter=a>1</parameter></function>", &call(0, "other", r#"{"a": "1"}"#));
+    qwen().reads("<function=other><parameter=a>1</parameter></function>", &call(0, "other", r#"{"a":"1"}"#));
 }
 
 #[test]
@@ -59,7 +58,7 @@ fn one_newline_is_trimmed_on_each_side_of_a_value() {
         ("say \"hi\" \\n", "say \\\"hi\\\" \\\\n"),
     ] {
         let text = format!("<function=weather><parameter=city>{value}</parameter></function>");
-        qwen().reads(&text, &call(0, "weather", &format!("{{\"city\": \"{meant}\"}}")));
+        qwen().reads(&text, &call(0, "weather", &format!("{{\"city\":\"{meant}\"}}")));
     }
 }
 
@@ -77,7 +76,7 @@ fn a_value_may_speak_of_tags() {
     ] {
         let text =
             format!("<tool_call><function=f><parameter=a>\n{value}\n</parameter>\n</function></tool_call>");
-        let arguments = format!("{{\"a\": \"{}\"}}", value.replace('\n', "\\n"));
+        let arguments = format!("{{\"a\":\"{}\"}}", value.replace('\n', "\\n"));
         qwen().reads(&text, &call(0, "f", &arguments));
     }
 }
@@ -86,7 +85,7 @@ fn a_value_may_speak_of_tags() {
 fn of_two_arguments_with_a_name_the_first_counts() {
     qwen().reads(
         "<function=f><parameter=a>1</parameter><parameter=b>2</parameter><parameter=a>3</parameter></function>",
-        &call(0, "f", r#"{"a": "1", "b": "2"}"#),
+        &call(0, "f", r#"{"a":"1","b":"2"}"#),
     );
 }
 
@@ -131,20 +130,20 @@ fn what_is_no_call_is_text() {
 #[test]
 fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
     for (text, arguments) in [
-        ("<function=weather><parameter=city>", "{\"city\": \""),
-        ("<function=weather><parameter=city>\nPar", "{\"city\": \"Par"),
-        ("<function=weather><parameter=city>\nParis\n</para", "{\"city\": \"Paris"),
-        ("<function=weather><parameter=city>\nParis\n</parameter>", "{\"city\": \"Paris\""),
-        ("<function=weather><parameter=city>\nParis\n</parameter>\n<param", "{\"city\": \"Paris\""),
-        ("<function=weather><parameter=days>1", "{\"days\": 1"),
-        ("<function=weather><parameter=metric>tr", "{\"metric\": "),
-        ("<function=weather><parameter=where>{\"a\": [1", "{\"where\": {\"a\": [1"),
+        ("<function=weather><parameter=city>", "{\"city\":\""),
+        ("<function=weather><parameter=city>\nPar", "{\"city\":\"Par"),
+        ("<function=weather><parameter=city>\nParis\n</para", "{\"city\":\"Paris"),
+        ("<function=weather><parameter=city>\nParis\n</parameter>", "{\"city\":\"Paris\""),
+        ("<function=weather><parameter=city>\nParis\n</parameter>\n<param", "{\"city\":\"Paris\""),
+        ("<function=weather><parameter=days>1", "{\"days\":1"),
+        ("<function=weather><parameter=metric>tr", "{\"metric\":"),
+        ("<function=weather><parameter=where>{\"a\":[1", "{\"where\":{\"a\":[1"),
     ] {
         qwen().reads(text, &cut(0, "weather", arguments));
     }
     qwen().reads(
         "<function=f><parameter=a>1</parameter><parameter=\n",
-        &[cut(0, "f", "{\"a\": \"1\""), vec![content("<parameter=\n")]].concat(),
+        &[cut(0, "f", "{\"a\":\"1\""), vec![content("<parameter=\n")]].concat(),
     );
 }
 
@@ -153,7 +152,7 @@ fn text_is_given_out_as_it_comes() {
     let more = |text: &str| Delta::ToolCallArguments { index: 0, text: text.to_owned() };
     let mut parser = qwen().parser();
     assert_eq!(parser.push("<tool_call>\n<function=weather>\n"), []);
-    assert_eq!(parser.push("<parameter=city>\n"), cut(0, "weather", "{\"city\": \""));
+    assert_eq!(parser.push("<parameter=city>\n"), cut(0, "weather", "{\"city\":\""));
     assert_eq!(parser.push("Pa"), [more("Pa")]);
     assert_eq!(parser.push("ris\n"), [more("ris")]);
     assert_eq!(parser.push("\n<"), [more("\\n")]);
