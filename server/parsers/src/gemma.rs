@@ -4,6 +4,8 @@
 use crate::json::{JsonString, NESTING_MAX, Number, Pieces, Verdict, escape, quoted};
 use crate::literal::is_space;
 use crate::scanner::{Found, Scanner};
+use crate::schema::Types;
+use crate::typed::partial;
 
 const QUOTE: &str = "<|\"|>";
 
@@ -85,10 +87,14 @@ impl GemmaObject {
         }
     }
 
-    /// The text ends: a number that is held back may be all of it.
+    /// The text ends: a bare value that is held back is cut off, or whole.
     pub(crate) fn finish(&mut self, to: &mut String) {
-        if matches!(self.state, State::Word) && Number::is(self.word.trim()) {
-            self.word_is_whole(to);
+        if matches!(self.state, State::Word) && !self.word.starts_with('<') {
+            self.comma(to);
+            to.push_str(&partial(
+                &self.word,
+                Types { text: true, number: true, boolean: true, null: true, ..Types::default() },
+            ));
         }
     }
 

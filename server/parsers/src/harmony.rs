@@ -243,11 +243,17 @@ impl Harmony {
     fn message(&mut self, out: &mut Out) {
         self.layout.clear();
         let state = match Header::read(&self.header) {
-            Header { recipient: Some(name), .. } if self.has_tools => State::Call { name: name.to_owned() },
-            Header { recipient: Some(_), .. } => State::Unread,
-            Header { channel: Some("analysis"), .. } if self.has_reasoning => State::Reasoning,
-            Header { channel: Some("analysis"), .. } => State::Unread,
-            Header { .. } => State::Content,
+            None => {
+                self.header.push_str(MESSAGE);
+                return self.header_is_text(out);
+            }
+            Some(Header { recipient: Some(name), .. }) if self.has_tools => {
+                State::Call { name: name.to_owned() }
+            }
+            Some(Header { recipient: Some(_), .. }) => State::Unread,
+            Some(Header { channel: Some("analysis"), .. }) if self.has_reasoning => State::Reasoning,
+            Some(Header { channel: Some("analysis"), .. }) => State::Unread,
+            Some(Header { .. }) => State::Content,
         };
         self.state = state;
         self.header.push_str(MESSAGE);

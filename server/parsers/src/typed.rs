@@ -16,19 +16,27 @@ pub(crate) fn typed(text: &str, types: Types) -> String {
         .unwrap_or_else(|| quoted(text))
 }
 
-/// As much of `text`, which was cut off, as is the beginning of JSON of a type that is allowed.
+/// `text`, which was cut off, as the beginning of JSON: of a type that is allowed if it can be, else of a
+/// string.
 pub(crate) fn partial(text: &str, types: Types) -> String {
     let value = text.trim();
+    let words = [("true", types.boolean), ("false", types.boolean), ("null", types.null)];
+    if words.iter().any(|(word, is_wanted)| *is_wanted && word.starts_with(value)) {
+        return value.to_owned();
+    }
     if let Some(number) = numeric(value, types) {
         return number;
     }
-    if !(value.starts_with('{') && types.object || value.starts_with('[') && types.array) {
-        return String::new();
+    if value.starts_with('{') && types.object || value.starts_with('[') && types.array {
+        let mut machine = JsonValue::new();
+        let mut written = String::new();
+        if value.chars().all(|letter| machine.step(letter, &mut written) == Verdict::More) {
+            return written + &machine.held();
+        }
     }
-    let mut machine = JsonValue::new();
-    let mut written = String::new();
-    let is_json = value.chars().all(|letter| machine.step(letter, &mut written) == Verdict::More);
-    if is_json { written } else { String::new() }
+    let mut string = if text.is_empty() { String::new() } else { quoted(text) };
+    string.pop();
+    string
 }
 
 fn word(value: &str, types: Types) -> Option<String> {
@@ -99,6 +107,24 @@ mod tests {
     };
     const ANY: Types =
         Types { text: true, number: true, boolean: true, null: true, object: true, array: true, ..INTEGER };
+
+    #[test]
+    fn text_that_was_cut_off_becomes_the_beginning_of_what_is_wanted() {
+        for (text, types, json) in [
+            ("1", INTEGER, "1"),
+            ("ma", INTEGER, "\"ma"),
+            ("", INTEGER, ""),
+            ("", ANY, ""),
+            ("tr", ANY, "tr"),
+            ("tr", INTEGER, "\"tr"),
+            (" {\"a\": [1", ANY, "{\"a\": [1"),
+            ("{\"a\": \"x\\", ANY, "{\"a\": \"x\\"),
+            ("{'a", ANY, "\"{'a"),
+            ("[1]", ANY, "\"[1]"),
+        ] {
+            assert_eq!(partial(text, types), json, "{text}");
+        }
+    }
 
     #[test]
     fn text_becomes_what_is_wanted() {

@@ -1,6 +1,9 @@
 //! What the header of a message says.
 
-use super::CHANNEL;
+use super::{CHANNEL, CONSTRAIN, START};
+
+/// Most words of a header: a role, a recipient, a channel and what the message is written in, and some to spare.
+const WORDS_MAX: usize = 6;
 
 /// A header.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,8 +14,19 @@ pub(crate) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Reads a header, from `<|start|>`, what follows it or `<|channel|>` up to `<|message|>`.
-    pub(crate) fn read(text: &'a str) -> Self {
+    /// Reads a header, from `<|start|>`, what follows it or `<|channel|>` up to `<|message|>`. None if it has
+    /// what no header has.
+    pub(crate) fn read(text: &'a str) -> Option<Self> {
+        let words = text.split([' ', '\t', '<']).filter(|word| !word.is_empty()).map(|word| {
+            let marker =
+                [START, CHANNEL, CONSTRAIN].iter().find_map(|marker| word.strip_prefix(&marker[1..]));
+            marker.unwrap_or(word)
+        });
+        let is_word =
+            |word: &str| word.chars().all(|letter| letter.is_alphanumeric() || "_-.=:/".contains(letter));
+        if words.clone().count() > WORDS_MAX || !words.clone().all(is_word) {
+            return None;
+        }
         let channel = text.split_once(CHANNEL).map(|(_, rest)| word(rest.trim_start()));
         let recipient = text
             .match_indices("to=")
@@ -20,7 +34,7 @@ impl<'a> Header<'a> {
             .map(|(at, to)| word(&text[at + to.len()..]))
             .map(|name| name.strip_prefix("functions.").unwrap_or(name))
             .filter(|name| !name.is_empty() && *name != "assistant");
-        Self { channel: channel.filter(|channel| !channel.is_empty()), recipient }
+        Some(Self { channel: channel.filter(|channel| !channel.is_empty()), recipient })
     }
 }
 
@@ -50,20 +64,29 @@ mod tests {
             " to=functions.f<|channel|>commentary json",
             "to=f<|channel|>commentary",
         ] {
-            assert_eq!(
-                Header::read(text),
-                Header { channel: Some("commentary"), recipient: Some("f") },
-                "{text}"
-            );
+            let header = Header { channel: Some("commentary"), recipient: Some("f") };
+            assert_eq!(Header::read(text), Some(header), "{text}");
         }
     }
 
     #[test]
     fn what_a_header_does_not_say_is_none() {
-        assert_eq!(Header::read("<|start|>assistant"), Header { channel: None, recipient: None });
-        assert_eq!(Header::read("<|channel|>final"), Header { channel: Some("final"), recipient: None });
+        assert_eq!(Header::read("<|start|>assistant"), Some(Header { channel: None, recipient: None }));
+        assert_eq!(
+            Header::read("<|channel|>final"),
+            Some(Header { channel: Some("final"), recipient: None })
+        );
         let answer = "<|start|>functions.f to=assistant<|channel|>commentary";
-        assert_eq!(Header::read(answer), Header { channel: Some("commentary"), recipient: None });
+        assert_eq!(Header::read(answer), Some(Header { channel: Some("commentary"), recipient: None }));
+    }
+
+    #[test]
+    fn what_no_header_has_makes_none() {
+        for text in
+            ["<|channel|>final {}", "<|channel|>\u{1F600}", "<|channel|>a b c d e f g", "<|channel|>a|"]
+        {
+            assert_eq!(Header::read(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -106,10 +106,16 @@ impl PythonValue {
         }
     }
 
-    /// The text ends: a number that is held back may be all of it.
+    /// The text ends: a number that is held back may be all of it, and a word the beginning of JSON's.
     pub(crate) fn finish(&mut self, to: &mut String) {
-        if matches!(self.state, State::Word { is_key: false }) && number(&self.held).is_some() {
+        if !matches!(self.state, State::Word { is_key: false }) {
+            return;
+        }
+        if number(&self.held).is_some() {
             self.word_is_whole(false, to);
+        } else if ["True", "False", "true", "false"].iter().any(|word| word.starts_with(&self.held)) {
+            self.comma(to);
+            to.push_str(&self.held.to_ascii_lowercase());
         }
     }
 

@@ -9,7 +9,7 @@ use crate::tool::Step;
 /// What makes an object a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectRule {
-    /// A marker said so: a name is enough.
+    /// A marker said so: a name is enough, if there is nothing else.
     Marked,
     /// Nothing but its look: a name, arguments, and no members that calls do not have.
     Bare,
@@ -26,6 +26,8 @@ pub(crate) struct CallObject {
     key: String,
     name: String,
     arguments: Arguments,
+    /// Whether there are members that calls do not have.
+    has_others: bool,
     pieces: Pieces,
 }
 
@@ -76,6 +78,7 @@ impl CallObject {
             key: String::new(),
             name: String::new(),
             arguments: Arguments::Missing,
+            has_others: false,
             pieces: Pieces::default(),
         }
     }
@@ -181,8 +184,11 @@ impl CallObject {
             }
             "arguments" | "parameters" if self.arguments == Arguments::Missing => self.begin(letter, out),
             "name" => Step::TEXT,
-            key if self.rule == ObjectRule::Bare && !OTHER_MEMBERS.contains(&key) => Step::TEXT,
-            _ => {
+            key => {
+                self.has_others |= !OTHER_MEMBERS.contains(&key);
+                if self.has_others && self.rule == ObjectRule::Bare {
+                    return Step::TEXT;
+                }
                 let mut value = JsonValue::new();
                 if value.step(letter, &mut self.pieces.written) == Verdict::Bad {
                     return Step::TEXT;
@@ -307,7 +313,10 @@ impl CallObject {
     fn object_is_whole(&mut self, out: &mut Out) -> Step {
         match self.arguments {
             Arguments::Whole => Step::Done,
-            Arguments::Missing if self.rule == ObjectRule::Marked && !self.name.is_empty() => {
+            // Members with other names may be meant as arguments: that is no call without any.
+            Arguments::Missing
+                if self.rule == ObjectRule::Marked && !self.has_others && !self.name.is_empty() =>
+            {
                 out.call_without_arguments(&self.name);
                 Step::Done
             }

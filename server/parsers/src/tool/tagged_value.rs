@@ -156,7 +156,7 @@ impl TaggedValue {
             self.close(to);
             return Some(end);
         }
-        if self.form == Form::Whole {
+        if matches!(self.form, Form::Whole | Form::TextOrNull) {
             to.push_str(&partial(&self.held, self.types));
         }
         None

@@ -96,6 +96,8 @@ fn what_is_no_header_is_text() {
         "<|channel|>final\n<|x",
         "<|start|>assistant<|channel|>fin",
         "<|constrain|> alone",
+        "<|channel|>final {x}<|message|>Hello.",
+        "<|channel|>this is no header but a text of many words<|message|>Hello.",
     ] {
         gptoss().is_text(text);
     }

@@ -88,6 +88,7 @@ fn what_is_no_call_is_text() {
         "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
         "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call>",
         "<tool_call>{\"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"weather\", \"args\": {\"city\": \"Paris\"}}</tool_call>",
         "<tool_call>{'name': 'weather'}</tool_call>",
         "<tool_call>{\"name\": \"weather\", \"arguments\": [1]}</tool_call>",
         "<tool_call>{\"name\": \"weather\", \"arguments\": \"Paris\"}</tool_call>",

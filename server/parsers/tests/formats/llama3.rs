@@ -134,7 +134,7 @@ fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
         ("[f(a=\"b\\", "{\"a\":\"b"),
         ("[f(a=12", "{\"a\":12"),
         ("[f(a=[1, 2", "{\"a\":[1,2"),
-        ("[f(a=[1, Tr", "{\"a\":[1"),
+        ("[f(a=[1, Tr", "{\"a\":[1,tr"),
         ("[f(a=1, b", "{\"a\":1"),
         ("[f(a=1", "{\"a\":1"),
     ] {
@@ -144,7 +144,8 @@ fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
     llama().reads("[f(a=[1, c])]", &[cut(0, "f", "{\"a\":[1"), vec![content(", c])]")]].concat());
     llama().reads("[f(a=1), g(b)]", &[call(0, "f", "{\"a\":1}"), vec![content(", g(b)]")]].concat());
     llama().is_text("[f(a");
-    llama().is_text("[f(a=Tr");
+    llama().is_text("[f(a=No");
+    llama().is_text("[f(a=");
 }
 
 #[test]

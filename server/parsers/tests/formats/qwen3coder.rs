@@ -136,7 +136,11 @@ fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
         ("<function=weather><parameter=city>\nParis\n</parameter>", "{\"city\":\"Paris\""),
         ("<function=weather><parameter=city>\nParis\n</parameter>\n<param", "{\"city\":\"Paris\""),
         ("<function=weather><parameter=days>1", "{\"days\":1"),
-        ("<function=weather><parameter=metric>tr", "{\"metric\":"),
+        ("<function=weather><parameter=metric>tr", "{\"metric\":tr"),
+        ("<function=weather><parameter=metric>", "{\"metric\":"),
+        ("<function=weather><parameter=note>nul", "{\"note\":nul"),
+        ("<function=weather><parameter=days>ma", "{\"days\":\"ma"),
+        ("<function=weather><parameter=where>{'a", "{\"where\":\"{'a"),
         ("<function=weather><parameter=where>{\"a\":[1", "{\"where\":{\"a\":[1"),
     ] {
         qwen().reads(text, &cut(0, "weather", arguments));
