@@ -95,11 +95,20 @@ impl Harmony {
             out.arguments(&self.written);
             self.written.clear();
             match verdict {
-                Verdict::More => return,
+                Verdict::More => {
+                    if out.is_prepared() {
+                        self.header.push(letter);
+                    }
+                    return;
+                }
                 Verdict::Done => {
                     out.end();
                     self.state = State::Outside;
                     return;
+                }
+                Verdict::Over | Verdict::Bad if out.is_prepared() => {
+                    out.drop_prepared();
+                    self.unread(out);
                 }
                 Verdict::Over | Verdict::Bad => self.state = State::Outside,
             }
@@ -125,7 +134,10 @@ impl Harmony {
             State::Lead | State::Header => self.header_is_text(out),
             // Cut off before its arguments: the name is certain.
             State::Call { name } => out.begin(&name),
-            State::Arguments(value) => out.arguments(&value.held()),
+            State::Arguments(value) => {
+                out.begin_prepared();
+                out.arguments(&value.held());
+            }
             State::Outside | State::Content | State::Reasoning | State::Unread => {}
         }
         if !self.content.given && !self.reasoning.given && out.calls() == 0 {
@@ -161,8 +173,8 @@ impl Harmony {
                 out.reasoning(letter.encode_utf8(&mut [0; 4]));
             }
             State::Call { name } if letter == '{' => {
-                out.begin(name);
-                self.header.clear();
+                out.prepare(name);
+                self.header.push(letter);
                 let mut value = JsonValue::new();
                 value.step(letter, &mut self.written);
                 out.arguments(&self.written);

@@ -114,6 +114,7 @@ impl Marked {
             Mode::Reasoning { .. } => out.reasoning(&self.scanner.finish()),
             Mode::Calls { .. } => {
                 if let Some(calls) = &mut self.calls {
+                    out.begin_prepared();
                     calls.finish(out);
                 }
                 self.leave_calls(0, out);

@@ -13,6 +13,8 @@ pub(crate) struct Out {
     /// How many bytes of `raw` are the marker that it began with.
     marker: usize,
     calls: u32,
+    /// A call that begins as soon as its arguments hold more than an opening brace: its name and the brace.
+    prepared: Option<(String, String)>,
     work: u64,
 }
 
@@ -68,8 +70,41 @@ impl Out {
         self.commit();
     }
 
-    /// More arguments of the call that began last; all that was read is in them.
+    /// The next call begins with the first character of its arguments that follows the opening brace. Until
+    /// then it may be broken, and a broken call is text.
+    pub(crate) fn prepare(&mut self, name: &str) {
+        self.prepared = Some((name.to_owned(), String::new()));
+    }
+
+    /// Whether a call is prepared that has not begun.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.prepared.is_some()
+    }
+
+    /// The call that is prepared does not begin.
+    pub(crate) fn drop_prepared(&mut self) {
+        self.prepared = None;
+    }
+
+    /// The text ends: a call that is prepared begins, and was cut off.
+    pub(crate) fn begin_prepared(&mut self) {
+        if let Some((name, text)) = self.prepared.take() {
+            self.begin(&name);
+            self.arguments(&text);
+        }
+    }
+
+    /// More arguments of the call that began last, or is prepared; all that was read is in them.
     pub(crate) fn arguments(&mut self, text: &str) {
+        if let Some((_, before)) = &mut self.prepared {
+            // The brace is one byte, and the first.
+            let mut more = text.bytes().skip(usize::from(before.is_empty()));
+            before.push_str(text);
+            if more.any(|byte| !byte.is_ascii_whitespace()) {
+                self.begin_prepared();
+            }
+            return;
+        }
         self.commit();
         self.worked(text.len());
         if text.is_empty() {
@@ -128,6 +163,7 @@ impl Out {
     /// Reading is over: the bytes that are text, and those to be looked at anew, at most the last `again`. The
     /// marker is never looked at anew, for it would be found again.
     pub(crate) fn close(&mut self, again: usize) -> (String, String) {
+        self.prepared = None;
         let mut text = mem::take(&mut self.raw);
         let again = again.min(text.len() - self.marker);
         let rest = text.split_off(text.len() - again);

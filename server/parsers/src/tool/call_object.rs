@@ -220,7 +220,7 @@ impl CallObject {
             self.arguments = Arguments::Held(String::new());
         } else {
             self.arguments = Arguments::Given;
-            out.begin(&self.name);
+            out.prepare(&self.name);
         }
     }
 

@@ -75,7 +75,7 @@ impl Gemma4 {
     fn name(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '{' if !self.name.is_empty() => {
-                out.begin(&self.name);
+                out.prepare(&self.name);
                 self.state = State::Arguments(GemmaObject::new());
                 self.arguments(letter, out)
             }

@@ -1,4 +1,4 @@
-//! Arguments as a JSON object after a name that is known. The call begins with the object's first brace.
+//! Arguments as a JSON object after a name that is known.
 
 use crate::json::{JsonValue, Verdict};
 use crate::out::Out;
@@ -15,7 +15,7 @@ impl JsonArguments {
     /// Begins the call: the object's `{` has come.
     pub(crate) fn begin(name: &str, out: &mut Out) -> Self {
         let mut arguments = Self { value: JsonValue::new(), written: String::new() };
-        out.begin(name);
+        out.prepare(name);
         arguments.step('{', out);
         arguments
     }

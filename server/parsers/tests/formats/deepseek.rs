@@ -64,6 +64,7 @@ fn what_is_no_call_is_text() {
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n[1]\n```",
         "<｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{'a': 1}<｜tool▁call▁end｜>",
         "<｜tool▁call▁begin｜><｜tool▁sep｜>{}",
         "<｜tool",
     ] {

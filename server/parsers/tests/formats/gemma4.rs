@@ -75,6 +75,8 @@ fn what_is_no_call_is_text() {
         "<|tool_call>call:",
         "<|tool_call>call:f",
         "<|tool_call>call:{}",
+        "<|tool_call>call:f{ ,}<tool_call|>",
+        "<|tool_call>call:f{a}<tool_call|>",
         "<|tool_call>now{}",
         "<|tool_call>call:f(a=1)<tool_call|>",
         "call:now{}",

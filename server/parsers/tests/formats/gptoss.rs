@@ -117,6 +117,7 @@ fn what_is_no_header_is_text() {
 fn a_call_that_is_no_json_is_text() {
     let text = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
     gptoss().is_text(text);
+    gptoss().is_text("<|channel|>commentary to=functions.f<|message|> {\n 'a': 1}<|call|>");
     gptoss().reads(
         "<|channel|>commentary to=functions.f<|message|>{\"a\": b}<|call|>",
         &[cut(0, "f", "{\"a\": "), vec![content("b}")]].concat(),

@@ -68,6 +68,8 @@ fn what_is_no_call_is_text() {
         "[TOOL_CALLS]now",
         "[TOOL_CALLS]now[ARGS]",
         "[TOOL_CALLS]now[ARGS][1]",
+        "[TOOL_CALLS]now[ARGS]{'a': 1}",
+        "[TOOL_CALLS]now[ARGS]{ a}",
         "[TOOL_CALLS]now[ARG]{}",
         "[TOOL_CALLS]now[X]{}",
         "[TOOL_CA",
