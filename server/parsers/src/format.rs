@@ -19,7 +19,7 @@ pub enum ToolFormat {
     Mistral,
     /// `[TOOL_CALLS]f[ARGS]{…}`: Devstral.
     Devstral,
-    /// `functools[{"name": …, "arguments": …}]`: Phi 4 mini.
+    /// `functools[{"name": …, "arguments": …}]` or the same between tokens: Phi 4 mini.
     Phi4,
     /// Harmony: gpt-oss.
     Gptoss,
@@ -98,7 +98,8 @@ impl ToolFormat {
     /// the format cannot be read.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
-            Self::None | Self::Hermes3 | Self::Phi4 | Self::Qwen3Coder => &[],
+            Self::None | Self::Hermes3 | Self::Qwen3Coder => &[],
+            Self::Phi4 => &["<|tool_call|>", "<|/tool_call|>"],
             Self::Llama3 => &["<|python_tag|>", "<|python_start|>", "<|python_end|>"],
             Self::Mistral | Self::Devstral => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
             Self::Gptoss => &HARMONY_TOKENS,

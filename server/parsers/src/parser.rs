@@ -71,3 +71,15 @@ impl Parser {
         self.out.work()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parser_may_go_where_its_request_goes() {
+        fn goes_anywhere<T: Send + Sync + 'static>() {}
+        goes_anywhere::<Parser>();
+        goes_anywhere::<Tools>();
+    }
+}

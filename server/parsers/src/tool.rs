@@ -79,7 +79,7 @@ impl Step {
 }
 
 /// A machine that reads calls, from one of its signs on, a character at a time.
-pub(crate) trait Calls: Debug + Send {
+pub(crate) trait Calls: Debug + Send + Sync {
     /// The signs that lead to it.
     fn marks(&self) -> &'static [Mark];
 

@@ -57,8 +57,13 @@ static HERMES3: Rule = Rule {
     between: SPACE,
 };
 
-static PHI4: Rule =
-    Rule { marks: &[Mark::anywhere("functools")], alone: false, array: true, close: None, between: None };
+static PHI4: Rule = Rule {
+    marks: &[Mark::anywhere("functools"), Mark::anywhere("<|tool_call|>")],
+    alone: false,
+    array: true,
+    close: Some("<|/tool_call|>"),
+    between: None,
+};
 
 static GRANITE: Rule = Rule {
     marks: &[Mark::anywhere("<|tool_call|>"), Mark::anywhere("<tool_call>")],
@@ -71,10 +76,10 @@ static GRANITE: Rule = Rule {
 /// The objects that follow a marker, or look like calls, in one of the forms of a format.
 static PLAIN: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: Some(';') };
 
-static ARRAY: Rule = Rule { marks: &[], alone: false, array: true, close: None, between: None };
+static ONE: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: None };
 
 impl JsonCalls {
-    /// `functools[{…}, …]`.
+    /// `functools[{…}, …]` or `<|tool_call|>[{…}, …]<|/tool_call|>`.
     pub(crate) fn phi4() -> Self {
         Self::new(&PHI4)
     }
@@ -89,9 +94,9 @@ impl JsonCalls {
         Self { object_rule, ..Self::new(&PLAIN) }
     }
 
-    /// `[{…}, …]`, without a marker of its own.
-    pub(crate) fn plain_array(object_rule: ObjectRule) -> Self {
-        Self { object_rule, ..Self::new(&ARRAY) }
+    /// `[{…}, …]` or `{…}`, without a marker of its own.
+    pub(crate) fn array_or_object(object_rule: ObjectRule) -> Self {
+        Self { object_rule, ..Self::new(&ONE) }
     }
 
     /// `<tool_call>{…}</tool_call>`.

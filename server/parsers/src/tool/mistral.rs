@@ -57,8 +57,8 @@ impl Mistral {
     }
 
     fn lead(&mut self, letter: char, out: &mut Out) -> Step {
-        if letter == '[' {
-            let mut array = JsonCalls::plain_array(self.array_rule);
+        if matches!(letter, '[' | '{') {
+            let mut array = JsonCalls::array_or_object(self.array_rule);
             let step = array.step(letter, out);
             self.state = State::Array(array);
             return step;

@@ -18,6 +18,7 @@ fn calls_in_an_array_are_read() {
     for text in [
         r#"[TOOL_CALLS][{"name": "weather", "arguments": {"city": "[TOOL_CALLS]]"}}, {"name": "now", "arguments": {}}]"#,
         "[TOOL_CALLS] [{\"arguments\": {\"city\": \"[TOOL_CALLS]]\"}, \"name\": \"weather\", \"id\": \"123456789\"},\n{\"name\": \"now\", \"arguments\": {}}]",
+        r#"[TOOL_CALLS]{"name": "weather", "arguments": {"city": "[TOOL_CALLS]]"}}[TOOL_CALLS]{"name": "now"}"#,
         " [{\"name\": \"weather\", \"arguments\": {\"city\": \"[TOOL_CALLS]]\"}}, {\"name\": \"now\", \"arguments\": {}}]",
     ] {
         mistral().reads(text, &expected);

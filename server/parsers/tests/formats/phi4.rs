@@ -15,6 +15,7 @@ fn calls_are_read() {
         r#"functools[{"name": "weather", "arguments": {"city": "a]}"}}, {"name": "now", "arguments": {}}]"#,
         "functools [\n{\"arguments\": {\"city\": \"a]}\"}, \"name\": \"weather\"}\n,\n{\"name\": \"now\"} ]\n",
         r#"functools[{"name": "weather", "arguments": {"city": "a]}"}}]functools[{"name": "now", "arguments": {}}]"#,
+        r#"<|tool_call|>[{"name": "weather", "arguments": {"city": "a]}"}}, {"name": "now", "arguments": {}}]<|/tool_call|>"#,
         "functools[{\"name\": \"weather\", \"arguments\": {\"city\": \"a]}\"}}]\nfunctools[{\"name\": \"now\", \"arguments\": {}}]",
     ] {
         phi().reads(text, &both);

@@ -29,7 +29,7 @@ fn markers(tool: ToolFormat) -> &'static [&'static str] {
         ToolFormat::Hermes3 => &["<tool_call>"],
         ToolFormat::Llama3 => &["<|python_tag|>", "<|python_start|>"],
         ToolFormat::Mistral | ToolFormat::Devstral => &["[TOOL_CALLS]"],
-        ToolFormat::Phi4 => &["functools"],
+        ToolFormat::Phi4 => &["functools", "<|tool_call|>"],
         ToolFormat::Qwen3Coder => &["<tool_call>", "<function="],
         ToolFormat::Lfm2 => &["<|tool_call_start|>"],
         ToolFormat::Gemma4 => &["<|tool_call>", "```tool_code"],
