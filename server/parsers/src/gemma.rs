@@ -37,13 +37,30 @@ enum State {
     Word,
     /// In a string between tokens.
     Text {
-        is_key: bool,
+        part: Part,
     },
     /// In a string as JSON writes it.
     Json {
         string: JsonString,
-        is_key: bool,
+        part: Part,
     },
+}
+
+/// What a string or a word is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Key,
+    Value,
+}
+
+impl Part {
+    /// Within a bare one.
+    fn state(self) -> State {
+        match self {
+            Self::Key => State::Key,
+            Self::Value => State::Word,
+        }
+    }
 }
 
 impl GemmaObject {
@@ -63,13 +80,13 @@ impl GemmaObject {
     /// `Bad` nothing may follow; it is never `Over`.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
-            State::Json { string, is_key } => {
-                let is_key = *is_key;
+            State::Json { string, part } => {
+                let part = *part;
                 let closed = string.step(letter, &mut self.pieces);
                 to.push_str(&self.pieces.written);
                 self.pieces.written.clear();
                 self.pieces.meant.clear();
-                if closed { self.text_is_whole(is_key, to) } else { Verdict::More }
+                if closed { self.text_is_whole(part, to) } else { Verdict::More }
             }
             State::Text { .. } => self.text(letter, to),
             State::Key if letter == ':' => {
@@ -160,23 +177,24 @@ impl GemmaObject {
     /// A key or a value begins.
     fn begin(&mut self, letter: char, to: &mut String) -> Verdict {
         let is_key = matches!(self.state, State::Item) && self.in_object();
+        let part = if is_key { Part::Key } else { Part::Value };
         match letter {
-            '{' | '[' if !is_key => self.open(letter, to),
+            '{' | '[' if part == Part::Value => self.open(letter, to),
             '"' => {
                 self.comma(to);
                 to.push('"');
-                self.go(State::Json { string: JsonString::default(), is_key })
+                self.go(State::Json { string: JsonString::default(), part })
             }
             '<' => {
                 self.word.clear();
-                self.state = if is_key { State::Key } else { State::Word };
+                self.state = part.state();
                 self.word(letter, to)
             }
             ',' | ':' | '{' | '}' | '[' | ']' => Verdict::Bad,
             letter => {
                 self.word.clear();
                 self.word.push(letter);
-                self.go(if is_key { State::Key } else { State::Word })
+                self.go(part.state())
             }
         }
     }
@@ -193,36 +211,37 @@ impl GemmaObject {
 
     /// A character of a bare key or value, or of the token that begins a string.
     fn word(&mut self, letter: char, to: &mut String) -> Verdict {
-        let is_key = matches!(self.state, State::Key);
+        let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
             // No bare word holds a token, and no key brackets or a comma.
-            let is_wrong = letter == '<' || is_key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
+            let is_wrong =
+                letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { Verdict::Bad } else { Verdict::More };
         }
         if self.word == QUOTE {
             self.comma(to);
             to.push('"');
-            return self.go(State::Text { is_key });
+            return self.go(State::Text { part });
         }
         if QUOTE.starts_with(&self.word) { Verdict::More } else { Verdict::Bad }
     }
 
     fn text(&mut self, letter: char, to: &mut String) -> Verdict {
-        let State::Text { is_key } = self.state else { return Verdict::Bad };
+        let State::Text { part } = self.state else { return Verdict::Bad };
         self.scanner.push(letter);
         loop {
             match self.scanner.settle(std::iter::once((0, QUOTE))) {
                 None => return Verdict::More,
                 Some(Found::Letter(letter)) => escape(letter, to),
-                Some(Found::Marker(_)) => return self.text_is_whole(is_key, to),
+                Some(Found::Marker(_)) => return self.text_is_whole(part, to),
             }
         }
     }
 
-    fn text_is_whole(&mut self, is_key: bool, to: &mut String) -> Verdict {
+    fn text_is_whole(&mut self, part: Part, to: &mut String) -> Verdict {
         to.push('"');
-        self.go(if is_key { State::Colon } else { State::Next })
+        self.go(if part == Part::Key { State::Colon } else { State::Next })
     }
 
     fn word_is_whole(&mut self, to: &mut String) {

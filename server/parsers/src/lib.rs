@@ -10,6 +10,19 @@
 //!                       └─ Harmony: messages in channels
 //!                                  └─► deltas
 //! ```
+//!
+//! ```
+//! use std::sync::Arc;
+//! use server_parsers::{Delta, Formats, Parser, Tools};
+//!
+//! let formats = Formats::detect("… {{ '<tool_call>' }} … {{ '<think>' }} …");
+//! let tools = Arc::new(Tools::new([("now", None)]));
+//! let mut parser = Parser::new(formats, &tools, "<|im_start|>assistant\n<think>\n");
+//! assert_eq!(parser.push("What time?</th"), [Delta::Reasoning("What time?".to_owned())]);
+//! let deltas = parser.push("ink><tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>");
+//! assert_eq!(deltas[0], Delta::ToolCallBegin { index: 0, name: "now".to_owned() });
+//! assert_eq!(parser.finish(), []);
+//! ```
 
 mod delta;
 mod detect;

@@ -10,7 +10,7 @@ use crate::literal::is_space;
 use crate::out::Out;
 use crate::reasoning::{Reasoning, opened, reasoning};
 use crate::scanner::{Found, Scanner};
-use crate::tool::{Calls, Place, Step, calls};
+use crate::tool::{Calls, Mark, Place, Step, calls};
 use crate::{Formats, Tools};
 
 /// An answer on its way.
@@ -59,7 +59,7 @@ struct Sign {
 
 #[derive(Clone, Copy, Debug)]
 enum To {
-    Calls { mark: usize, is_read: bool },
+    Calls { mark: usize },
     Reasoning { tags: usize },
     Answer,
     AnswerEnd,
@@ -204,7 +204,7 @@ impl Marked {
                 out.open(sign.text);
                 self.mode = Mode::AnswerEnd;
             }
-            To::Calls { mark, is_read } => self.enter_calls(sign.text, mark, is_read, out),
+            To::Calls { mark } => self.enter_calls(mark, out),
         }
     }
 
@@ -215,8 +215,9 @@ impl Marked {
         self.at_start = true;
     }
 
-    fn enter_calls(&mut self, text: &'static str, mark: usize, is_read: bool, out: &mut Out) {
+    fn enter_calls(&mut self, mark: usize, out: &mut Out) {
         let Some(calls) = &mut self.calls else { return };
+        let Mark { text, is_read, .. } = calls.marks()[mark];
         self.mode = Mode::Calls { before: out.calls() };
         out.open(text);
         calls.enter(mark, out);
@@ -279,11 +280,7 @@ fn signs(calls: Option<&dyn Calls>, reasoning: &Reasoning) -> Vec<Sign> {
     let mut signs: Vec<Sign> = marks
         .iter()
         .enumerate()
-        .map(|(mark, sign)| Sign {
-            text: sign.text,
-            place: sign.place,
-            to: To::Calls { mark, is_read: sign.is_read },
-        })
+        .map(|(mark, sign)| Sign { text: sign.text, place: sign.place, to: To::Calls { mark } })
         .collect();
     for (index, tags) in reasoning.tags.iter().enumerate() {
         let to = To::Reasoning { tags: index };

@@ -39,10 +39,17 @@ enum State {
     Next,
     Text {
         string: JsonString,
-        is_key: bool,
+        part: Part,
     },
     Number(Number),
     Word(Literal),
+}
+
+/// What a string is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Key,
+    Value,
 }
 
 impl JsonValue {
@@ -55,7 +62,7 @@ impl JsonValue {
     /// [`Verdict::Done`], `Over` or `Bad` nothing may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
-            State::Text { string, is_key } => {
+            State::Text { string, part } => {
                 let closed = string.step(letter, &mut self.pieces);
                 to.push_str(&self.pieces.written);
                 self.pieces.written.clear();
@@ -64,7 +71,7 @@ impl JsonValue {
                     return Verdict::More;
                 }
                 to.push('"');
-                if *is_key {
+                if *part == Part::Key {
                     self.state = State::Colon;
                     return Verdict::More;
                 }
@@ -118,7 +125,7 @@ impl JsonValue {
             (State::Next, ',') => self.go(if in_object { State::Key } else { State::Value }),
             (State::Colon, ':') => self.go(State::Value),
             (State::Key | State::FirstKey, '"') => {
-                self.go(State::Text { string: JsonString::default(), is_key: true })
+                self.go(State::Text { string: JsonString::default(), part: Part::Key })
             }
             (State::Value | State::FirstItem, letter) => self.value(letter),
             _ => Verdict::Bad,
@@ -136,7 +143,7 @@ impl JsonValue {
                 self.open.push(is_object);
                 self.go(if is_object { State::FirstKey } else { State::FirstItem })
             }
-            '"' => self.go(State::Text { string: JsonString::default(), is_key: false }),
+            '"' => self.go(State::Text { string: JsonString::default(), part: Part::Value }),
             't' => self.go(State::Word(Literal::new("rue"))),
             'f' => self.go(State::Word(Literal::new("alse"))),
             'n' => self.go(State::Word(Literal::new("ull"))),

@@ -4,12 +4,21 @@
 #[derive(Debug)]
 pub(crate) struct PythonString {
     quote: char,
-    is_raw: bool,
+    escapes: Escapes,
     state: State,
     /// An escape that is not whole yet, without its backslash.
     escape: Option<String>,
     /// The first half of a surrogate pair.
     high: Option<u32>,
+}
+
+/// What becomes of escapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Escapes {
+    /// They are read.
+    Read,
+    /// They are text, as in raw strings.
+    Kept,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +45,8 @@ pub(crate) enum Text {
 }
 
 impl PythonString {
-    pub(crate) fn new(quote: char, is_raw: bool) -> Self {
-        Self { quote, is_raw, state: State::Begun, escape: None, high: None }
+    pub(crate) fn new(quote: char, escapes: Escapes) -> Self {
+        Self { quote, escapes, state: State::Begun, escape: None, high: None }
     }
 
     /// Takes the next character, and appends to `to` what is certain.
@@ -74,7 +83,7 @@ impl PythonString {
             }
             State::Short => {}
         }
-        if letter == '\\' && !self.is_raw {
+        if letter == '\\' && self.escapes == Escapes::Read {
             self.escape = Some(String::new());
         } else {
             self.push(letter, to);

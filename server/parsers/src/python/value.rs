@@ -1,7 +1,7 @@
 //! A Python value a character at a time, as JSON. Comments, expressions and sums of strings are no values.
 
 use super::number;
-use super::string::{PythonString, Text};
+use super::string::{Escapes, PythonString, Text};
 use crate::json::{NESTING_MAX, Verdict, escape, quoted};
 use crate::literal::is_space;
 use crate::schema::Types;
@@ -44,8 +44,15 @@ enum State {
     },
     /// A number, a word, or the prefix of a string.
     Word {
-        is_key: bool,
+        part: Part,
     },
+}
+
+/// What a number or a word is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Key,
+    Value,
 }
 
 /// What a string is.
@@ -87,16 +94,16 @@ impl PythonValue {
                     },
                 }
             }
-            State::Word { is_key } => {
-                let is_key = *is_key;
+            State::Word { part } => {
+                let part = *part;
                 if letter.is_alphanumeric() || matches!(letter, '_' | '.' | '+' | '-') {
                     self.held.push(letter);
                     return Verdict::More;
                 }
                 if matches!(letter, '"' | '\'') {
-                    return self.prefixed(letter, is_key, to);
+                    return self.prefixed(letter, part, to);
                 }
-                match self.word_is_whole(is_key, to) {
+                match self.word_is_whole(part, to) {
                     Verdict::Done => Verdict::Over,
                     Verdict::More => self.step(letter, to),
                     verdict => verdict,
@@ -108,11 +115,11 @@ impl PythonValue {
 
     /// The text ends: a number that is held back may be all of it, and a word the beginning of JSON's.
     pub(crate) fn finish(&mut self, to: &mut String) {
-        if !matches!(self.state, State::Word { is_key: false }) {
+        if !matches!(self.state, State::Word { part: Part::Value }) {
             return;
         }
         if number(&self.held).is_some() {
-            self.word_is_whole(false, to);
+            self.word_is_whole(Part::Value, to);
         } else if ["True", "False", "true", "false"].iter().any(|word| word.starts_with(&self.held)) {
             self.comma(to);
             to.push_str(&self.held.to_ascii_lowercase());
@@ -167,18 +174,19 @@ impl PythonValue {
         if matches!(letter, '"' | '\'') {
             self.comma(to);
             to.push('"');
-            return self.go(State::Text { string: PythonString::new(letter, false), role: Role::Key });
+            return self
+                .go(State::Text { string: PythonString::new(letter, Escapes::Read), role: Role::Key });
         }
-        self.word(letter, true)
+        self.word(letter, Part::Key)
     }
 
     fn value(&mut self, letter: char, to: &mut String) -> Verdict {
         let close = match letter {
-            '"' | '\'' => return self.string(letter, false, to),
+            '"' | '\'' => return self.string(letter, Escapes::Read, to),
             '{' => '}',
             '[' => ']',
             '(' => ')',
-            letter => return self.word(letter, false),
+            letter => return self.word(letter, Part::Value),
         };
         if self.open.len() == NESTING_MAX {
             return Verdict::Bad;
@@ -189,33 +197,34 @@ impl PythonValue {
         self.go(State::Item)
     }
 
-    fn string(&mut self, quote: char, is_raw: bool, to: &mut String) -> Verdict {
+    fn string(&mut self, quote: char, escapes: Escapes, to: &mut String) -> Verdict {
         let takes_text = self.types.is_unknown() || self.types.text;
         let role = if self.open.is_empty() && !takes_text { Role::Held } else { Role::Text };
         if role == Role::Text {
             self.comma(to);
             to.push('"');
         }
-        self.go(State::Text { string: PythonString::new(quote, is_raw), role })
+        self.go(State::Text { string: PythonString::new(quote, escapes), role })
     }
 
-    fn word(&mut self, letter: char, is_key: bool) -> Verdict {
+    fn word(&mut self, letter: char, part: Part) -> Verdict {
         if !(letter.is_alphanumeric() || matches!(letter, '_' | '.' | '+' | '-')) {
             return Verdict::Bad;
         }
         self.held.clear();
         self.held.push(letter);
-        self.go(State::Word { is_key })
+        self.go(State::Word { part })
     }
 
     /// A quote after a word, which may be the prefix of a string.
-    fn prefixed(&mut self, quote: char, is_key: bool, to: &mut String) -> Verdict {
+    fn prefixed(&mut self, quote: char, part: Part, to: &mut String) -> Verdict {
         let prefix = self.held.to_ascii_lowercase();
-        if is_key || !matches!(prefix.as_str(), "r" | "b" | "u" | "f" | "rb" | "br") {
+        if part == Part::Key || !matches!(prefix.as_str(), "r" | "b" | "u" | "f" | "rb" | "br") {
             return Verdict::Bad;
         }
         self.held.clear();
-        self.string(quote, prefix.contains('r'), to)
+        let escapes = if prefix.contains('r') { Escapes::Kept } else { Escapes::Read };
+        self.string(quote, escapes, to)
     }
 
     /// Passes on what a string has said.
@@ -245,7 +254,7 @@ impl PythonValue {
         }
     }
 
-    fn word_is_whole(&mut self, is_key: bool, to: &mut String) -> Verdict {
+    fn word_is_whole(&mut self, part: Part, to: &mut String) -> Verdict {
         let json = match self.held.as_str() {
             "True" | "true" => "true".to_owned(),
             "False" | "false" => "false".to_owned(),
@@ -256,7 +265,7 @@ impl PythonValue {
             },
         };
         self.comma(to);
-        if is_key {
+        if part == Part::Key {
             to.push_str(&quoted(&json));
             return self.go(State::Colon);
         }

@@ -115,7 +115,10 @@ impl CallObject {
             }
             State::Text { string, .. } => {
                 let closed = string.step(letter, &mut self.pieces);
-                self.text(closed, out)
+                match self.text(out) {
+                    Step::More if closed => self.text_is_whole(out),
+                    step => step,
+                }
             }
             State::Null(word) => match word.step(letter) {
                 Matched::More => Step::More,
@@ -235,7 +238,7 @@ impl CallObject {
     }
 
     /// More of the string that holds the arguments is in `pieces.meant`.
-    fn text(&mut self, closed: bool, out: &mut Out) -> Step {
+    fn text(&mut self, out: &mut Out) -> Step {
         let mut meant = std::mem::take(&mut self.pieces.meant);
         self.clear();
         for letter in meant.drain(..) {
@@ -245,12 +248,16 @@ impl CallObject {
         }
         // Kept for its capacity.
         self.pieces.meant = meant;
+        Step::More
+    }
+
+    /// The string that holds the arguments ends.
+    fn text_is_whole(&mut self, out: &mut Out) -> Step {
         let State::Text { object, .. } = &self.state else { unreachable!("invariant: within a string") };
-        match (closed, object) {
-            (false, _) => Step::More,
-            (true, TextObject::Before) => self.no_arguments(out),
-            (true, TextObject::Within(_)) => Step::TEXT,
-            (true, TextObject::After) => self.arguments_are_whole(out),
+        match object {
+            TextObject::Before => self.no_arguments(out),
+            TextObject::Within(_) => Step::TEXT,
+            TextObject::After => self.arguments_are_whole(out),
         }
     }
 

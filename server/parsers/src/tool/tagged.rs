@@ -145,7 +145,7 @@ impl Tagged {
         self.has_begun = false;
         self.names.clear();
         if name.is_alone {
-            return self.function_is_whole(self.dialect.closes, out);
+            return self.function_is_whole(out);
         }
         self.go(State::Between)
     }
@@ -155,12 +155,13 @@ impl Tagged {
         if part == 0 {
             return self.go(State::ArgumentName(Name::default()));
         }
-        let is_closed = part == 2;
-        self.function_is_whole(self.dialect.closes && !is_closed, out)
+        let step = self.function_is_whole(out);
+        // The last tag closes the whole.
+        if part == 2 { Step::Done } else { step }
     }
 
-    /// The function is whole; what closes it may follow.
-    fn function_is_whole(&mut self, is_open: bool, out: &mut Out) -> Step {
+    /// The function is whole; what closes the whole may follow.
+    fn function_is_whole(&mut self, out: &mut Out) -> Step {
         if self.has_begun {
             out.arguments("}");
             out.end();
@@ -169,7 +170,7 @@ impl Tagged {
         }
         self.has_begun = false;
         self.state = State::Tail;
-        if is_open { Step::More } else { Step::Done }
+        if self.dialect.closes { Step::More } else { Step::Done }
     }
 
     fn argument(&mut self, name: &str, out: &mut Out) -> Step {
@@ -203,7 +204,10 @@ impl Tagged {
                 self.dialect.parts[next].chars().for_each(|letter| out.read(letter));
                 self.part(next, out)
             }
-            ValueStep::End { .. } => self.function_is_whole(false, out),
+            ValueStep::End { .. } => {
+                self.function_is_whole(out);
+                Step::Done
+            }
         }
     }
 }
@@ -273,7 +277,7 @@ impl Calls for Tagged {
             let end = value.finish(&mut self.json);
             out.arguments(&self.json);
             if end == Some(1) {
-                self.function_is_whole(false, out);
+                self.function_is_whole(out);
             }
         }
         // What is left of a call that has begun is the beginning of a tag.

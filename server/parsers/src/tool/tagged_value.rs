@@ -173,7 +173,9 @@ impl TaggedValue {
             match self.scanner.settle(markers) {
                 None => return,
                 Some(Found::Letter(letter)) => self.text(letter, to),
-                Some(Found::Marker(usize::MAX)) => self.cdata(in_cdata, to),
+                Some(Found::Marker(usize::MAX)) => {
+                    self.cdata(if in_cdata { State::Within } else { State::Cdata }, to)
+                }
                 Some(Found::Marker(end)) => {
                     self.state = State::Ended(After { end, read: String::new(), next: None });
                 }
@@ -181,9 +183,9 @@ impl TaggedValue {
         }
     }
 
-    /// A mark of verbatim text: newlines inside are of the value.
-    fn cdata(&mut self, is_end: bool, to: &mut String) {
-        self.state = if is_end { State::Within } else { State::Cdata };
+    /// Verbatim text begins or ends: newlines in it are of the value.
+    fn cdata(&mut self, state: State, to: &mut String) {
+        self.state = state;
         self.is_first = false;
         if std::mem::take(&mut self.has_newline) {
             self.put('\n', to);
