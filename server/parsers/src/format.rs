@@ -105,7 +105,7 @@ impl ToolFormat {
             Self::Gptoss => &HARMONY_TOKENS,
             Self::Lfm2 => &["<|tool_call_start|>", "<|tool_call_end|>"],
             Self::Gemma4 => &["<|tool_call>", "<tool_call|>", "<|\"|>"],
-            Self::MiniCpm5 => &["<function", "</function>", "<param", "</param>"],
+            Self::MiniCpm5 => &["<function name=", "</function>", "<param name=", "</param>"],
             Self::DeepSeek => &[
                 "<｜tool▁calls▁begin｜>",
                 "<｜tool▁call▁begin｜>",
@@ -185,6 +185,12 @@ impl Formats {
     /// of it: see [`Formats::with_tools`] for those of a request. Those of them that a tokenizer does not have, or does not hold for special, do not matter.
     pub fn special_tokens(self) -> impl Iterator<Item = &'static str> {
         self.tool.special_tokens().iter().chain(self.reasoning.special_tokens()).copied()
+    }
+
+    /// Whether a special token with this text has to stay in the text that is parsed: whether it is one of
+    /// [`Formats::special_tokens`] or a part of one, since tokenizers differ in where a marker ends.
+    pub fn needs_token(self, text: &str) -> bool {
+        !text.is_empty() && self.special_tokens().any(|marker| marker.contains(text))
     }
 
     /// Whether the whole text is messages in channels.
@@ -296,5 +302,8 @@ mod tests {
         let tokens: Vec<&str> = formats.with_tools(&Tools::default()).special_tokens().collect();
         assert_eq!(tokens, ["<think>", "</think>"]);
         assert_eq!(Formats::default().special_tokens().count(), 0);
+        let formats = Formats { tool: ToolFormat::MiniCpm5, reasoning: ReasoningFormat::None };
+        assert!(formats.needs_token("<function") && formats.needs_token("</param>"));
+        assert!(!formats.needs_token("<|im_end|>") && !formats.needs_token(""));
     }
 }
