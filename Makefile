@@ -67,7 +67,7 @@ e2e: fetch ## Install the chart on a real node and chat with real pods; needs ro
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@$(CARGO) clippy --workspace --all-targets --locked --features tests/browser -- -D warnings
 	@$(MAKE) doc
 	@scripts/shellcheck $(SCRIPTS)
 	@if [[ -x .deps/bin/cargo-deny ]]; then $(MAKE) deny; \

@@ -425,7 +425,7 @@ const BEYOND: &str = "[document.documentElement, ...document.body.querySelectorA
 
 /// A function that gives the text whose contrast is less than its argument.
 const FAINT: &str = "least => {
-    const canvas = document.createElement('canvas').getContext('2d');
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const parts = color => {
         canvas.clearRect(0, 0, 1, 1);
         canvas.fillStyle = color;
