@@ -5,8 +5,10 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 CARGO ?= cargo
-# Passed on to the servers by `make run`, e.g. ARGS="--log-format json".
+# Passed on to the program that a target runs, e.g. make run ARGS="--set engine.kvCache.size=1Gi".
 ARGS ?=
+# Where `make run` finds the programs that `make build` has built.
+BIN ?= target/release
 export MODEL PORT REPLICAS
 
 CARGO_DENY_VERSION := 0.20.2
@@ -25,14 +27,16 @@ tools: ## Build the pinned Kubernetes programs of the tests into .deps/tools/, o
 	@scripts/tools node
 
 .PHONY: build
-build: fetch ## Build the server and the router, optimised, into target/release/.
+build: fetch ## Build the server, the router and the operator, optimised, into target/release/.
 	@scripts/need cargo g++
-	@$(CARGO) build --release --locked --package server --package router
+	@$(CARGO) build --release --locked --package server --package router --package operator
 
 .PHONY: run
-run: build ## Serve the sample model by two servers behind the router on 127.0.0.1:8000. PORT, MODEL, REPLICAS and ARGS override.
-	@scripts/need curl
-	@scripts/run $(ARGS)
+run: build ## Serve the sample model, as deploy/samples/smollm2.yaml says, on 127.0.0.1:8000. PORT, MODEL, REPLICAS and ARGS override.
+	@name=$${MODEL%/}; name=$${name##*/}; name=$${name%.gguf}; \
+	exec $(BIN)/operator local -f deploy/samples/smollm2.yaml --cache .deps/cache --port "$${PORT:-8000}" \
+	  --model "$${MODEL:-.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf}" $${name:+--set "model.name='$$name'"} \
+	  $${REPLICAS:+--replicas "$$REPLICAS"} $(ARGS)
 
 .PHONY: test
 test: fetch ## Run all tests, those with the real model and the official clients included.
@@ -40,6 +44,13 @@ test: fetch ## Run all tests, those with the real model and the official clients
 	@scripts/clients
 	@scripts/tools control-plane charts
 	@$(CARGO) test --workspace --locked
+
+# By itself, since it needs a browser. It builds what `make test` builds: one after the other costs nothing.
+.PHONY: console
+console: fetch ## Test the router's console in headless Chromium; pictures of it are left in target/tmp/console.
+	@scripts/need cargo g++ chromium
+	@$(CARGO) test --workspace --locked --no-run --quiet
+	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)
 
 # Debug builds do for the tests' own programs; what is put into images is what is shipped.
 .PHONY: e2e
@@ -56,7 +67,7 @@ e2e: fetch ## Install the chart on a real node and chat with real pods; needs ro
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@$(CARGO) clippy --workspace --all-targets --locked --features tests/browser -- -D warnings
 	@$(MAKE) doc
 	@scripts/shellcheck $(SCRIPTS)
 	@if [[ -x .deps/bin/cargo-deny ]]; then $(MAKE) deny; \
@@ -95,6 +106,20 @@ bench-http: engine-bench build ## Measure the server over HTTP beside the engine
 bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
 	@scripts/need cargo
 	@$(CARGO) run --release --locked --quiet --package router --example bench-policies -- $(ARGS)
+
+.PHONY: bench-router
+bench-router: ## Measure the router beside vllm-router and sglang-router; ARGS=--update writes the tables.
+	@scripts/need cargo python3 venv
+	@tests/bench/setup_routers.sh
+	@$(CARGO) build --release --locked --package router --bin router --example bench-router
+	@target/release/examples/bench-router $(ARGS)
+
+.PHONY: bench-operator
+bench-operator: ## Create 300 resources on a real API server and state what they cost; ARGS=--update writes the table.
+	@scripts/need cargo
+	@scripts/tools control-plane
+	@$(CARGO) build --release --locked --quiet --package operator --bin operator --example bench-operator
+	@target/release/examples/bench-operator $(ARGS)
 
 .PHONY: conformance
 conformance: engine-bench ## Compare tokens and perplexity with openvino_genai and with the dequantised model.

@@ -180,10 +180,13 @@ impl Applier {
         if object.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
+        // A Job that is there may write to its volume, so it is there until its pods have gone.
+        let propagation =
+            if kind == Kind::Job { PropagationPolicy::Foreground } else { PropagationPolicy::Background };
         let parameters = DeleteParams {
             // This very object: by now there might be another one of its name.
             preconditions: Some(Preconditions { uid: object.uid(), resource_version: None }),
-            propagation_policy: Some(PropagationPolicy::Background),
+            propagation_policy: Some(propagation),
             ..DeleteParams::default()
         };
         let name = object.name_any();

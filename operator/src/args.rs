@@ -1,6 +1,7 @@
 //! The command line, which is also where the environment is read. The comments on the fields are the help text and the
 //! reference in the documentation.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,7 +30,8 @@ const EXAMPLES: &str = "\
 Examples:
   operator crd | kubectl apply -f -
   operator run --namespace models
-  operator local -f deploy/samples/smollm2.yaml";
+  operator local -f deploy/samples/smollm2.yaml
+  operator local -f deploy/samples/smollm2.yaml --model model.gguf --set engine.kvCache.size=1Gi";
 
 /// What to do.
 #[derive(Clone, Debug, Subcommand)]
@@ -40,6 +42,9 @@ pub enum Command {
     Local(LocalArgs),
     /// Print the definition of the resource, for kubectl.
     Crd,
+    /// Become a program that does not outlive whoever started it: how `local` starts its processes.
+    #[command(hide = true)]
+    Tether(TetherArgs),
 }
 
 /// How to look after a cluster.
@@ -147,6 +152,10 @@ pub struct RunArgs {
         help_heading = "Work"
     )]
     pub concurrency: u16,
+
+    /// Where spans of reconciles are sent, OTLP over gRPC: http://HOST:4317. Default: nowhere.
+    #[arg(long, env = "OVFLEET_OPERATOR_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// What to run on this machine.
@@ -160,19 +169,29 @@ pub struct LocalArgs {
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// How many replicas, instead of what the resource says.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_REPLICAS", value_name = "COUNT")]
+    /// How many replicas, instead of what the resource says. Each has its part of the processors.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_LOCAL_REPLICAS",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(i32).range(1..=256)
+    )]
     pub replicas: Option<i32>,
+
+    /// A field of the resource's spec and its value in YAML, instead of what the file says. Repeatable, as in
+    /// --set engine.kvCache.size=2Gi --set engine.extraArgs=[--weights=compact].
+    #[arg(long = "set", env = "OVFLEET_OPERATOR_LOCAL_SET", value_name = "FIELD=VALUE")]
+    pub settings: Vec<String>,
 
     /// The address that the router listens on.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_HOST", default_value = "127.0.0.1")]
     pub host: IpAddr,
 
-    /// The port that the router listens on.
+    /// The port that the router listens on. 0 takes any free one.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_PORT", default_value_t = 8000)]
     pub port: u16,
 
-    /// Where fetched models are kept. Default: ovfleet in the user's folder for caches.
+    /// Where fetched models are kept, and compiled ones. Default: ovfleet in the user's folder for caches.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CACHE", value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
@@ -191,6 +210,18 @@ pub struct LocalArgs {
     /// The router's program. Default: the one beside this program, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_ROUTER", value_name = "PATH")]
     pub router: Option<PathBuf>,
+}
+
+/// What to become, and until when.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct TetherArgs {
+    /// The number of the process that it goes with.
+    #[arg(long)]
+    pub parent: i32,
+
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
 }
 
 /// How logs are written.

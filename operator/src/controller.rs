@@ -26,6 +26,7 @@ use crate::fleet::Ask;
 use crate::metrics::Metrics;
 use crate::observe::{Sample, awaiting, observe};
 use crate::status::{refused, says_the_same, status};
+use crate::trace::{Trace, Tracer};
 use crate::validate::{Defaults, validate};
 use crate::watch::{Stores, Watches};
 
@@ -47,6 +48,8 @@ pub struct Config {
     pub load_interval: Option<Duration>,
     /// How many resources are looked at at once.
     pub concurrency: u16,
+    /// Who sends spans of reconciles, if somebody does.
+    pub tracer: Option<Tracer>,
 }
 
 /// What looking at a resource needs.
@@ -164,8 +167,10 @@ pub async fn run(
 
 async fn reconcile_measured(object: Arc<LlmDeployment>, context: Arc<Context>) -> Result<Action, Error> {
     let begun = Instant::now();
-    let result = reconcile(&object, &context).await;
+    let trace = Trace::start(context.config.tracer.as_ref(), &object);
+    let result = reconcile(&object, &context, &trace).await;
     let outcome = result.as_ref().map_or_else(Error::label, |_| "done");
+    trace.end(outcome, result.as_ref().err().map(|error| chain(error)));
     context.metrics.reconciled(outcome, begun.elapsed());
     let name = object.name_any();
     tracing::debug!(
@@ -178,23 +183,34 @@ async fn reconcile_measured(object: Arc<LlmDeployment>, context: Arc<Context>) -
     result
 }
 
-async fn reconcile(object: &LlmDeployment, context: &Context) -> Result<Action, Error> {
+async fn reconcile(object: &LlmDeployment, context: &Context, trace: &Trace) -> Result<Action, Error> {
     if object.metadata.deletion_timestamp.is_some() {
         // What it owns goes with it.
         return Ok(Action::await_change());
     }
+    let step = trace.step("observe");
     let observed = observe(object, &context.stores, context.ask.as_ref(), context.sample(object)).await;
-    let valid = match validate(object, &observed, &context.config.defaults) {
+    drop(step);
+    let step = trace.step("validate");
+    let valid = validate(object, &observed, &context.config.defaults);
+    drop(step);
+    let valid = match valid {
         Ok(valid) => valid,
         Err(invalid) => {
             let previous = context.previous(object);
             let status = refused(object, previous.as_ref(), &invalid, Timestamp::now());
+            let _step = trace.step("status");
             context.tell(object, previous, status).await?;
             return Ok(Action::await_change());
         }
     };
+    let step = trace.step("desired");
     let resources = desired(&valid, &observed);
+    drop(step);
+    let step = trace.step("apply");
     let applied = context.applier.apply(valid, resources, observed).await;
+    drop(step);
+    let _step = trace.step("status");
     let previous = context.previous(object);
     let status = status(object, previous.as_ref(), &applied, Timestamp::now());
     context.tell(object, previous, status).await?;

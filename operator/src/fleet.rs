@@ -132,6 +132,16 @@ impl Replica {
     }
 }
 
+/// What the metrics of one router say: the replicas that it has admitted, and blocks of the KV cache that requests hold
+/// and blocks in all.
+pub(crate) fn view(metrics: &str) -> (BTreeSet<String>, (f64, f64)) {
+    let replicas = replicas(metrics);
+    let admitted = replicas.iter().filter(|(_, replica)| replica.is_admitted());
+    let admitted = admitted.map(|(name, _)| name.clone()).collect();
+    let sum = |of: fn(&Replica) -> f64| replicas.values().map(of).sum::<f64>();
+    (admitted, (sum(|replica| replica.active), sum(Replica::blocks)))
+}
+
 /// What a router's metrics say of replicas. They are for everybody who reaches the router, which its other pages are
 /// not where keys are asked for; and the operator knows no keys.
 fn replicas(metrics: &str) -> BTreeMap<String, Replica> {

@@ -27,7 +27,8 @@ pub mod pod;
 pub mod run;
 pub mod status;
 mod telemetry;
+pub mod trace;
 pub mod validate;
 pub mod watch;
 
-pub use args::{Args, Command, LocalArgs, LogFormat, RunArgs};
+pub use args::{Args, Command, LocalArgs, LogFormat, RunArgs, TetherArgs};

@@ -2,33 +2,42 @@
 //! beyond that, limits and placement and policies, is left out.
 //!
 //! ```text
-//! file ─► resource ─► validate ─► (fetch) ─► servers, router ─► supervise until a signal ─► router ends, servers end
+//! file ─► resource ─► validate ─► adapt ─► (fetch) ─► processes: servers, router ─► supervise until a signal
 //! ```
+//!
+//! Servers take any free port and tell the router's configuration where they are, so no port is promised to anybody
+//! before it is taken. No process outlives this one, however it ends.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use operator_api::LogLevel;
-use serde_json::{Map, json};
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::LocalArgs;
-use crate::desired::flags::{self, Listen};
 use crate::observe::Observed;
-use crate::validate::{Defaults, Fetched, Files, ValidDeployment, validate};
+use crate::validate::{Defaults, Fetched, Files, Server, ValidDeployment, validate};
 
 mod child;
+mod lines;
+mod processes;
 mod resource;
+mod tether;
 
 use child::{Child, Program};
+use processes::Processes;
+pub(crate) use tether::run as tether;
 
-/// How often processes are looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time that a process has beyond its drain timeout until it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// The KV cache of each replica where the resource states none: by themselves each would take half of the memory.
+const KV_CACHE: &str = "1Gi";
+/// The property that says how many processors a replica computes on.
+const THREADS: &str = "INFERENCE_NUM_THREADS";
 
 /// Runs it until a signal.
 ///
@@ -38,31 +47,37 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let text = std::fs::read_to_string(&args.file)
         .with_context(|| format!("failed to read {}", args.file.display()))?;
-    let mut object = resource::read(&text).with_context(|| args.file.display().to_string())?;
-    object.spec.replicas = args.replicas.unwrap_or(object.spec.replicas);
+    let mut object =
+        resource::read(&text, &args.settings).with_context(|| args.file.display().to_string())?;
+    if let Some(replicas) = args.replicas {
+        object.spec.replicas = replicas;
+        object.spec.suspend = false;
+    }
     let defaults =
         Defaults { server_image: String::new(), router_image: String::new(), image_pull_policy: None };
     let mut valid = validate(&object, &Observed::default(), &defaults)?;
-    // It is from this that ports are learnt.
-    valid.server.log = at_least_info(valid.server.log);
-    valid.router.log = at_least_info(valid.router.log);
+    ensure!(valid.server.replicas > 0, "the resource wants no replicas: say how many by --replicas");
     if valid.router.keys.is_some() && args.api_keys.is_none() {
         bail!("the resource has access.apiKeysSecretRef: give the file of keys by --api-keys");
     }
     let folder = tempfile::Builder::new().prefix("ovfleet-").tempdir().context("failed to make a folder")?;
     let place = Place::new(args, folder)?;
+    adapt(&mut valid.server, &place.cache()?);
+    valid.router.log = at_least_info(valid.router.log);
     let model = tokio::select! {
         model = place.model(&valid) => model?,
         () = signals.next() => return Ok(()),
     };
-    let mut fleet = Fleet::new(&place, &valid, &model)?;
+    let mut processes = Processes::start(&place, &valid, &model)?;
     let outcome = tokio::select! {
-        outcome = fleet.supervise() => outcome,
-        () = signals.next() => Ok(()),
+        outcome = processes.supervise() => outcome,
+        () = signals.next() => {
+            say("asked to end: finishing what is under way");
+            Ok(())
+        }
     };
-    say("asked to end: finishing what is under way");
     tokio::select! {
-        () = fleet.end(valid.server.drain_timeout + FAREWELL) => {}
+        () = processes.end(valid.server.drain_timeout + FAREWELL) => {}
         // Asked twice: what is left is killed as it is dropped.
         () = signals.next() => {}
     }
@@ -74,6 +89,22 @@ fn say(text: &str) {
     use std::io::Write as _;
     // Nobody reads it any more: no reason to end.
     let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// What is a pod's share of a node in a cluster is a process's share of this machine here, unless the resource says.
+fn adapt(server: &mut Server, cache: &Path) {
+    // It is from this that addresses are learnt.
+    server.log = at_least_info(server.log);
+    let engine = &mut server.engine;
+    engine.kv_cache.size.get_or_insert_with(|| Quantity(KV_CACHE.to_owned()));
+    if engine.device == "CPU" {
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        let each = all / usize::try_from(server.replicas).unwrap_or(1).max(1);
+        engine.plugin_config.entry(THREADS.to_owned()).or_insert_with(|| each.max(1).to_string());
+    }
+    if !engine.extra_args.iter().any(|argument| argument.starts_with("--cache-dir")) {
+        engine.extra_args.push(format!("--cache-dir={}", cache.join("compiled").display()));
+    }
 }
 
 fn at_least_info(level: LogLevel) -> LogLevel {
@@ -102,6 +133,7 @@ impl Place {
     /// The path of the model, fetched if need be.
     async fn model(&self, valid: &ValidDeployment) -> anyhow::Result<String> {
         if let Some(model) = &self.args.model {
+            ensure!(model.exists(), "there is no model at {}", model.display());
             return Ok(model.display().to_string());
         }
         match &valid.files {
@@ -114,7 +146,7 @@ impl Place {
 
     async fn fetch(&self, fetched: &Fetched) -> anyhow::Result<String> {
         let key = crate::manifest::digest(&json!(fetched.flags));
-        let into = self.cache()?.join(key);
+        let into = self.cache()?.join("models").join(key);
         std::fs::create_dir_all(&into).with_context(|| format!("failed to create {}", into.display()))?;
         let mut flags = vec!["fetch".to_owned(), format!("--into={}", into.display())];
         match (&self.args.credentials, &fetched.secret) {
@@ -127,10 +159,8 @@ impl Place {
         flags.extend(fetched.flags.iter().cloned());
         say("Fetching: the model");
         let program = Program { name: "fetch".to_owned(), path: self.server.clone(), flags };
-        let code = Child::start(program)?.wait().await?;
-        if !code.success() {
-            bail!("the model could not be fetched");
-        }
+        let (status, why) = Child::start(program)?.wait().await?;
+        ensure!(status.success(), "the model could not be fetched: {why}");
         Ok(into.join("current").display().to_string())
     }
 
@@ -147,7 +177,7 @@ impl Place {
 /// A program: the one that was given, the one beside this one, or whatever the system finds.
 fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
-        anyhow::ensure!(given.is_file(), "there is no program {}", given.display());
+        ensure!(given.is_file(), "there is no program {}", given.display());
         return Ok(given.to_owned());
     }
     let own = std::env::current_exe().context("failed to find this program")?;
@@ -155,102 +185,25 @@ fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     Ok(if beside.is_file() { beside } else { PathBuf::from(name) })
 }
 
-/// The processes.
-struct Fleet {
-    servers: Vec<Child>,
-    router: Child,
-    model: String,
-    endpoint: SocketAddr,
-}
-
-impl Fleet {
-    fn new(place: &Place, valid: &ValidDeployment, model: &str) -> anyhow::Result<Self> {
-        let host = Ipv4Addr::LOCALHOST.to_string();
-        let mut servers = Vec::new();
-        let mut addresses = Vec::new();
-        for number in 0..valid.server.replicas {
-            let (port, grpc_port) = (free_port()?, free_port()?);
-            let listen = Listen { host: &host, port, grpc_port, log_format: "text" };
-            let program = Program {
-                name: format!("server-{number}"),
-                path: place.server.clone(),
-                flags: flags::server(&valid.server, model, &valid.model_names, listen),
-            };
-            addresses.push(json!(format!("{host}:{port}/{grpc_port}")));
-            servers.push(Child::start(program)?.probed(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
-        }
-        let options = place.folder.path().join("router.yaml");
-        let replicas = Map::from_iter([("replica".to_owned(), json!(addresses))]);
-        std::fs::write(&options, flags::router_options(&valid.router, replicas))
-            .with_context(|| format!("failed to write {}", options.display()))?;
-        let (address, port) = (place.args.host, place.args.port);
-        let router_host = address.to_string();
-        let listen = Listen { host: &router_host, port, grpc_port: 0, log_format: "text" };
-        let files = [options.to_str(), place.args.api_keys.as_deref().and_then(Path::to_str)];
-        let program = Program {
-            name: "router".to_owned(),
-            path: place.router.clone(),
-            flags: flags::router(&valid.router, files, listen, valid.server.drain_timeout),
-        };
-        let probed = if address.is_unspecified() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { address };
-        let endpoint = SocketAddr::new(probed, port);
-        let router = Child::start(program)?.probed(endpoint);
-        Ok(Self { servers, router, model: valid.model_names[0].clone(), endpoint })
-    }
-
-    /// Starts again what ends, and says how things are whenever that changes.
-    async fn supervise(&mut self) -> anyhow::Result<()> {
-        let mut said = String::new();
-        let mut was_ready = false;
-        loop {
-            for child in self.servers.iter_mut().chain([&mut self.router]) {
-                child.look().await?;
-            }
-            let ready = self.servers.iter().filter(|server| server.is_ready()).count();
-            let wanted = self.servers.len();
-            let phase = match (self.router.is_ready(), ready) {
-                (true, ready) if ready == wanted && wanted > 0 => "Ready",
-                _ if was_ready => "Degraded",
-                _ => "Starting",
-            };
-            was_ready |= phase == "Ready";
-            let status = format!(
-                "{phase}: {ready}/{wanted} replicas ready, model {} at http://{}/v3",
-                self.model, self.endpoint
-            );
-            if status != said {
-                say(&status);
-                said = status;
-            }
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
-    }
-
-    /// Ends them all, the router first, so that it does not send requests to those that leave.
-    async fn end(&mut self, limit: Duration) {
-        self.router.end(limit).await;
-        futures_util::future::join_all(self.servers.iter_mut().map(|server| server.end(limit))).await;
-    }
-}
-
-/// A port that nobody had a moment ago.
-fn free_port() -> anyhow::Result<u16> {
-    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("there is no free port")?;
-    Ok(listener.local_addr()?.port())
-}
-
-struct Signals(Signal, Signal);
+/// What asks the process to end: Ctrl-C, a signal, or that its terminal is gone.
+struct Signals([Signal; 3]);
 
 impl Signals {
     fn new() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("failed to listen for signals");
-        Ok(Self(listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?))
+        Ok(Self([
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::hangup())?,
+        ]))
     }
 
     async fn next(&mut self) {
+        let [terminate, interrupt, hangup] = &mut self.0;
         tokio::select! {
-            _ = self.0.recv() => {}
-            _ = self.1.recv() => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
         }
     }
 }

@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::desired::names::{COMPONENT, ROUTABLE, TEMPLATE};
 
+mod last_words;
+
+pub(crate) use last_words::last_words;
+
 /// What a pod is worth.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodState {
@@ -20,6 +24,8 @@ pub struct PodState {
     pub template: String,
     /// Its Job, if it belongs to one.
     pub job: Option<String>,
+    /// What its server was told to serve: a path in it.
+    pub model: Option<String>,
     /// Whether it is about to go.
     pub is_terminating: bool,
     /// Whether it has ended.
@@ -96,6 +102,7 @@ pub fn look(pod: &Pod) -> PodState {
         component: label(COMPONENT),
         template: label(TEMPLATE),
         job: owner.map(|owner| owner.name.clone()),
+        model: model(pod),
         is_terminating: pod.metadata.deletion_timestamp.is_some(),
         is_finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
         containers_ready: condition("ContainersReady") == Some(true),
@@ -105,6 +112,12 @@ pub fn look(pod: &Pod) -> PodState {
         fetched: fetch.and_then(report),
         problem: problem(pod, status),
     }
+}
+
+fn model(pod: &Pod) -> Option<String> {
+    let server = pod.spec.as_ref()?.containers.iter().find(|container| container.name == "server")?;
+    let mut args = server.args.iter().flatten();
+    args.find_map(|argument| argument.strip_prefix("--model=")).map(str::to_owned)
 }
 
 fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
@@ -118,7 +131,7 @@ fn report(container: &ContainerStatus) -> Option<FetchReport> {
     let message = ended.message.unwrap_or_default();
     Some(serde_json::from_str(message.trim()).unwrap_or_else(|_| FetchReport {
         reason: if ended.exit_code == 0 { FetchReport::FETCHED.to_owned() } else { "FetchFailed".to_owned() },
-        message: if ended.exit_code == 0 { String::new() } else { last_line(&message, ended.exit_code) },
+        message: if ended.exit_code == 0 { String::new() } else { why(&message, ended.exit_code) },
         ..FetchReport::default()
     }))
 }
@@ -183,17 +196,16 @@ fn container_problem(container: &ContainerStatus) -> Option<Problem> {
         let message = format!("{name} needs more memory than its limit allows");
         return Some(Problem { reason: "OOMKilled".to_owned(), message });
     }
-    let message = format!("{name}: {}", last_line(&ended.message.unwrap_or_default(), ended.exit_code));
+    let message = format!("{name}: {}", why(&ended.message.unwrap_or_default(), ended.exit_code));
     Some(Problem { reason: "Crashing".to_owned(), message })
 }
 
-/// What a container said last.
-fn last_line(text: &str, code: i32) -> String {
+/// Why a container has ended, from what it wrote last.
+fn why(text: &str, code: i32) -> String {
     /// Characters of it that go into a condition.
     const LENGTH_MAX: usize = 400;
-    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-    let line: String = line.chars().take(LENGTH_MAX).collect();
-    if line.is_empty() { format!("ended with code {code}") } else { format!("{line} (code {code})") }
+    let words: String = last_words(text).chars().take(LENGTH_MAX).collect();
+    if words.is_empty() { format!("ended with code {code}") } else { format!("{words} (code {code})") }
 }
 
 #[cfg(test)]
@@ -234,7 +246,7 @@ mod tests {
         let running = at(&json!({"running": {}}), &ended);
         assert_eq!(running, at(&json!({"waiting": {"reason": "CrashLoopBackOff"}}), &ended));
         assert_eq!(running, at(&ended, &json!({})));
-        assert_eq!(running.unwrap().message, "server: error: no model (code 1)");
+        assert_eq!(running.unwrap().message, "server: no model (code 1)");
     }
 
     #[test]

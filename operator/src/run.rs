@@ -23,6 +23,7 @@ use crate::fleet::{Ask, Http};
 use crate::leader::{self, Election};
 use crate::manifest::Kind;
 use crate::metrics::Metrics;
+use crate::trace::Tracer;
 use crate::validate::Defaults;
 use crate::{local, telemetry};
 
@@ -38,9 +39,11 @@ impl Args {
     /// It cannot be done.
     pub fn run(self) -> anyhow::Result<()> {
         let Self { command, log, log_format } = self;
-        if let Command::Crd = command {
-            return print_crd();
-        }
+        let command = match command {
+            Command::Crd => return print_crd(),
+            Command::Tether(args) => return local::tether(args),
+            command => command,
+        };
         telemetry::start(&log, log_format)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -49,7 +52,7 @@ impl Args {
         match command {
             Command::Run(args) => runtime.block_on(run(args)),
             Command::Local(args) => runtime.block_on(local::run(args)),
-            Command::Crd => Ok(()),
+            Command::Crd | Command::Tether(_) => Ok(()),
         }
     }
 }
@@ -77,7 +80,8 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("failed to listen on {}:{}", args.host, args.port))?;
     tracing::info!("probes and metrics on http://{}", listener.local_addr()?);
-    let config = config(args, &client);
+    let config = config(args, &client)?;
+    let tracer = config.controller.tracer.clone();
     let stop = CancellationToken::new();
     let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let metrics = Metrics::default();
@@ -94,14 +98,18 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     }
     tracing::info!("asked to end: finishing what is under way");
     stop.cancel();
-    match tokio::time::timeout(FAREWELL, work.join_next()).await {
+    let outcome = match tokio::time::timeout(FAREWELL, work.join_next()).await {
         Ok(Some(ended)) => ended.context("the operator panicked")?,
         Ok(None) => Ok(()),
         Err(_) => bail!("out of time: what was under way is cut off"),
-    }
+    };
+    // It blocks, and what it sends goes through this thread's runtime.
+    let flush = move || tracer.iter().for_each(Tracer::flush);
+    tokio::task::spawn_blocking(flush).await.context("failed to send spans")?;
+    outcome
 }
 
-fn config(args: RunArgs, client: &Client) -> Config {
+fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
     let RunArgs {
         namespaces,
         server_image,
@@ -116,6 +124,7 @@ fn config(args: RunArgs, client: &Client) -> Config {
         identity,
         load_interval,
         concurrency,
+        otlp_endpoint,
     } = args;
     let identity = identity.unwrap_or_else(|| format!("{}_{:08x}", host_name(), rand::rng().random::<u32>()));
     let lease = leader::Config {
@@ -124,15 +133,16 @@ fn config(args: RunArgs, client: &Client) -> Config {
         identity,
         duration: lease_duration.max(Duration::from_secs(1)),
     };
-    Config {
+    Ok(Config {
         namespaces,
         controller: controller::Config {
             defaults: Defaults { server_image, router_image, image_pull_policy },
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
             concurrency,
+            tracer: otlp_endpoint.as_deref().map(Tracer::new).transpose()?,
         },
         lease: (!no_leader_election).then_some(lease),
-    }
+    })
 }
 
 fn host_name() -> String {

@@ -141,18 +141,22 @@ fn stamp(
     stamped.collect()
 }
 
-/// How much of the cache is in use, in steps, or what it was when nobody was asked.
+/// How much of the cache is in use, or what it was when nobody was asked.
 fn kv_percent(applied: &Applied, previous: Option<&LlmDeploymentStatus>, facts: &Facts) -> Option<i32> {
-    /// Percent. Finer would be written all the time and tell nobody more.
-    const STEP: f64 = 5.0;
     if facts.routable == 0 {
         return None;
     }
     match applied.observed.told.blocks {
-        Some((active, total)) if total > 0.0 => Some(((active / total * 100.0 / STEP).round() * STEP) as i32),
-        Some(_) => None,
+        Some(blocks) => percent(blocks),
         None => previous.and_then(|previous| previous.kv_cache_percent),
     }
+}
+
+/// How much of a cache is in use of which so many blocks of so many are, in steps; nothing if it has none.
+pub(crate) fn percent((active, total): (f64, f64)) -> Option<i32> {
+    /// Percent. Finer would be written all the time and tell nobody more.
+    const STEP: f64 = 5.0;
+    (total > 0.0).then(|| ((active / total * 100.0 / STEP).round() * STEP) as i32)
 }
 
 /// Whether two statuses say the same, whenever it came to be so.

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use expect_test::expect_file;
 use kube::api::DynamicObject;
 use operator::desired::{Resources, desired};
-use operator::manifest::{Kind, digest};
+use operator::manifest::{Kind, Manifest, digest};
 use operator::observe::Observed;
+use operator::pod::PodState;
 use operator::validate::{Defaults, ValidDeployment, validate};
 use operator_api::LlmDeployment;
 use serde_json::{Value, json};
@@ -68,6 +69,26 @@ fn objects_are_as_in_the_snapshots() {
     }
 }
 
+/// A flag given twice is one that the server refuses.
+#[test]
+fn what_the_operator_sets_may_not_be_among_the_further_flags() {
+    for name in FIXTURES {
+        let object = fixture(name);
+        let first = made(&object, &Observed::default());
+        let resources = made(&object, &fetched(&first));
+        let server = deployment(&resources, &format!("{name}-server"));
+        let args = server["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+        let args = args.iter().map(|argument| argument.as_str().unwrap());
+        for argument in
+            args.filter(|argument| !object.spec.engine.extra_args.iter().any(|own| own == argument))
+        {
+            let flag = argument.split('=').next().unwrap();
+            let is_known = operator_api::TAKEN_FLAGS.iter().any(|(taken, _)| *taken == flag);
+            assert!(is_known, "{name}: {flag}");
+        }
+    }
+}
+
 #[test]
 fn the_same_leads_to_the_same_to_the_byte() {
     for name in FIXTURES {
@@ -87,6 +108,70 @@ fn replicas_of_the_former_model_stay_until_the_next_one_is_fetched() {
     let resources = made(&object, &fetched(&resources));
     assert!(resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
     assert_eq!(resources.kept, []);
+}
+
+/// The objects of `resources` of a kind, as they are once they were applied.
+fn live(resources: &Resources, kind: Kind) -> BTreeMap<(Kind, String), Arc<DynamicObject>> {
+    let of_kind = resources.manifests.iter().filter(|manifest| manifest.kind == kind);
+    let object = |manifest: &Manifest| Arc::new(serde_json::from_value(manifest.body.clone()).unwrap());
+    of_kind.map(|manifest| ((kind, manifest.name.clone()), object(manifest))).collect()
+}
+
+#[test]
+fn a_fetch_removes_former_sources_but_for_those_that_replicas_use() {
+    let mut object = fixture("full");
+    let told = |resources: &Resources| {
+        let job = resources.manifests.iter().find(|manifest| manifest.kind == Kind::Job)?;
+        let args = job.body["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+        let of_former =
+            |arg: &&Value| arg.as_str().unwrap().starts_with("--keep=") || *arg == "--remove-former";
+        Some(args.iter().filter(of_former).map(|arg| arg.as_str().unwrap().to_owned()).collect::<Vec<_>>())
+    };
+    let first = made(&object, &Observed::default());
+    assert_eq!(told(&first).unwrap(), ["--remove-former"]);
+    let served = made(&object, &fetched(&first));
+    let template = &deployment(&served, "full-server")["spec"]["template"]["spec"]["containers"][0]["args"];
+    let path =
+        template.as_array().unwrap().iter().find_map(|arg| arg.as_str()?.strip_prefix("--model=/model/"));
+    let key = path.unwrap().strip_suffix("/current").unwrap();
+
+    // Another source, while a replica of one before still ends.
+    object.spec.model.source.s3.as_mut().unwrap().key = "other/".to_owned();
+    let replica = |model: Option<&str>| PodState {
+        component: "server".to_owned(),
+        is_terminating: true,
+        model: model.map(str::to_owned),
+        ..PodState::default()
+    };
+    let mut observed = Observed {
+        owned: live(&served, Kind::Deployment),
+        pods: vec![replica(Some("/model/0123456789/current"))],
+        ..Observed::default()
+    };
+    observed.owned.extend(live(&served, Kind::Job));
+    assert_eq!(told(&made(&object, &observed)), None, "the Job of the former source has to go first");
+    observed.owned.retain(|(kind, _), _| *kind != Kind::Job);
+    let next = made(&object, &observed);
+    let mut keep = vec!["--keep=0123456789".to_owned(), format!("--keep={key}")];
+    keep.sort();
+    assert_eq!(told(&next).unwrap(), [vec!["--remove-former".to_owned()], keep].concat());
+
+    // The Job is what it was made as, whatever replicas do meanwhile.
+    let pods = std::mem::replace(&mut observed.pods, vec![replica(None)]);
+    observed.owned.extend(live(&next, Kind::Job));
+    assert_eq!(told(&made(&object, &observed)), told(&next));
+    observed.owned.retain(|(kind, _), _| *kind != Kind::Job);
+    assert_eq!(
+        told(&made(&object, &observed)).unwrap(),
+        [""; 0],
+        "of one replica it is not known what it serves"
+    );
+    observed.pods = pods;
+    observed.pods[0].is_finished = true;
+    assert_eq!(
+        told(&made(&object, &observed)).unwrap(),
+        ["--remove-former".to_owned(), format!("--keep={key}")]
+    );
 }
 
 #[test]

@@ -62,7 +62,14 @@ impl Admin {
     /// That one is not served.
     pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Body>, Error> {
         let fleets = app.dispatch().replicas.fleets();
-        let describe = |name: &str| json!({"id": name, "object": "model", "created": self.created, "owned_by": "ovfleet"});
+        let describe = |name: &str| {
+            let created = self.created;
+            let mut model = json!({"id": name, "object": "model", "created": created, "owned_by": "ovfleet"});
+            if let Some(length) = fleets.get(name).and_then(|fleet| fleet.max_model_len()) {
+                model["max_model_len"] = length.into();
+            }
+            model
+        };
         let served = |name: &&String| fleets.get(*name).is_some_and(|fleet| !fleet.replicas().is_empty());
         let body = match path.split_once("/models/") {
             Some((_, id)) => {

@@ -74,6 +74,12 @@ impl Fleet {
         self.replicas.load()
     }
 
+    /// Most tokens of a prompt and its answer together that each replica takes, as far as they have said.
+    pub(crate) fn max_model_len(&self) -> Option<u64> {
+        let replicas = self.replicas();
+        replicas.iter().filter_map(|replica| replica.told().lengths.get(&self.model).copied()).min()
+    }
+
     pub(crate) fn set_replicas(&self, replicas: Vec<Arc<Replica>>) {
         self.replicas.store(Arc::new(replicas));
     }

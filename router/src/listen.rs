@@ -3,6 +3,7 @@
 //! Each thread has a runtime and connections to replicas of its own, so that a request and its answer stay on
 //! one processor and wake nobody else.
 
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -54,6 +55,8 @@ pub(crate) struct Threads {
     threads: Vec<Thread>,
     /// Ends what is left of them.
     cut: CancellationToken,
+    /// Nothing is ever sent: it closes when the last of them ends, however that does.
+    running: mpsc::Receiver<Infallible>,
 }
 
 struct Thread {
@@ -69,12 +72,13 @@ impl Threads {
     /// The operating system has none left.
     pub(crate) fn start(app: &App, count: usize, stop: &CancellationToken) -> anyhow::Result<Self> {
         let cut = CancellationToken::new();
+        let (runs, running) = mpsc::channel(1);
         let start = |number| {
             let (inbox, connections_in) = mpsc::channel(HANDOVER_MAX);
             let connections = Arc::new(AtomicUsize::new(0));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));
-            let (stop, cut) = (stop.clone(), cut.clone());
+            let (stop, cut, runs) = (stop.clone(), cut.clone(), runs.clone());
             let handle = std::thread::Builder::new().name(format!("serve-{number}")).spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
@@ -82,20 +86,17 @@ impl Threads {
                         () = cut.cancelled() => {}
                     }
                 });
+                drop(runs);
             })?;
             Ok::<_, std::io::Error>(Thread { inbox, connections, handle })
         };
         let threads: Result<Vec<_>, _> = (0..count).map(start).collect();
-        Ok(Self { threads: threads.context("failed to start a thread")?, cut })
+        Ok(Self { threads: threads.context("failed to start a thread")?, cut, running })
     }
 
     /// Waits until all is served after `stop`.
     pub(crate) async fn finished(&mut self) {
-        /// Threads tell nobody of their end.
-        const INTERVAL: Duration = Duration::from_millis(5);
-        while self.threads.iter().any(|thread| !thread.handle.is_finished()) {
-            tokio::time::sleep(INTERVAL).await;
-        }
+        let _ = self.running.recv().await;
     }
 
     /// Cuts off what is not finished.
@@ -222,4 +223,33 @@ async fn serve_connections(
         });
     }
     graceful.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::Args;
+
+    #[tokio::test]
+    async fn what_a_client_is_sent_does_not_wait_for_acknowledgements() {
+        let listener = bind(IpAddr::from([127, 0, 0, 1]), 0).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_client, accepted) = tokio::join!(TcpStream::connect(address), accept(&listener));
+        assert!(accepted.nodelay().unwrap());
+    }
+
+    #[tokio::test]
+    async fn threads_have_finished_once_the_last_has_ended() {
+        let stop = CancellationToken::new();
+        let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
+        let mut threads = Threads::start(&app, 2, &stop).unwrap();
+        let mut finished = Box::pin(threads.finished());
+        assert!((&mut finished).now_or_never().is_none());
+        stop.cancel();
+        finished.await;
+        threads.cut_off();
+    }
 }

@@ -1,12 +1,13 @@
 //! Listens to what replicas report: one stream each, opened again with patience when it breaks. Replicas that
 //! report nothing are asked for their models over HTTP.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use http_body_util::BodyExt as _;
+use bytes::Bytes;
 use proto::v1alpha1::WatchLoadRequest;
 use proto::v1alpha1::replica_client::ReplicaClient;
 use serde::Deserialize;
@@ -142,8 +143,12 @@ async fn reports(
         told.is_connected = true;
         told.problem = None;
     }
+    let mut described = std::pin::pin!(describe(replica));
     loop {
-        let message = tokio::time::timeout(SILENCE_MAX, stream.message()).await;
+        let message = tokio::select! {
+            message = tokio::time::timeout(SILENCE_MAX, stream.message()) => message,
+            () = &mut described => continue,
+        };
         let Some(load) = message.context("it says nothing any more")?.context("the stream broke")? else {
             return Ok(());
         };
@@ -163,6 +168,26 @@ struct ModelList {
 #[derive(Deserialize)]
 struct Model {
     id: String,
+    max_model_len: Option<u64>,
+}
+
+/// What of their lists is passed on.
+fn lengths(models: &[Model]) -> BTreeMap<String, u64> {
+    models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
+}
+
+/// Asks a replica that reports for what its reports do not say of its models, until it has answered. Never ends.
+async fn describe(replica: &Replica) {
+    loop {
+        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
+        if let Ok(Ok(models)) = asked
+            && !models.is_empty()
+        {
+            replica.told().lengths = lengths(&models);
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(MODELS_INTERVAL).await;
+    }
 }
 
 /// Asks for the models again and again.
@@ -170,21 +195,24 @@ async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Res
     loop {
         let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
         let models = asked.context("it did not answer in time")??;
-        dispatch.replicas.observe_models(replica, models);
+        replica.told().lengths = lengths(&models);
+        dispatch.replicas.observe_models(replica, models.into_iter().map(|model| model.id).collect());
         dispatch.pump_all();
         tokio::time::sleep(MODELS_INTERVAL).await;
     }
 }
 
-async fn ask_models(replica: &Replica) -> anyhow::Result<Vec<String>> {
+async fn ask_models(replica: &Replica) -> anyhow::Result<Vec<Model>> {
     let mut link = Link::connect(replica.found.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
-    let mut request = http::Request::new(http_body_util::Full::default());
-    *request.uri_mut() = http::Uri::from_static("/v3/models");
-    request.headers_mut().insert(http::header::HOST, replica.authority.clone());
-    let response = link.send(request).await.context("failed to ask")?;
-    anyhow::ensure!(response.status().is_success(), "it answered {}", response.status());
-    let body = http_body_util::Limited::new(link.body(response.into_body()), MODELS_BYTES_MAX);
-    let body = body.collect().await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    let request = format!("GET /v3/models HTTP/1.1\r\nhost: {}\r\n\r\n", replica.found.http);
+    let write = |output: &mut Vec<u8>| output.extend_from_slice(request.as_bytes());
+    let head = link.send(write, &Bytes::new(), true).await.context("failed to ask")?;
+    anyhow::ensure!(head.status.is_success(), "it answered {}", head.status);
+    let mut body = Vec::new();
+    while let Some(bytes) = link.next().await {
+        body.extend_from_slice(&bytes.context("the answer broke off")?);
+        anyhow::ensure!(body.len() <= MODELS_BYTES_MAX, "its list of models is too long");
+    }
     let list: ModelList = serde_json::from_slice(&body).context("this is no list of models")?;
-    Ok(list.data.into_iter().map(|model| model.id).collect())
+    Ok(list.data)
 }

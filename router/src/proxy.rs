@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
+use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Body as _, Incoming};
 use xxhash_rust::xxh3::xxh3_64;
@@ -119,8 +119,8 @@ pub(crate) async fn serve(
 pub(crate) struct Outgoing {
     pub(crate) endpoint: Endpoint,
     pub(crate) method: Method,
-    pub(crate) path: http::uri::PathAndQuery,
-    pub(crate) headers: HeaderMap,
+    /// What all replicas are sent of the head.
+    pub(crate) head: Vec<u8>,
     pub(crate) body: Bytes,
     /// Its answer is streamed.
     pub(crate) stream: bool,
@@ -158,13 +158,8 @@ async fn forward(
         stream: fields.stream,
         prompt_bytes: fields.prompt.len(),
         choices: wanted.demand.sequences,
+        head: headers::for_replica(&parts, client.is_some(), record.trace().as_ref(), body.len()),
         method: parts.method,
-        path: parts
-            .uri
-            .path_and_query()
-            .cloned()
-            .unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")),
-        headers: headers::for_replica(parts.headers, client.is_some(), record.trace()),
         body: body.clone(),
     };
     retry::until_answered(worker, (&fleet, wanted, waiter), &outgoing, record).await

@@ -59,6 +59,8 @@ const NEVER: u64 = u64::MAX;
 pub struct Told {
     /// The models it serves.
     pub models: Vec<String>,
+    /// Of models, the most tokens that a prompt and its answer may have together, where its own list says.
+    pub lengths: BTreeMap<String, u64>,
     /// The last report, whole.
     pub load: Load,
     /// Whether a stream of reports is open.

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 mod download;
 mod error;
 mod finish;
+mod former;
 mod hub;
 mod progress;
 mod s3;
@@ -35,6 +36,14 @@ pub struct FetchArgs {
     /// The folder. `current` in it leads to the model once all of it is there.
     #[arg(long, value_name = "PATH")]
     pub into: PathBuf,
+
+    /// Remove first what fetches of other sources have left in folders beside that one.
+    #[arg(long)]
+    pub remove_former: bool,
+
+    /// The name of a folder beside that one that is not to be removed. Repeatable.
+    #[arg(long, value_name = "NAME")]
+    pub keep: Vec<String>,
 
     /// A repository of the Hugging Face Hub, OWNER/NAME.
     #[arg(long, value_name = "NAME", help_heading = "Source")]
@@ -131,6 +140,13 @@ impl FetchArgs {
     async fn work(&self, progress: &Arc<Progress>) -> Result<Finished, Error> {
         if self.sha256.as_ref().is_some_and(|digits| !is_sha256(digits)) {
             return Err(Error::Wrong("the SHA-256 is not 64 hexadecimal digits in lower case".to_owned()));
+        }
+        if self.remove_former {
+            let (into, keep) = (self.into.clone(), self.keep.clone());
+            let removal = tokio::task::spawn_blocking(move || former::remove(&into, &keep));
+            removal
+                .await
+                .map_err(|error| Error::Wrong(format!("failed to remove former sources: {error}")))?;
         }
         if let Some(finished) = Finished::load(&self.into, &self.identity()) {
             tracing::info!("everything is there already");

@@ -2,6 +2,7 @@
 //! server process and a real Kubernetes control plane. It decides nothing about the products and no product depends on it: it sees what a user
 //! sees.
 
+pub mod browser;
 pub mod cluster;
 pub mod http;
 pub mod hub;

@@ -173,13 +173,60 @@ impl Drop for Process {
     }
 }
 
+/// The processes that `id` has started, directly or not, each with the name of its program.
+///
+/// # Errors
+/// The system does not tell.
+pub fn descendants(id: u32) -> anyhow::Result<Vec<(u32, String)>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Ok(child) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        // It may have ended since.
+        let Some((name, _, parent)) = stat(child) else { continue };
+        all.push((child, name, parent));
+    }
+    let mut found = Vec::new();
+    let mut parents = vec![id];
+    while let Some(parent) = parents.pop() {
+        for (child, name, _) in all.iter().filter(|(.., of)| *of == parent) {
+            parents.push(*child);
+            found.push((*child, name.clone()));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether process `id` runs. One that has ended and that nobody has asked after does not.
+#[must_use]
+pub fn runs(id: u32) -> bool {
+    stat(id).is_some_and(|(_, state, _)| !matches!(state, 'Z' | 'X'))
+}
+
+/// Ends process `id` without warning.
+///
+/// # Errors
+/// It is gone.
+pub fn kill_process(id: u32) -> anyhow::Result<()> {
+    kill("KILL", &id.to_string())
+}
+
+/// The name of a process's program, its state, and who has started it.
+fn stat(id: u32) -> Option<(String, char, u32)> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name is in brackets and may hold anything.
+    let (name, rest) = text.split_once('(')?.1.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    Some((name.to_owned(), fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
 /// Whether any process of group `id` is left.
 #[must_use]
 pub fn group_exists(id: u32) -> bool {
     kill("0", &format!("-{id}")).is_ok()
 }
 
-fn kill(signal: &str, target: &str) -> anyhow::Result<()> {
+/// Sends a signal to a process or, with a minus before its number, to a group.
+pub(crate) fn kill(signal: &str, target: &str) -> anyhow::Result<()> {
     let status = Command::new("bash")
         .args(["-c", "kill -s \"$1\" -- \"$2\" 2>/dev/null", "kill", signal, target])
         .status()

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -140,7 +139,8 @@ async fn run_client(server: &Server, command: &mut Command) {
 
 #[tokio::test]
 async fn the_examples_of_the_readme_work_as_they_stand() {
-    let server: Arc<Server> = Server::shared();
+    // As `make run` calls it.
+    let server = Server::start(&[&EXACT[..], &["--model-name", "smollm2"]].concat()).unwrap();
     let readme = std::fs::read_to_string(tests::root().join("README.md")).unwrap();
     let examples = examples(&readme);
     let languages: Vec<&str> = examples.iter().map(|(language, _)| *language).collect();

@@ -7,9 +7,7 @@ use std::process::Command;
 use serde_json::json;
 use tests::http::{self, Stream};
 use tests::process::{Ended, Process, await_condition, group_exists};
-use tests::server::{
-    START_LIMIT, STOP_LIMIT, Server, bare_command, binary, built, command, command_for, probe,
-};
+use tests::server::{START_LIMIT, STOP_LIMIT, Server, bare_command, command, command_for, probe};
 
 /// Runs a server that must not start, and checks that it says why in one line.
 fn refusal(command: &mut Command, mentions: &str) -> Ended {
@@ -111,30 +109,6 @@ fn killed_it_leaves_no_process_and_no_file_behind() {
     assert!(!group_exists(group), "a process is left");
     assert_eq!(files_in(folder.path()), [""; 0]);
     TcpListener::bind(&address).expect("the port is free again");
-}
-
-#[test]
-fn make_run_prints_an_example_that_works_and_ctrl_c_leaves_nothing() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let mut script = Command::new(tests::root().join("scripts/run"));
-    script.env("PORT", &port).env("SERVER", binary().unwrap()).env("ROUTER", built("router").unwrap());
-    let run = Process::start(script.env_remove("MODEL")).unwrap();
-    run.await_line(START_LIMIT, |line| line.starts_with("Ready.").then_some(())).unwrap();
-    run.await_line(START_LIMIT, |line| (line == "  }'").then_some(())).unwrap();
-    let output = run.output();
-    let example = &output[output.find("  curl ").unwrap()..];
-    let example = &example[..example.find("}'").unwrap() + 2];
-    let answer =
-        Process::start(Command::new("bash").args(["-c", example])).unwrap().wait(START_LIMIT).unwrap();
-    assert!(answer.output.contains("Paris"), "{example}\n{}", answer.output);
-
-    let group = run.id();
-    run.signal_group("INT").unwrap();
-    let ended = run.wait(STOP_LIMIT).unwrap();
-    assert!(ended.status.success(), "{:?}\n{}", ended.status, ended.output);
-    await_condition("all it started to be gone", STOP_LIMIT, || (!group_exists(group)).then_some(()))
-        .unwrap();
-    assert!(probe(&format!("127.0.0.1:{port}"), "/v2/health/live").is_err(), "somebody still listens");
 }
 
 /// A completion of `tokens` tokens.

@@ -8,14 +8,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules;
 
+/// The flags of the server that are none of `engine.extraArgs`, and what to do instead.
+pub const TAKEN_FLAGS: [(&str, &str); 16] = [
+    ("--device", "use engine.device"),
+    ("--drain-timeout", "use drain.timeout"),
+    ("--grpc-port", "the operator sets it"),
+    ("--host", "the operator sets it"),
+    ("--kv-cache-precision", "use engine.kvCache.precision"),
+    ("--kv-cache-size", "use engine.kvCache.size"),
+    ("--log", "use observability.logLevel"),
+    ("--log-format", "the operator sets it"),
+    ("--max-batched-tokens", "use engine.maxBatchedTokens"),
+    ("--max-model-len", "use engine.maxModelLen"),
+    ("--max-num-seqs", "use engine.maxNumSeqs"),
+    ("--model", "use model.source"),
+    ("--model-name", "use model.name and model.aliases"),
+    ("--no-prefix-caching", "use engine.kvCache.prefixCaching"),
+    ("--plugin-config", "use engine.pluginConfig"),
+    ("--port", "the operator sets it"),
+];
+
+/// What may be in `engine.extraArgs`; which of them may not be is said by its name.
+fn extra_args_rules() -> serde_json::Value {
+    let flags: Vec<String> = TAKEN_FLAGS.iter().map(|(flag, _)| format!("'{flag}'")).collect();
+    let instead: Vec<String> =
+        TAKEN_FLAGS.iter().map(|(flag, instead)| format!("'{flag}': '{instead}'")).collect();
+    let is_taken = format!("argument.split('=')[0] in [{}]", flags.join(", "));
+    let first = format!("self.extraArgs.filter(argument, {is_taken})[0].split('=')[0]");
+    serde_json::json!([
+        {
+            "rule": "self.extraArgs.all(argument, argument.startsWith('--'))",
+            "message": "each of engine.extraArgs begins with -- and has its value behind =, as in --weights=compact",
+        },
+        {
+            "rule": format!("!self.extraArgs.exists(argument, {is_taken})"),
+            "message": "engine.extraArgs may not repeat a flag that has a field of its own, nor one that the operator sets",
+            "messageExpression": format!(
+                "'engine.extraArgs may not have ' + {first} + ': ' + {{{}}}[{first}]",
+                instead.join(", ")
+            ),
+        },
+    ])
+}
+
 /// The server of each replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("self.extraArgs.all(argument, !['--model', '--model-name', '--host', '--port', \
-'--grpc-port', '--drain-timeout', '--kv-cache-size', '--kv-cache-precision', '--no-prefix-caching', '--device', \
-'--max-num-seqs', '--max-batched-tokens', '--max-model-len', '--plugin-config'].exists(taken, argument == taken || \
-argument.startsWith(taken + '=')))", "engine.extraArgs may not repeat a flag that has a field of its own, \
-nor --host, --port and --grpc-port, which the operator sets")])))]
+#[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Engine {
     /// The server's image. Default: the one of the operator's own version.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +87,7 @@ pub struct Engine {
     #[schemars(extend("maxProperties" = 64))]
     pub plugin_config: BTreeMap<String, String>,
 
-    /// Further flags of the server, each with its value: `--weights=compact`.
+    /// Further flags of the server, each with its value: `--weights=compact`. None that has a field of its own.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }

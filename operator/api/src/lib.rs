@@ -13,7 +13,7 @@ mod router;
 mod spec;
 mod status;
 
-pub use engine::{Engine, KvCache, KvPrecision};
+pub use engine::{Engine, KvCache, KvPrecision, TAKEN_FLAGS};
 pub use model::{
     AccessMode, Cache, CacheMode, Format, HttpSource, HuggingFaceSource, LocalReference, Model, OciSource,
     PvcSource, S3Source, Source,

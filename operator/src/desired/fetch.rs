@@ -1,6 +1,8 @@
 //! Fetching the model: into a pod by a container that runs before the server, or into a volume of all replicas by a
 //! Job. Either runs `server fetch`, which leaves a path that leads to the model once all of it is there and checked.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::names::{Component, FETCHED, RETRY};
@@ -90,10 +92,13 @@ pub fn shared(valid: &ValidDeployment, observed: &Observed) -> Vec<Manifest> {
     };
     let claim = json!({"spec": claim_spec(volume, access)});
     let owner = &valid.owner;
-    vec![
-        owner.manifest(Kind::PersistentVolumeClaim, &owner.claim(), Component::Fetch, claim),
-        job(valid, fetched, observed),
-    ]
+    let claim = owner.manifest(Kind::PersistentVolumeClaim, &owner.claim(), Component::Fetch, claim);
+    let job = job(valid, fetched, observed);
+    // One at a time: each removes what nobody uses, and must not find another one about to use it.
+    let is_there = |wanted: bool| {
+        observed.owned.keys().any(|(kind, name)| *kind == Kind::Job && (*name == job.name) == wanted)
+    };
+    if is_there(true) || !is_there(false) { vec![claim, job] } else { vec![claim] }
 }
 
 /// The name of the Job that fetches for a shared cache, if there is one.
@@ -111,6 +116,40 @@ pub fn job_name(valid: &ValidDeployment, observed: &Observed) -> Option<String> 
 /// that still serve the former one keep it.
 fn key(fetched: &Fetched) -> String {
     digest(&json!(fetched.flags))
+}
+
+/// What a Job is told of former sources: to remove them from the volume, but for those that replicas use. Nothing if it
+/// cannot be known which those are. What a Job was told stays, as its template does.
+fn former(valid: &ValidDeployment, observed: &Observed, job: &str) -> Vec<String> {
+    const REMOVE: &str = "--remove-former";
+    const KEEP: &str = "--keep=";
+    if let Some(job) = observed.owned.get(&(Kind::Job, job.to_owned())) {
+        let args = args_of(&job.data, "fetch");
+        return args
+            .filter(|argument| *argument == REMOVE || argument.starts_with(KEEP))
+            .map(str::to_owned)
+            .collect();
+    }
+    let deployment = observed.owned.get(&(Kind::Deployment, valid.owner.part(Component::Server)));
+    let template = deployment.map(|deployment| {
+        args_of(&deployment.data, "server").find_map(|argument| argument.strip_prefix("--model="))
+    });
+    let pods = observed.pods_of(Component::Server).filter(|pod| !pod.is_finished);
+    let models = pods.map(|pod| pod.model.as_deref()).chain(template);
+    let Some(models) = models.collect::<Option<Vec<&str>>>() else { return Vec::new() };
+    let folders = models
+        .into_iter()
+        .filter_map(|path| path.strip_prefix(MODEL)?.strip_prefix('/')?.strip_suffix("/current"));
+    let folders: BTreeSet<&str> = folders.collect();
+    let keep = folders.into_iter().map(|folder| format!("{KEEP}{folder}"));
+    std::iter::once(REMOVE.to_owned()).chain(keep).collect()
+}
+
+/// The arguments of a container in the template of an object.
+fn args_of<'a>(data: &'a Value, container: &str) -> impl Iterator<Item = &'a str> {
+    let containers = data.pointer("/spec/template/spec/containers").and_then(Value::as_array);
+    let found = containers.into_iter().flatten().find(|found| found["name"] == container);
+    found.and_then(|found| found["args"].as_array()).into_iter().flatten().filter_map(Value::as_str)
 }
 
 fn job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Manifest {
@@ -132,6 +171,9 @@ fn job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Manif
     put(&mut pod, "tolerations", Some(super::pod::json_of(&valid.server.placement.tolerations)));
     // A Job's template cannot be changed, so another template is another Job.
     let name = format!("{}-{}", owner.part(Component::Fetch), digest(&json!([pod, observed.retry])));
+    if let Some(args) = pod["containers"][0]["args"].as_array_mut() {
+        args.extend(former(valid, observed, &name).into_iter().map(Value::String));
+    }
     let content = json!({
         "spec": {
             "backoffLimit": ATTEMPTS_MAX,

@@ -1,28 +1,27 @@
-//! A child process: its lines under its name, started again when it ends, asked to end and killed if it does not.
+//! A child process: its lines under its name, started again when it ends, asked to end and killed if it does not. It
+//! decides what an end means: whether the same would happen again, or another start may help.
 
-use std::net::SocketAddr;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::lines::{Listens, Said, pass_on};
 use super::say;
+use crate::pod::last_words;
 
 /// The pauses before it is started again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Having run for so long, it counts as having worked.
+/// Having run for so long, it is not counted among those that fail in a row.
 const WORKED: Duration = Duration::from_secs(30);
-/// Starts in a row that may fail before it is given up.
+/// Ends in a row of something that has never worked, until it is given up.
 const FAILURES_MAX: u32 = 5;
-/// Time in which a process answers a probe.
-const PROBE_LIMIT: Duration = Duration::from_secs(2);
-/// Bytes of a line that is passed on.
-const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -32,52 +31,61 @@ pub(super) struct Program {
     pub(super) flags: Vec<String>,
 }
 
-/// A child process. Dropping it kills it.
+/// A child process. Dropping it kills it, and so does the end of this process, however it comes.
 #[derive(Debug)]
 pub(super) struct Child {
     program: Program,
     process: Option<tokio::process::Child>,
     lines: JoinSet<()>,
+    said: watch::Receiver<Said>,
     started: Instant,
     failures: u32,
+    /// Whether it has ever done what it is for.
+    has_worked: bool,
     /// When it is to be started again.
     again: Option<Instant>,
-    probe: Option<SocketAddr>,
-    is_ready: bool,
-    client: reqwest::Client,
 }
 
 impl Child {
+    /// Starts it. To be called by the thread that lives as long as this process, as the child ends with that thread.
     pub(super) fn start(program: Program) -> anyhow::Result<Self> {
         let mut child = Self {
             program,
             process: None,
             lines: JoinSet::new(),
+            said: watch::channel(Said::default()).1,
             started: Instant::now(),
             failures: 0,
+            has_worked: false,
             again: None,
-            probe: None,
-            is_ready: false,
-            client: crate::fleet::client(),
         };
         child.spawn()?;
         Ok(child)
     }
 
-    /// It is asked at `address` whether it is ready.
-    pub(super) fn probed(mut self, address: SocketAddr) -> Self {
-        self.probe = Some(address);
-        self
+    /// Where it listens, if it runs and has said so.
+    pub(super) fn listens(&self) -> Option<Listens> {
+        self.process.as_ref()?;
+        self.said.borrow().listens
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        self.is_ready
+    /// It was seen doing what it is for, so if it ends, another start may help.
+    pub(super) fn works(&mut self) {
+        self.has_worked = true;
+    }
+
+    /// From the next start on it has these flags.
+    pub(super) fn set_flags(&mut self, flags: Vec<String>) {
+        self.program.flags = flags;
     }
 
     fn spawn(&mut self) -> anyhow::Result<()> {
         let Program { name, path, flags } = &self.program;
-        let mut process = Command::new(path)
-            .args(flags)
+        let parent = format!("--parent={}", std::process::id());
+        let tether = ["tether".into(), parent.into(), "--".into(), path.clone().into_os_string()];
+        // This very program, even if its file has been replaced meanwhile.
+        let mut process = Command::new("/proc/self/exe")
+            .args(tether.into_iter().chain(flags.iter().map(OsString::from)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -87,50 +95,57 @@ impl Child {
             .spawn()
             .with_context(|| format!("failed to start {}", path.display()))?;
         self.started = Instant::now();
+        let (sender, said) = watch::channel(Said::default());
         if let Some(stream) = process.stdout.take() {
-            self.lines.spawn(pass_on(name.clone(), stream));
+            self.lines.spawn(pass_on(name.clone(), stream, sender.clone()));
         }
         if let Some(stream) = process.stderr.take() {
-            self.lines.spawn(pass_on(name.clone(), stream));
+            self.lines.spawn(pass_on(name.clone(), stream, sender));
         }
+        self.said = said;
         self.process = Some(process);
         Ok(())
     }
 
-    /// Waits until it has ended.
-    pub(super) async fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+    /// Waits until it has ended, and gives how and, if it told, why.
+    pub(super) async fn wait(&mut self) -> anyhow::Result<(ExitStatus, String)> {
         let process = self.process.as_mut().context("it does not run")?;
         let status = process.wait().await.context("failed to wait for a process")?;
-        while self.lines.join_next().await.is_some() {}
-        Ok(status)
+        Ok((status, self.why(status).await))
     }
 
-    /// Looks whether it runs, starts it again if it does not, and asks whether it is ready.
+    /// Why it has ended, in its own words if it had any.
+    async fn why(&mut self, status: ExitStatus) -> String {
+        // Its last words may still be on their way.
+        while self.lines.join_next().await.is_some() {}
+        let words = last_words(&self.said.borrow().error);
+        if words.is_empty() { status.to_string() } else { words }
+    }
+
+    /// Looks whether it runs, and starts it again if it does not.
     ///
     /// # Errors
-    /// It ends time and again.
+    /// It has ended by itself before it ever worked, and so would do it again.
     pub(super) async fn look(&mut self) -> anyhow::Result<()> {
         if let Some(process) = &mut self.process
             && let Some(status) = process.try_wait().context("failed to look at a process")?
         {
             self.process = None;
-            self.is_ready = false;
-            self.failures = if self.started.elapsed() > WORKED { 1 } else { self.failures + 1 };
+            let why = self.why(status).await;
             let name = &self.program.name;
-            if self.failures > FAILURES_MAX {
-                bail!("{name} ended {} times in a row ({status})", self.failures);
+            self.failures = if self.started.elapsed() > WORKED { 1 } else { self.failures + 1 };
+            // It had the choice, unlike one that was killed.
+            let has_refused = status.code().is_some_and(|code| code != 0);
+            if !self.has_worked && (has_refused || self.failures > FAILURES_MAX) {
+                bail!("{name}: {why}");
             }
-            let pause = PAUSES.0.saturating_mul(1 << (self.failures - 1)).min(PAUSES.1);
-            say(&format!("{name} has ended ({status}); it is started again in {pause:?}"));
+            let pause = PAUSES.0.saturating_mul(1 << (self.failures - 1).min(16)).min(PAUSES.1);
+            say(&format!("{name} has ended ({why}); it is started again in {pause:?}"));
             self.again = Some(Instant::now() + pause);
         }
         if self.process.is_none() && self.again.is_some_and(|again| again <= Instant::now()) {
             self.again = None;
             self.spawn()?;
-        }
-        if let (Some(address), true) = (self.probe, self.process.is_some()) {
-            let request = self.client.get(format!("http://{address}/v2/health/ready")).timeout(PROBE_LIMIT);
-            self.is_ready = request.send().await.is_ok_and(|answer| answer.status().is_success());
         }
         Ok(())
     }
@@ -148,32 +163,5 @@ impl Child {
         }
         self.process = None;
         while self.lines.join_next().await.is_some() {}
-    }
-}
-
-/// Passes lines on, with the name of whom they are of.
-async fn pass_on(name: String, stream: impl tokio::io::AsyncRead + Unpin) {
-    let mut reader = BufReader::with_capacity(LINE_BYTES_MAX, stream);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        // What is longer than the buffer comes in pieces.
-        match reader.fill_buf().await {
-            Ok([]) | Err(_) => return,
-            Ok(bytes) => {
-                let end = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
-                line.extend_from_slice(&bytes[..end]);
-                reader.consume(end);
-            }
-        }
-        if !line.ends_with(b"\n") {
-            // The rest of it follows.
-            let mut rest = Vec::new();
-            let _ = tokio::io::AsyncReadExt::take(&mut reader, LINE_BYTES_MAX as u64)
-                .read_until(b'\n', &mut rest)
-                .await;
-            line.extend_from_slice(&rest);
-        }
-        eprintln!("{name} | {}", String::from_utf8_lossy(&line).trim_end());
     }
 }

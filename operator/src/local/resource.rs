@@ -1,16 +1,16 @@
-//! Reading a resource from a file, and refusing what the API server would refuse: fields that there are not, and values
-//! that break a rule. Pure.
+//! Reading a resource from a file, with what the command line says otherwise, and refusing what the API server would
+//! refuse: fields that there are not, and values that break a rule. Pure.
 
 use anyhow::{Context as _, bail, ensure};
 use operator_api::LlmDeployment;
 use serde::Deserialize as _;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-/// The one LLMDeployment in `text`.
+/// The one LLMDeployment in `text`, with `settings` (`engine.kvCache.size=2Gi`) in place of what its spec says.
 ///
 /// # Errors
 /// There is none or more than one, or it is wrong.
-pub(super) fn read(text: &str) -> anyhow::Result<LlmDeployment> {
+pub(super) fn read(text: &str, settings: &[String]) -> anyhow::Result<LlmDeployment> {
     let mut found = None;
     for document in serde_yaml::Deserializer::from_str(text) {
         let document = Value::deserialize(document).context("it is no YAML")?;
@@ -19,7 +19,10 @@ pub(super) fn read(text: &str) -> anyhow::Result<LlmDeployment> {
             found = Some(document);
         }
     }
-    let Some(document) = found else { bail!("it has no LLMDeployment") };
+    let Some(mut document) = found else { bail!("it has no LLMDeployment") };
+    for setting in settings {
+        set(&mut document["spec"], setting).with_context(|| format!("--set {setting}"))?;
+    }
     let mut object: LlmDeployment =
         serde_json::from_value(document.clone()).context("it is not what an LLMDeployment looks like")?;
     let known = serde_json::to_value(&object).context("failed to compare it")?;
@@ -32,6 +35,29 @@ pub(super) fn read(text: &str) -> anyhow::Result<LlmDeployment> {
         bail!("{errors}");
     }
     Ok(object)
+}
+
+/// Sets a field to a value, written `PATH=VALUE` with the value in YAML. An empty one takes away what is there.
+fn set(spec: &mut Value, setting: &str) -> anyhow::Result<()> {
+    let (path, value) = setting.split_once('=').context("it is not FIELD=VALUE")?;
+    let value: Value = serde_yaml::from_str(value).context("the value is no YAML")?;
+    let mut parts: Vec<&str> = path.trim().split('.').collect();
+    let last = parts.pop().filter(|last| !last.is_empty()).context("it names no field")?;
+    let mut at = spec;
+    for part in parts {
+        let Value::Object(members) = at else { bail!("{part} is in nothing that has fields") };
+        at = members.entry(part).or_insert(Value::Null);
+        if at.is_null() {
+            *at = Value::Object(Map::new());
+        }
+    }
+    let Value::Object(members) = at else { bail!("{last} is in nothing that has fields") };
+    if value.is_null() {
+        members.remove(last);
+    } else {
+        members.insert(last.to_owned(), value);
+    }
+    Ok(())
 }
 
 /// The first field that was given and is not known: what is known has been kept.
@@ -80,7 +106,7 @@ spec:
 
     #[test]
     fn a_resource_among_other_documents_is_read_with_its_defaults() {
-        let object = read(&format!("kind: Namespace\n---{GOOD}")).unwrap();
+        let object = read(&format!("kind: Namespace\n---{GOOD}"), &[]).unwrap();
         assert_eq!((object.spec.replicas, object.spec.router.replicas), (1, 2));
     }
 
@@ -99,7 +125,41 @@ spec:
             (GOOD.replace("chat", "9-chat"), "must begin with a letter"),
             (format!("{GOOD}  replicas: many\n"), "not what an LLMDeployment"),
         ] {
-            let error = format!("{:#}", read(&text).unwrap_err());
+            let error = format!("{:#}", read(&text, &[]).unwrap_err());
+            assert!(error.contains(said), "{said}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_the_command_line_says_counts_and_is_held_to_the_same_rules() {
+        let read = |settings: &[&str]| {
+            let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
+            read(&format!("{GOOD}  engine: {{maxNumSeqs: 8}}\n"), &settings)
+        };
+        let object = read(&[
+            "engine.kvCache.size=2Gi",
+            "engine.maxNumSeqs=",
+            "engine.extraArgs=[--weights=compact]",
+            "model.name='7'",
+        ])
+        .unwrap();
+        let engine = &object.spec.engine;
+        assert_eq!(engine.kv_cache.size.as_ref().map(|size| size.0.as_str()), Some("2Gi"));
+        assert_eq!(
+            (engine.max_num_seqs, engine.extra_args.as_slice()),
+            (256, &["--weights=compact".to_owned()][..])
+        );
+        assert_eq!(object.spec.model.name.as_deref(), Some("7"));
+        for (setting, said) in [
+            ("engine.kvCache.sise=2Gi", "there is no field spec.engine.kvCache.sise"),
+            ("rollout.maxSurge=0", "may not both be 0"),
+            ("replicas", "--set replicas: it is not FIELD=VALUE"),
+            ("replicas.more=1", "more is in nothing that has fields"),
+            (".=1", "names no field"),
+            ("engine.extraArgs=[--port=1]", "may not have --port: the operator sets it"),
+            ("engine.maxNumSeqs=[", "the value is no YAML"),
+        ] {
+            let error = format!("{:#}", read(&["replicas=1", setting]).unwrap_err());
             assert!(error.contains(said), "{said}: {error}");
         }
     }

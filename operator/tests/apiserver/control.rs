@@ -211,6 +211,21 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
     };
     assert_eq!(eventually(failed).await.as_deref(), Some("it is not there"), "{:#?}", object.status);
     assert!(stage.objects(Kind::Deployment).get_opt("chat-server").await.unwrap().is_none());
+    // Each in its own words, whether its Job gives up or will try again, and another source begins anew.
+    for (code, reason) in
+        [(11, "DigestMismatch"), (20, "DiskFull"), (12, "Unauthorized"), (21, "SourceTooSlow")]
+    {
+        stage.kubelet.fetches_end(code, json!({"reason": reason, "message": format!("that is {reason}")}));
+        stage.apply("chat", spec(&format!("http://host/{reason}.gguf"))).await.unwrap();
+        let told = async || {
+            let status = stage.resources().get("chat").await.unwrap().status?;
+            let condition = |name: &str| status.conditions.iter().find(|known| known.type_ == name);
+            let (model, degraded) = (condition("ModelAvailable")?, condition("Degraded")?);
+            let is_told = model.reason == reason && degraded.status == "True" && degraded.reason == reason;
+            is_told.then(|| model.message.clone())
+        };
+        assert_eq!(eventually(told).await, Some(format!("that is {reason}")));
+    }
 
     let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
     stage.kubelet.fetches_end(0, report);

@@ -109,6 +109,10 @@ async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Val
         let parameters = DeleteParams::default().grace_period(0);
         return pods.delete(&name, &parameters).await.map(drop);
     }
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return Ok(());
+    }
     let status = match (component.as_str(), fetched) {
         ("fetch", None) => return Ok(()),
         ("fetch", Some(ended)) => {

@@ -6,6 +6,6 @@
 mod control;
 mod kubelet;
 mod leaders;
-mod many;
 mod rules;
+mod spans;
 mod support;

@@ -103,11 +103,13 @@ fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "must be less than resources.limits.memory",
         ),
         (vec![("engine.kvCache", json!({"precision": "u4"}))], "Unsupported value"),
+        (vec![("engine.extraArgs", json!(["--port=1"]))], "may not have --port: the operator sets it"),
+        (vec![("engine.extraArgs", json!(["--model"]))], "may not have --model: use model.source"),
         (
-            vec![("engine.extraArgs", json!(["--port=1"]))],
-            "may not repeat a flag that has a field of its own",
+            vec![("engine.extraArgs", json!(["--weights=fine", "--log=debug"]))],
+            "may not have --log: use observability.logLevel",
         ),
-        (vec![("engine.extraArgs", json!(["--model"]))], "may not repeat a flag that has a field of its own"),
+        (vec![("engine.extraArgs", json!(["fetch"]))], "begins with -- and has its value behind ="),
         (vec![("engine.maxNumSeqs", json!(0))], "should be greater than or equal to 1"),
         (vec![("placement", pinned.clone())], "needs whole CPUs and memory"),
         (

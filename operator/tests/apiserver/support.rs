@@ -12,6 +12,7 @@ use operator::controller;
 use operator::manifest::Kind;
 use operator::metrics::Metrics;
 use operator::run::{Config, look_after_with};
+use operator::trace::Tracer;
 use operator::validate::Defaults;
 use operator_api::LlmDeployment;
 use serde_json::{Value, json};
@@ -157,6 +158,16 @@ pub(crate) async fn operator(
     metrics: &Metrics,
     routers: Routers,
 ) -> impl Future<Output = anyhow::Result<()>> + use<> {
+    operator_with(namespace, identity, (metrics, routers), None).await
+}
+
+/// [`operator`], which sends spans.
+pub(crate) async fn operator_with(
+    namespace: &str,
+    identity: Option<&str>,
+    (metrics, routers): (&Metrics, Routers),
+    tracer: Option<Tracer>,
+) -> impl Future<Output = anyhow::Result<()>> + use<> {
     let client = cluster().await.client_for(OPERATOR, None).await.unwrap();
     let lease = identity.map(|identity| operator::leader::Config {
         namespace: namespace.to_owned(),
@@ -174,6 +185,7 @@ pub(crate) async fn operator(
             },
             load_interval: None,
             concurrency: 8,
+            tracer,
         },
         lease,
     };

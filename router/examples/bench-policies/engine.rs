@@ -214,7 +214,8 @@ impl Engine {
         let decodes = batch_tokens_max - budget;
         if decodes > 0 {
             let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-            let most = chunk_tokens_max.saturating_mul((prompts / decodes).max(1));
+            let times = (prompts / decodes).max(prompts / 8).max(1);
+            let most = chunk_tokens_max.saturating_mul(times);
             budget = budget.min(most.saturating_sub(decodes).max(most.div_ceil(4)));
         }
         for sequence in self.running.iter_mut().filter(|sequence| sequence.row == 0) {

@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::body::{Body as _, Frame, Incoming};
+use http::response::Parts;
+use http::{HeaderValue, Method, Response, StatusCode, header};
 
 use super::failure::Failure;
 use super::relay::Streamed;
@@ -38,15 +37,14 @@ pub(super) async fn attempt(
     outgoing: &Outgoing,
 ) -> Result<Answer, Failure> {
     let watch = Watch::new(worker, placed, outgoing);
-    let (mut link, response) = watch.wait(exchange(worker, placed, outgoing)).await??;
+    let (mut link, mut parts) = watch.wait(exchange(worker, placed, outgoing)).await??;
     placed.first_token();
-    let (mut parts, mut body) = response.into_parts();
-    headers::for_client(&mut parts.headers, &placed.replica.name);
+    parts.headers.insert(headers::REPLICA, placed.replica.name.clone());
     let is_stream = is_event_stream(&parts.headers);
     let status = parts.status;
-    if !is_stream && body.size_hint().exact().is_some_and(|size| size <= WHOLE_BYTES_MAX) {
-        let bytes = watch.wait(whole(&mut link, &mut body)).await?.map_err(|_| Failure::Broken)?;
-        give_back(worker, placed, link).await;
+    if !is_stream && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX) {
+        let bytes = watch.wait(whole(&mut link)).await?.map_err(|_| Failure::Broken)?;
+        worker.pool.give(placed.replica.found.http, link);
         let usage = if status.is_success() { usage(&bytes) } else { None };
         let response = Response::from_parts(parts, Body::whole(bytes));
         return match status {
@@ -57,11 +55,11 @@ pub(super) async fn attempt(
     }
     // Until its first event a stream may still come from elsewhere.
     let first = if is_stream {
-        watch.wait(next(&mut link, &mut body)).await?.transpose().map_err(|_| Failure::Broken)?
+        watch.wait(link.next()).await?.transpose().map_err(|_| Failure::Broken)?
     } else {
         None
     };
-    Ok(Answer::Stream(Box::new(Streamed { parts, link, body, first, is_events: is_stream })))
+    Ok(Answer::Stream(Box::new(Streamed { parts, link, first, is_events: is_stream })))
 }
 
 fn is_event_stream(headers: &http::HeaderMap) -> bool {
@@ -70,85 +68,41 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
 }
 
 /// Sends the request over an idle connection, or a new one if there is none or it proves to be closed.
-async fn exchange(
-    worker: &Worker,
-    placed: &Placed,
-    outgoing: &Outgoing,
-) -> Result<(Link, Response<Incoming>), Failure> {
+async fn exchange(worker: &Worker, placed: &Placed, outgoing: &Outgoing) -> Result<(Link, Parts), Failure> {
     let address = placed.replica.found.http;
-    let dispatch = HeaderValue::from_maybe_shared(Bytes::from(placed.header()))
-        .expect("invariant: digits and a slash are a header");
+    let has_body = outgoing.method != Method::HEAD;
+    let head = |output: &mut Vec<u8>| {
+        output.extend_from_slice(&outgoing.head);
+        headers::line(output, header::HOST.as_str(), placed.replica.authority.as_bytes());
+        headers::line(output, headers::DISPATCH.as_str(), placed.header().as_bytes());
+        output.extend_from_slice(b"\r\n");
+    };
     if let Some(mut link) = worker.pool.take(address).await
-        && let Ok(response) = link.send(request(placed, outgoing, &dispatch)).await
+        && let Ok(parts) = link.send(head, &outgoing.body, has_body).await
     {
-        return Ok((link, response));
+        return Ok((link, parts));
     }
     let timeout = worker.app.settings().connect_timeout;
     let mut link = Link::connect(address, timeout).await.map_err(|error| {
         tracing::debug!(replica = placed.replica.found.name, %error, "failed to connect");
         Failure::Connect
     })?;
-    let response = link.send(request(placed, outgoing, &dispatch)).await.map_err(|error| {
+    let parts = link.send(head, &outgoing.body, has_body).await.map_err(|error| {
         tracing::debug!(replica = placed.replica.found.name, %error, "failed to get an answer");
         Failure::Broken
     })?;
-    Ok((link, response))
-}
-
-fn request(placed: &Placed, outgoing: &Outgoing, dispatch: &HeaderValue) -> Request<Full<Bytes>> {
-    let mut request = Request::new(Full::new(outgoing.body.clone()));
-    *request.method_mut() = outgoing.method.clone();
-    *request.uri_mut() = http::Uri::from(outgoing.path.clone());
-    *request.headers_mut() = outgoing.headers.clone();
-    request.headers_mut().insert(header::HOST, placed.replica.authority.clone());
-    request.headers_mut().insert(headers::DISPATCH, dispatch.clone());
-    request
+    Ok((link, parts))
 }
 
 /// All of a body.
-async fn whole(link: &mut Link, body: &mut Incoming) -> hyper::Result<Bytes> {
-    let mut all = Vec::new();
-    let mut first: Option<Bytes> = None;
-    while let Some(bytes) = next(link, body).await.transpose()? {
-        // Nearly always there is one piece, which is not copied.
-        match first.take() {
-            None if all.is_empty() => first = Some(bytes),
-            None => all.extend_from_slice(&bytes),
-            Some(before) => {
-                all.extend_from_slice(&before);
-                all.extend_from_slice(&bytes);
-            }
-        }
+async fn whole(link: &mut Link) -> std::io::Result<Bytes> {
+    let Some(first) = link.next().await.transpose()? else { return Ok(Bytes::new()) };
+    let Some(second) = link.next().await.transpose()? else { return Ok(first) };
+    let mut all = [first, second].concat();
+    while let Some(bytes) = link.next().await.transpose()? {
+        all.extend_from_slice(&bytes);
     }
-    Ok(first.unwrap_or_else(|| all.into()))
-}
-
-/// The next piece of a body.
-async fn next(link: &mut Link, body: &mut Incoming) -> Option<hyper::Result<Bytes>> {
-    loop {
-        if body.is_end_stream() {
-            return None;
-        }
-        match std::future::poll_fn(|context| link.poll_body(body, context)).await? {
-            Ok(frame) => match Frame::into_data(frame) {
-                Ok(bytes) if !bytes.is_empty() => return Some(Ok(bytes)),
-                // Nothing, or trailers.
-                _ => {}
-            },
-            Err(error) => return Some(Err(error)),
-        }
-    }
-}
-
-async fn give_back(worker: &Worker, placed: &Placed, link: Link) {
-    let mut link = Some(link);
-    std::future::poll_fn(|context| {
-        if let Some(link) = link.take() {
-            worker.pool.give(placed.replica.found.http, link, context);
-        }
-        std::task::Poll::Ready(())
-    })
-    .await;
+    Ok(all.into())
 }
 
 /// The time that a replica has for the first byte, and whether it still lives.

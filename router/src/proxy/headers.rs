@@ -1,6 +1,7 @@
 //! Which headers pass the router, in either direction: all but those that are between two neighbours only.
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, header};
 
 /// Between two neighbours only (RFC 9110, 7.6.1), whatever `Connection` says.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -19,52 +20,77 @@ pub(super) const DISPATCH: HeaderName = HeaderName::from_static("x-ovfleet-dispa
 pub(super) const REPLICA: HeaderName = HeaderName::from_static("x-ovfleet-replica");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// A client's headers as a replica gets them. `hides_key`: the key was for the router.
-pub(super) fn for_replica(mut headers: HeaderMap, hides_key: bool, trace: Option<HeaderValue>) -> HeaderMap {
-    strip(&mut headers);
-    // The body is here already, and nobody waits to be asked for it.
-    headers.remove(header::EXPECT);
-    // That of the body as it is sent is set when it is.
-    headers.remove(header::CONTENT_LENGTH);
-    headers.remove(header::HOST);
-    // Nobody but the router numbers what it sends.
-    headers.remove(DISPATCH);
-    if hides_key {
-        headers.remove(header::AUTHORIZATION);
-    }
-    if let Some(trace) = trace {
-        headers.insert(TRACEPARENT, trace);
-    }
-    headers
+/// Whether a header is between two neighbours only.
+pub(super) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    HOP_BY_HOP.contains(name)
 }
 
-/// A replica's headers as a client gets them.
-pub(super) fn for_client(headers: &mut HeaderMap, replica: &HeaderValue) {
-    strip(headers);
-    headers.insert(REPLICA, replica.clone());
+/// The further headers that a `Connection` header makes such ones. Nearly always that is none.
+pub(super) fn named(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
+    let names = connection.to_str().unwrap_or_default().split(',').map(str::trim);
+    names
+        .filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"))
+        .filter_map(|name| name.parse().ok())
 }
 
-fn strip(headers: &mut HeaderMap) {
-    if let Some(connection) = headers.get(header::CONNECTION) {
-        // What it names is between neighbours too. Nearly always that is nothing.
-        let named: Vec<HeaderName> = connection
-            .to_str()
-            .unwrap_or_default()
-            .split(',')
-            .filter_map(|name| name.trim().parse().ok())
-            .collect();
-        for name in named {
-            headers.remove(name);
+/// The head of a client's request as a replica gets it, but for what depends on the replica and the blank line that
+/// ends it. `hides_key`: the key was for the router. `body_bytes`: of the body, which is here already.
+pub(super) fn for_replica(
+    parts: &Parts,
+    hides_key: bool,
+    trace: Option<&HeaderValue>,
+    body_bytes: usize,
+) -> Vec<u8> {
+    /// Of most heads.
+    const BYTES: usize = 512;
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut head = Vec::with_capacity(BYTES);
+    for piece in [parts.method.as_str(), " ", path, " HTTP/1.1\r\n"] {
+        head.extend_from_slice(piece.as_bytes());
+    }
+    let named: Vec<HeaderName> = parts.headers.get_all(header::CONNECTION).iter().flat_map(named).collect();
+    for (name, value) in &parts.headers {
+        let is_the_routers = match *name {
+            // That nobody waits to be asked for the body is because it is here; its length, and the host, are told
+            // by who sends it; and nobody but the router numbers what it sends.
+            header::EXPECT | header::CONTENT_LENGTH | header::HOST => true,
+            header::AUTHORIZATION => hides_key,
+            _ => *name == DISPATCH || (trace.is_some() && *name == TRACEPARENT),
+        };
+        if !is_the_routers && !is_hop_by_hop(name) && !named.contains(name) {
+            line(&mut head, name.as_str(), value.as_bytes());
         }
     }
-    for name in HOP_BY_HOP {
-        headers.remove(name);
+    if let Some(trace) = trace {
+        line(&mut head, TRACEPARENT.as_str(), trace.as_bytes());
     }
+    if body_bytes > 0 || !matches!(parts.method, Method::GET | Method::HEAD) {
+        line(&mut head, header::CONTENT_LENGTH.as_str(), HeaderValue::from(body_bytes).as_bytes());
+    }
+    head
+}
+
+/// Writes a header.
+pub(super) fn line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    head.reserve(name.len() + value.len() + 4);
+    head.extend_from_slice(name.as_bytes());
+    head.extend_from_slice(b": ");
+    head.extend_from_slice(value);
+    head.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn head(headers: &[(&str, &str)], hides_key: bool, trace: Option<&HeaderValue>) -> String {
+        let mut request = http::Request::post("/v1/chat/completions?a=b");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        String::from_utf8(for_replica(&parts, hides_key, trace, 7)).unwrap()
+    }
 
     #[test]
     fn passes_what_is_for_the_replica_and_keeps_what_was_for_the_router() {
@@ -74,17 +100,23 @@ mod tests {
             ("transfer-encoding", "chunked"),
             ("authorization", "Bearer k"),
             ("host", "router"),
+            ("expect", "100-continue"),
+            ("content-length", "8"),
             ("x-ovfleet-dispatch", "0/1"),
+            ("traceparent", "old"),
             ("x-mine", "kept"),
+            ("x-mine", "twice"),
         ];
-        let given: HeaderMap = given
-            .into_iter()
-            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
-            .collect();
-        let kept = for_replica(given.clone(), true, Some(HeaderValue::from_static("t")));
-        let names: Vec<&str> = kept.keys().map(HeaderName::as_str).collect();
-        assert_eq!(names.len(), 2, "{names:?}");
-        assert!(kept.contains_key("x-mine") && kept.contains_key("traceparent"));
-        assert!(for_replica(given, false, None).contains_key("authorization"));
+        let trace = HeaderValue::from_static("new");
+        assert_eq!(
+            head(&given, true, Some(&trace)),
+            "POST /v1/chat/completions?a=b HTTP/1.1\r\nx-mine: kept\r\nx-mine: twice\r\ntraceparent: new\r\n\
+             content-length: 7\r\n"
+        );
+        let kept = head(&given, false, None);
+        assert!(
+            kept.contains("authorization: Bearer k\r\n") && kept.contains("traceparent: old\r\n"),
+            "{kept}"
+        );
     }
 }

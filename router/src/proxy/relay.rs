@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::Response;
 use http::response::Parts;
-use hyper::body::Incoming;
 use tokio::time::Sleep;
 
 use super::record::Record;
@@ -27,7 +26,6 @@ const TICK: Duration = Duration::from_secs(2);
 pub(super) struct Streamed {
     pub(super) parts: Parts,
     pub(super) link: Link,
-    pub(super) body: Incoming,
     /// What came of it already.
     pub(super) first: Option<Bytes>,
     /// It consists of events, not of bytes in general.
@@ -43,13 +41,13 @@ impl Streamed {
         outgoing: &Outgoing,
         record: &mut Record,
     ) -> Response<Body> {
-        let Self { parts, link, body, first, is_events } = self;
+        let Self { parts, link, first, is_events } = self;
         record.first_byte();
         let relay = Relay {
             worker: Arc::clone(worker),
             prompt_bytes: outgoing.prompt_bytes,
             choices: outgoing.choices,
-            upstream: Some((link, body)),
+            upstream: Some(link),
             placed: Some(placed),
             record: record.take(),
             first,
@@ -68,7 +66,7 @@ pub(super) struct Relay {
     prompt_bytes: usize,
     choices: u32,
     /// `None` once it has ended.
-    upstream: Option<(Link, Incoming)>,
+    upstream: Option<Link>,
     placed: Option<Placed>,
     record: Record,
     first: Option<Bytes>,
@@ -97,22 +95,21 @@ impl Relay {
             }
         }
         loop {
-            let Some((link, body)) = &mut self.upstream else {
+            let Some(link) = &mut self.upstream else {
                 return Poll::Ready(self.failure.take().map(Err));
             };
-            match link.poll_body(body, context) {
-                Poll::Ready(Some(Ok(frame))) => {
+            match link.poll_body(context) {
+                Poll::Ready(Some(Ok(bytes))) => {
                     if let Some(silence) = &mut self.silence {
                         silence.since = None;
                     }
-                    let Ok(bytes) = frame.into_data() else { continue };
                     let bytes = self.pass(bytes);
                     if !bytes.is_empty() {
                         return Poll::Ready(Some(Ok(bytes)));
                     }
                 }
                 Poll::Ready(None) => {
-                    let rest = self.end(context);
+                    let rest = self.end();
                     return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
                 }
                 Poll::Ready(Some(Err(error))) => {
@@ -143,9 +140,9 @@ impl Relay {
     }
 
     /// The answer is complete.
-    fn end(&mut self, context: &mut Context<'_>) -> Bytes {
-        if let (Some((link, _)), Some(placed)) = (self.upstream.take(), &mut self.placed) {
-            self.worker.pool.give(placed.replica.found.http, link, context);
+    fn end(&mut self) -> Bytes {
+        if let (Some(link), Some(placed)) = (self.upstream.take(), &mut self.placed) {
+            self.worker.pool.give(placed.replica.found.http, link);
             placed.end(Outcome::Answered);
             let counted = self.events.as_ref().map(|events| events.count);
             // An event is a token, nearly; those that begin and end an answer are not.

@@ -3,37 +3,55 @@
 //! A connection has no task of its own. Whoever asks drives it: the request goes out, and the answer comes
 //! in, within the client's own task, so that a token passes from one socket to the other without waking
 //! anybody, and dropping the answer closes the connection at once, which is how a replica learns that its
-//! client has gone.
+//! client has gone. HTTP/1.1 is spoken here by hand, since nothing of it is needed but a request whose bytes are
+//! known and an answer's framing: `docs/decisions/0013-own-client.md`.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::body::{Body as _, Frame, Incoming};
-use hyper::client::conn::http1::{self, Connection, SendRequest};
-use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
+use bytes::{Bytes, BytesMut};
+use http::response::Parts;
+use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 use tokio::net::TcpStream;
+
+mod answer;
+
+use answer::{Body, Head, Taken};
 
 /// Idle connections kept to one replica, by each thread.
 const IDLE_MAX: usize = 256;
 /// An idle connection older than this is not used any more: the replica may be closing it just now.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
-/// Bytes of an answer's head.
-const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Bytes that are read at a time, at first,
+const READ_BYTES: usize = 4 * 1024;
+/// and at most, where so much keeps coming.
+const READ_BYTES_MAX: usize = 256 * 1024;
+/// Room left below which a buffer is made anew.
+const READ_BYTES_MIN: usize = 1024;
+/// Bytes of a request's body that are sent together with its head.
+const JOINED_BYTES_MAX: usize = 16 * 1024;
 
 /// A connection to a replica.
 pub(crate) struct Link {
-    sender: SendRequest<Full<Bytes>>,
-    driver: Connection<TokioIo<TcpStream>, Full<Bytes>>,
-    ended: bool,
+    stream: TcpStream,
+    /// What has come and is not taken.
+    input: BytesMut,
+    read_bytes: usize,
+    /// The request, but for a body that is sent behind it.
+    output: Vec<u8>,
+    rest: Bytes,
+    /// Of both, what is sent.
+    sent: usize,
+    /// What is still to come of the answer.
+    body: Body,
+    /// It can carry another request once the answer is over.
+    keeps: bool,
     /// It has carried a request before, so that its failure may mean no more than that it was closed.
     pub(crate) reused: bool,
 }
@@ -49,79 +67,170 @@ impl Link {
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "nobody answered"))??;
         // A request is written at once and must not wait for an acknowledgement.
         stream.set_nodelay(true)?;
-        let mut builder = http1::Builder::new();
-        builder.max_header_size(HEAD_BYTES_MAX);
-        let (sender, driver) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        Ok(Self { sender, driver, ended: false, reused: false })
+        Ok(Self {
+            stream,
+            input: BytesMut::new(),
+            read_bytes: READ_BYTES,
+            output: Vec::new(),
+            rest: Bytes::new(),
+            sent: 0,
+            body: Body::Ended,
+            keeps: true,
+            reused: false,
+        })
     }
 
-    fn drive(&mut self, context: &mut Context<'_>) {
-        if !self.ended && Pin::new(&mut self.driver).poll(context).is_ready() {
-            // Why it ended, the answer's future or body tells.
-            self.ended = true;
-        }
-    }
-
-    /// Sends `request` and waits for the head of its answer.
+    /// Sends a request, whose head `write` appends, and waits for the head of its answer. `has_body`: it is not one
+    /// that is answered by a head alone.
     ///
     /// # Errors
-    /// The connection broke.
+    /// The connection broke, or this was no answer.
     ///
     /// # Cancel safety
     /// None: a link whose `send` was dropped is of no more use.
-    pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
-        let mut answer = pin!(self.sender.send_request(request));
-        poll_fn(|context| {
-            if !self.ended && Pin::new(&mut self.driver).poll(context).is_ready() {
-                self.ended = true;
-            }
-            answer.as_mut().poll(context)
-        })
-        .await
-    }
-
-    /// The next part of the answer's body.
-    pub(crate) fn poll_body(
+    pub(crate) async fn send(
         &mut self,
-        body: &mut Incoming,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
-        let frame = Pin::new(&mut *body).poll_frame(context);
-        if frame.is_ready() || self.ended {
-            return frame;
+        write: impl FnOnce(&mut Vec<u8>),
+        body: &Bytes,
+        has_body: bool,
+    ) -> io::Result<Parts> {
+        self.output.clear();
+        self.sent = 0;
+        self.keeps = false;
+        write(&mut self.output);
+        if body.len() <= JOINED_BYTES_MAX {
+            self.output.extend_from_slice(body);
+            self.rest = Bytes::new();
+        } else {
+            self.rest = body.clone();
         }
-        self.drive(context);
-        Pin::new(body).poll_frame(context)
+        let mut failure = None;
+        let head = poll_fn(|context| {
+            // An answer may come before all is sent, and even where the rest cannot be sent any more.
+            if failure.is_none()
+                && let Poll::Ready(Err(error)) = self.poll_write(context)
+            {
+                failure = Some(error);
+            }
+            self.poll_head(has_body, context)
+        });
+        match head.await {
+            Ok(head) => {
+                self.body = head.body;
+                self.keeps = head.keeps;
+                Ok(head.parts)
+            }
+            Err(error) => Err(failure.unwrap_or(error)),
+        }
     }
 
-    /// The answer's body, which drives the link itself.
-    pub(crate) fn body(self, body: Incoming) -> LinkBody {
-        LinkBody { link: self, body }
+    /// What is still to come of the answer's body, if that is known.
+    pub(crate) fn body_bytes(&self) -> Option<u64> {
+        match self.body {
+            Body::Sized(bytes) => Some(bytes),
+            Body::Ended => Some(0),
+            Body::Chunked(_) | Body::UntilClose => None,
+        }
     }
 
-    /// Whether it can carry another request, once an answer has been read to its end.
-    fn poll_idle(&mut self, context: &mut Context<'_>) -> bool {
-        self.drive(context);
-        !self.ended && self.sender.is_ready()
+    /// The next part of the answer's body, never empty.
+    ///
+    /// # Errors
+    /// It breaks off, or is not as it was said to be.
+    pub(crate) fn poll_body(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            match self.body.take(&mut self.input) {
+                Ok(Taken::Data(bytes)) => return Poll::Ready(Some(Ok(bytes))),
+                Ok(Taken::End) => return Poll::Ready(None),
+                Ok(Taken::More) => {}
+                Err(malformed) => return Poll::Ready(Some(Err(malformed.into()))),
+            }
+            // It may be the rest of the request that the replica waits for.
+            if self.is_unsent()
+                && let Poll::Ready(Err(error)) = self.poll_write(context)
+            {
+                return Poll::Ready(Some(Err(error)));
+            }
+            match ready!(self.poll_read(context)) {
+                Ok(0) => {
+                    if let Err(malformed) = self.body.close() {
+                        return Poll::Ready(Some(Err(malformed.into())));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    /// As [`Self::poll_body`].
+    pub(crate) async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        poll_fn(|context| self.poll_body(context)).await
+    }
+
+    fn is_unsent(&self) -> bool {
+        self.sent < self.output.len() + self.rest.len()
+    }
+
+    /// Writes on until all is sent.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.is_unsent() {
+            let stream = Pin::new(&mut self.stream);
+            let sent = match self.output.get(self.sent..) {
+                Some(head) if self.rest.is_empty() => ready!(stream.poll_write(context, head))?,
+                Some(head) if !head.is_empty() => {
+                    let parts = [IoSlice::new(head), IoSlice::new(&self.rest)];
+                    ready!(stream.poll_write_vectored(context, &parts))?
+                }
+                _ => ready!(stream.poll_write(context, &self.rest[self.sent - self.output.len()..]))?,
+            };
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += sent;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_head(&mut self, has_body: bool, context: &mut Context<'_>) -> Poll<io::Result<Head>> {
+        loop {
+            if !self.input.is_empty()
+                && let Some(head) = Head::take(&mut self.input, has_body)?
+            {
+                return Poll::Ready(Ok(head));
+            }
+            if ready!(self.poll_read(context))? == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.input.capacity() - self.input.len() < READ_BYTES_MIN {
+            self.input.reserve(self.read_bytes);
+        }
+        let room = self.input.capacity() - self.input.len();
+        let count = ready!(pin!(self.stream.read_buf(&mut self.input)).poll(context))?;
+        if count == room {
+            self.read_bytes = (self.read_bytes * 2).min(READ_BYTES_MAX);
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    /// Whether it can carry another request.
+    fn is_idle(&self) -> bool {
+        self.keeps && self.body == Body::Ended && self.input.is_empty() && !self.is_unsent()
+    }
+
+    /// Whether the replica has left it open, as far as is known, and silent.
+    fn is_open(&mut self, context: &mut Context<'_>) -> bool {
+        self.poll_read(context).is_pending()
     }
 }
 
-/// A body together with its link, for who does not need the link again.
-pub(crate) struct LinkBody {
-    link: Link,
-    body: Incoming,
-}
-
-impl hyper::body::Body for LinkBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
-        let Self { link, body } = self.get_mut();
-        link.poll_body(body, context)
+impl std::fmt::Debug for Link {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Link").field("body", &self.body).field("keeps", &self.keeps).finish()
     }
 }
 
@@ -140,18 +249,24 @@ impl Pool {
                 return None;
             }
             // The replica may have closed it meanwhile.
-            if poll_fn(|context| Poll::Ready(link.poll_idle(context))).await {
+            if poll_fn(|context| Poll::Ready(link.is_open(context))).await {
                 return Some(link);
             }
         }
     }
 
     /// Keeps `link`, whose answer was read to its end, if it can be used again.
-    pub(crate) fn give(&self, address: SocketAddr, mut link: Link, context: &mut Context<'_>) {
-        if !link.poll_idle(context) {
+    pub(crate) fn give(&self, address: SocketAddr, mut link: Link) {
+        if !link.is_idle() {
             return;
         }
         link.reused = true;
+        link.rest = Bytes::new();
+        if link.read_bytes > READ_BYTES {
+            // What a large answer took is not kept for the small ones that may follow.
+            link.read_bytes = READ_BYTES;
+            link.input = BytesMut::new();
+        }
         let mut idle = self.lock();
         let idle = idle.entry(address).or_default();
         if idle.len() < IDLE_MAX {
@@ -175,5 +290,17 @@ impl Pool {
 impl std::fmt::Debug for Pool {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Pool").field("replicas", &self.lock().len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_to_a_replica_does_not_wait_for_acknowledgements() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let link = Link::connect(listener.local_addr().unwrap(), Duration::from_secs(30)).await.unwrap();
+        assert!(link.stream.nodelay().unwrap());
     }
 }

@@ -47,6 +47,20 @@ fn the_models_are_those_of_all_replicas() {
 }
 
 #[test]
+fn the_least_length_that_replicas_of_a_model_take_is_passed_on() {
+    // What follows the name in the list is the replica's.
+    let replica = |more: &str| Upstream::start(&format!("m\",{more},\"object\":\"model"), |_, _| false);
+    let (long, short, silent) =
+        (replica("\"max_model_len\":4096"), replica("\"max_model_len\":2048"), replica("\"x\":1"));
+    let router = Router::start(&[&long, &short, &silent], &[]);
+    let list: Value = serde_json::from_str(&router.get("/v3/models").body).unwrap();
+    assert_eq!(list["data"][0]["max_model_len"], 2048);
+    let router = Router::start(&[&silent], &[]);
+    let list: Value = serde_json::from_str(&router.get("/v3/models").body).unwrap();
+    assert_eq!(list["data"][0].get("max_model_len"), None);
+}
+
+#[test]
 fn without_a_name_the_only_model_is_meant() {
     let a = named("a");
     let router = Router::start(&[&a], &[]);

@@ -34,9 +34,15 @@ typedef struct {
 
 enum ovfleet_element { OVFLEET_U4 = 0, OVFLEET_U8 = 1, OVFLEET_I8 = 2, OVFLEET_F16 = 3, OVFLEET_BF16 = 4, OVFLEET_F32 = 5 };
 
-// Writes a weight of a model read by ovfleet_read_gguf anew. `found` tells whether the graph has it. The rows of
-// a stack of matrices, one for each expert, follow each other.
-int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weight, int* found);
+// Where the weights of a model read by ovfleet_read_gguf are, so that none is searched for. To be freed with
+// ovfleet_free_weights, before the graph is changed by anything else.
+typedef struct ovfleet_weights ovfleet_weights_t;
+int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t** weights);
+void ovfleet_free_weights(ovfleet_weights_t* weights);
+
+// Writes a weight anew. `found` tells whether the graph has it. The rows of a stack of matrices, one for each
+// expert, follow each other.
+int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found);
 
 // Divides the frequencies of the rotary embeddings of this base (0: of any) by `factors`, one for each pair of
 // a head. `applied` counts the frequency tables that were divided; 0 if none was of this length and base.

@@ -1,5 +1,7 @@
 // Weights: where a GGUF tensor is in the graph, and how it is written anew.
 #include <cstring>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <openvino/core/graph_util.hpp>
@@ -7,7 +9,14 @@
 
 #include "model.hpp"
 
+// By the name of a tensor in the file: the node that stands for it, with all of its decompression behind it.
+struct ovfleet_weights {
+    std::unordered_map<std::string, std::shared_ptr<ov::Node>> nodes;
+};
+
 namespace {
+
+const std::string PREFIX = "weight.weight_";
 
 ov::element::Type element(uint32_t type) {
     switch (type) {
@@ -19,14 +28,6 @@ ov::element::Type element(uint32_t type) {
         case OVFLEET_F32: return ov::element::f32;
     }
     OPENVINO_THROW("unknown element type ", type);
-}
-
-// The node that stands for a tensor of the file, with all of its decompression behind it.
-std::shared_ptr<ov::Node> find_weight(const ov::Model& model, const std::string& tensor) {
-    const std::string name = "weight.weight_" + tensor;
-    for (const auto& node : model.get_ops())
-        if (node->get_friendly_name() == name) return node;
-    return nullptr;
 }
 
 std::shared_ptr<ov::Node> constant(ov::element::Type type, const ov::Shape& shape, const void* data) {
@@ -61,19 +62,37 @@ std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight, const ov::S
 
 }  // namespace
 
-extern "C" int ovfleet_set_weight(ov_model_t* model, const ovfleet_weight* weight, int* found) {
+extern "C" int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t** weights) {
     return ovfleet::guarded([&] {
-        auto old = find_weight(*model->object, weight->tensor);
-        *found = old != nullptr;
-        if (!old) return;
+        auto found = std::make_unique<ovfleet_weights>();
+        for (const auto& node : model->object->get_ops()) {
+            const auto& name = node->get_friendly_name();
+            if (name.compare(0, PREFIX.size(), PREFIX) == 0) found->nodes[name.substr(PREFIX.size())] = node;
+        }
+        *weights = found.release();
+    });
+}
+
+extern "C" void ovfleet_free_weights(ovfleet_weights_t* weights) {
+    delete weights;
+}
+
+extern "C" int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found) {
+    return ovfleet::guarded([&] {
+        const auto place = weights->nodes.find(weight->tensor);
+        *found = place != weights->nodes.end();
+        if (!*found) return;
+        const auto old = place->second;
         const auto shape = old->get_output_partial_shape(0);
         OPENVINO_ASSERT(shape.is_static() && (shape.size() == 2 || shape.size() == 3) &&
                             shape[shape.size() - 1] == int64_t(weight->columns) &&
                             ov::shape_size(shape.to_shape()) == weight->rows * weight->columns,
                         "tensor ", weight->tensor, " is ", shape, " in the graph");
-        auto fresh = decompressed(*weight, shape.to_shape());
         OPENVINO_ASSERT(old->get_output_element_type(0) == ov::element::f32, "tensor ", weight->tensor, " is not f32 in the graph");
+        auto fresh = decompressed(*weight, shape.to_shape());
         fresh->set_friendly_name(old->get_friendly_name());
         ov::replace_node(old, fresh);
+        // The old one's memory is free from now on.
+        place->second = fresh;
     });
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use server_gguf::{GgufFile, TensorEntry, TensorType};
 
+use crate::Error;
 use crate::runtime::Model;
-use crate::shim::{self, Permuted};
-use crate::weights::{Form, Matrix, permute_rows};
-use crate::{Error, weights};
+use crate::shim::{self, Permuted, WeightsOf};
+use crate::weights::{Form, Matrix, is_quantized, permute_rows};
 
 /// A factor for each pair of a head, in f32, by which its frequency is divided (Llama 3.1 and later).
 const ROTARY_FACTORS: &str = "rope_freqs.weight";
@@ -33,6 +33,14 @@ pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> 
     unscale_local_frequencies(&file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
+    write_weights(&file, &mut model, &permuted, form)?;
+    check_permuted(&file, &permuted)?;
+    Ok(model)
+}
+
+/// Writes all matrices anew that the front end may not have right.
+fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[Permuted], form: Form) -> Result<(), Error> {
+    let mut weights = WeightsOf::find(model)?;
     let mut bytes = Vec::new();
     for entry in file.tensors() {
         let head_size = permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
@@ -44,14 +52,14 @@ pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> 
             permute_rows(&mut bytes, row_bytes(entry), head_size);
         }
         let matrix = Matrix::new(entry.kind, (entry.rows() as usize, entry.shape[0] as usize), &bytes, form)?;
-        let found = shim::set_weight(&mut model, &entry.name, &matrix)?;
+        let found = weights.set(&entry.name, &matrix)?;
         if head_size.is_some() && !found {
             return Err(Error::runtime("write a weight", "a rotated projection is not in the graph"));
         }
         if !found && entry.name.contains(FUSED) {
-            set_fused(&mut model, (&file, entry), &bytes, form)?;
+            set_fused(&mut weights, (file, entry), &bytes, form)?;
         }
-        if !found && entry.shape.len() == 3 && weights::is_quantized(entry.kind) {
+        if !found && entry.shape.len() == 3 && is_quantized(entry.kind) {
             // The front end may have rounded them on their way to wherever they are.
             return Err(Error::Unsupported(format!(
                 "its experts ({}, {}) find no place in the graph",
@@ -59,8 +67,7 @@ pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> 
             )));
         }
     }
-    check_permuted(&file, &permuted)?;
-    Ok(model)
+    Ok(())
 }
 
 /// What is in the name of a tensor that holds q, k and v in one; the front end takes it apart.
@@ -68,7 +75,7 @@ const FUSED: &str = ".attn_qkv.";
 
 /// Writes the parts of a fused q, k and v, each by the name that the front end gives it.
 fn set_fused(
-    model: &mut Model,
+    weights: &mut WeightsOf<'_>,
     (file, entry): (&GgufFile, &TensorEntry),
     bytes: &[u8],
     form: Form,
@@ -84,7 +91,7 @@ fn set_fused(
         let (own, others) = rest.split_at((rows * row_bytes(entry)).min(rest.len()));
         rest = others;
         let matrix = Matrix::new(entry.kind, (rows, entry.shape[0] as usize), own, form)?;
-        if !shim::set_weight(model, &entry.name.replace(FUSED, part), &matrix)? {
+        if !weights.set(&entry.name.replace(FUSED, part), &matrix)? {
             return Err(Error::runtime("write a weight", "a part of a fused projection is not in the graph"));
         }
     }
@@ -207,7 +214,7 @@ fn row_bytes(entry: &TensorEntry) -> usize {
 /// way).
 fn is_rewritten(entry: &TensorEntry) -> bool {
     (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
-        && (weights::is_quantized(entry.kind) || matches!(entry.kind, TensorType::F16 | TensorType::Bf16))
+        && (is_quantized(entry.kind) || matches!(entry.kind, TensorType::F16 | TensorType::Bf16))
 }
 
 fn check_permuted(file: &GgufFile, permuted: &[Permuted]) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! The safe face of the C++ shim in `shim/`: graph rewrites on models of the C API.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use openvino_sys::ov_model_t;
@@ -23,10 +24,18 @@ struct RawWeight {
     zeros: *const c_void,
 }
 
+/// As `ovfleet_weights_t` in `shim/shim.h`, which says nothing of its content.
+#[repr(C)]
+struct RawWeights {
+    opaque: [u8; 0],
+}
+
 unsafe extern "C" {
     fn ovfleet_last_error() -> *const c_char;
     fn ovfleet_read_gguf(path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
-    fn ovfleet_set_weight(model: *mut ov_model_t, weight: *const RawWeight, found: *mut c_int) -> c_int;
+    fn ovfleet_find_weights(model: *const ov_model_t, weights: *mut *mut RawWeights) -> c_int;
+    fn ovfleet_free_weights(weights: *mut RawWeights);
+    fn ovfleet_set_weight(weights: *mut RawWeights, weight: *const RawWeight, found: *mut c_int) -> c_int;
     fn ovfleet_divide_frequencies(
         model: *mut ov_model_t,
         base: f64,
@@ -93,34 +102,66 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
-/// Writes a weight matrix, or a stack of them, of a model from [`read_gguf`] anew; false if its graph has no such tensor.
-pub(crate) fn set_weight(model: &mut Model, tensor: &str, matrix: &Matrix) -> Result<bool, Error> {
-    let name = CString::new(tensor).map_err(|_| Error::runtime("write a weight", "NUL in its name"))?;
-    let (kind, quants): (u32, *const c_void) = match &matrix.quants {
-        Quants::U4(bytes) => (0, bytes.as_ptr().cast()),
-        Quants::U8(bytes) => (1, bytes.as_ptr().cast()),
-        Quants::I8(bytes) => (2, bytes.as_ptr().cast()),
-        Quants::F16(bytes) => (3, bytes.as_ptr().cast()),
-        Quants::Bf16(bytes) => (4, bytes.as_ptr().cast()),
-        Quants::F32(bytes) => (5, bytes.as_ptr().cast()),
-    };
-    let (zeros_kind, zeros): (u32, *const c_void) = match &matrix.zeros {
-        Zeros::None => (0, std::ptr::null()),
-        Zeros::U4(bytes) => (0, bytes.as_ptr().cast()),
-        Zeros::U8(bytes) => (1, bytes.as_ptr().cast()),
-        Zeros::F16(values) => (3, values.as_ptr().cast()),
-    };
-    let scales = if matrix.scales.is_empty() { std::ptr::null() } else { matrix.scales.as_ptr() };
-    matrix.assert_lengths();
-    let (rows, columns, group) = (matrix.rows, matrix.columns, matrix.group);
-    let raw =
-        RawWeight { tensor: name.as_ptr(), kind, zeros_kind, rows, columns, group, quants, scales, zeros };
-    let mut found = 0;
-    // SAFETY: the pointers in `raw` are of vectors whose lengths `assert_lengths` has just checked against
-    // rows, columns and group; the shim copies them before it returns.
-    let code = unsafe { ovfleet_set_weight(model.as_mut_ptr(), &raw const raw, &raw mut found) };
-    check(code, "write a weight")?;
-    Ok(found != 0)
+/// Where the weights of a model from [`read_gguf`] are. Nothing else changes the model meanwhile.
+pub(crate) struct WeightsOf<'a> {
+    raw: *mut RawWeights,
+    model: PhantomData<&'a mut Model>,
+}
+
+impl<'a> WeightsOf<'a> {
+    /// Finds them.
+    pub(crate) fn find(model: &'a mut Model) -> Result<Self, Error> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the model lives while this borrows it; on success `raw` is ours to free, which `drop` does.
+        check(unsafe { ovfleet_find_weights(model.as_mut_ptr(), &raw mut raw) }, "find the weights")?;
+        Ok(Self { raw, model: PhantomData })
+    }
+
+    /// Writes a matrix, or a stack of them, anew; false if the graph has no such tensor.
+    pub(crate) fn set(&mut self, tensor: &str, matrix: &Matrix) -> Result<bool, Error> {
+        let name = CString::new(tensor).map_err(|_| Error::runtime("write a weight", "NUL in its name"))?;
+        let (kind, quants): (u32, *const c_void) = match &matrix.quants {
+            Quants::U4(bytes) => (0, bytes.as_ptr().cast()),
+            Quants::U8(bytes) => (1, bytes.as_ptr().cast()),
+            Quants::I8(bytes) => (2, bytes.as_ptr().cast()),
+            Quants::F16(bytes) => (3, bytes.as_ptr().cast()),
+            Quants::Bf16(bytes) => (4, bytes.as_ptr().cast()),
+            Quants::F32(bytes) => (5, bytes.as_ptr().cast()),
+        };
+        let (zeros_kind, zeros): (u32, *const c_void) = match &matrix.zeros {
+            Zeros::None => (0, std::ptr::null()),
+            Zeros::U4(bytes) => (0, bytes.as_ptr().cast()),
+            Zeros::U8(bytes) => (1, bytes.as_ptr().cast()),
+            Zeros::F16(values) => (3, values.as_ptr().cast()),
+        };
+        let scales = if matrix.scales.is_empty() { std::ptr::null() } else { matrix.scales.as_ptr() };
+        matrix.assert_lengths();
+        let (rows, columns, group) = (matrix.rows, matrix.columns, matrix.group);
+        let raw = RawWeight {
+            tensor: name.as_ptr(),
+            kind,
+            zeros_kind,
+            rows,
+            columns,
+            group,
+            quants,
+            scales,
+            zeros,
+        };
+        let mut found = 0;
+        // SAFETY: the pointers in `raw` are of vectors whose lengths `assert_lengths` has just checked against
+        // rows, columns and group; the shim copies them before it returns. `self.raw` is the shim's until dropped.
+        let code = unsafe { ovfleet_set_weight(self.raw, &raw const raw, &raw mut found) };
+        check(code, "write a weight")?;
+        Ok(found != 0)
+    }
+}
+
+impl Drop for WeightsOf<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it came from `ovfleet_find_weights` and is freed once.
+        unsafe { ovfleet_free_weights(self.raw) };
+    }
 }
 
 /// Divides the frequencies of the rotary embeddings of this base, or of any, by `factors`; answers how many

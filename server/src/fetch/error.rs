@@ -23,8 +23,8 @@ pub(crate) enum Error {
     #[error("{0}")]
     Wrong(String),
     /// There is no room.
-    #[error("the disk is full: no room for {path}")]
-    DiskFull { path: PathBuf },
+    #[error("there is no room for {path}: {problem}")]
+    DiskFull { path: PathBuf, problem: String },
     /// The source keeps silent.
     #[error("{url} is too slow: nothing came for as long as was waited")]
     Slow { url: String },
@@ -78,8 +78,9 @@ impl Error {
     #[expect(clippy::needless_pass_by_value, reason = "it comes out of map_err")]
     pub(crate) fn disk(verb: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Self::DiskFull { path: path.to_owned() }
+            // The last one where a single file may not grow so large.
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Self::DiskFull { path: path.to_owned(), problem: source.to_string() }
             }
             _ => Self::Disk { verb, path: path.to_owned(), problem: source.to_string() },
         }

@@ -9,6 +9,9 @@ use crate::{Batch, BlockCopy, BlockId};
 /// queue does not cost time in each.
 const LOOKAHEAD_MAX: usize = 128;
 
+/// For each so many prompts that are not computed, a step with decodes in it may be as large as a chunk once more.
+const PROMPTS_PER_CHUNK: u32 = 8;
+
 /// What became of a waiting request that was looked at.
 enum Admission {
     Admitted(u32),
@@ -44,10 +47,12 @@ impl Scheduler {
     /// given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
     ///
     /// Where several prompts wait for each sequence that decodes, the step is so many times as large: it holds
-    /// few up for the sake of many.
+    /// few up for the sake of many. And so it is where many prompts wait, of which each would wait longer if the
+    /// decodes were computed again beside every small part of the first.
     fn chunk_budget(&self, decodes: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-        let most = self.config.chunk_tokens_max.saturating_mul((prompts / decodes).max(1));
+        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1);
+        let most = self.config.chunk_tokens_max.saturating_mul(times);
         most.saturating_sub(decodes).max(most.div_ceil(4))
     }
 

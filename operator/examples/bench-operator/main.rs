@@ -1,0 +1,170 @@
+//! Many resources at once: what they cost the operator. The operator is the real program, the API server, etcd and the
+//! controllers are real, and pods are objects of which this program says what a kubelet would say ([`node`]).
+//! `make bench-operator` prints the table; `--update` also puts it into `docs/benchmarks.md`.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use futures_util::future::try_join_all;
+use kube::api::{Api, PostParams};
+use kube::runtime::wait::{await_condition, conditions::is_crd_established};
+use kube::{Client, CustomResourceExt as _};
+use operator_api::LlmDeployment;
+use serde_json::json;
+use tests::cluster::ControlPlane;
+use tests::process::Process;
+use tokio::task::JoinSet;
+
+use node::Node;
+use process::Sample;
+use table::{Figures, update};
+
+mod node;
+mod process;
+mod table;
+
+const USAGE: &str = "usage: bench-operator [--resources N] [--idle SECONDS] [--update]";
+/// Longest wait for all resources.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Time for what follows readiness, as the last events, before idleness is measured.
+const SETTLE: Duration = Duration::from_secs(20);
+const NAMESPACE: &str = "bench";
+
+struct Args {
+    resources: usize,
+    idle: Duration,
+    update: bool,
+}
+
+fn main() -> ExitCode {
+    let args = match args(std::env::args().skip(1)) {
+        Ok(args) => args,
+        Err(message) => {
+            eprintln!("error: {message}\n{USAGE}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the asynchronous runtime")
+        .and_then(|runtime| runtime.block_on(run(&args)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn args(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
+    let mut args = Args { resources: 300, idle: Duration::from_secs(120), update: false };
+    while let Some(word) = words.next() {
+        let mut number = || {
+            let value = words.next().ok_or(format!("{word} needs a number"))?;
+            value.parse::<u16>().ok().filter(|&value| value > 0).ok_or(format!("{value:?} is no count"))
+        };
+        match word.as_str() {
+            "--resources" => args.resources = number()?.into(),
+            "--idle" => args.idle = Duration::from_secs(number()?.into()),
+            "--update" => args.update = true,
+            _ => return Err(format!("unknown argument {word:?}")),
+        }
+    }
+    Ok(args)
+}
+
+async fn run(args: &Args) -> anyhow::Result<()> {
+    let cluster = ControlPlane::start_with_controllers().await?;
+    let client = cluster.client().await?;
+    prepare(&client).await?;
+    let mut tasks = JoinSet::new();
+    let node = Node::start(&client, (NAMESPACE, args.resources), &mut tasks).await?;
+    let operator = start(&cluster)?;
+    let address = operator.await_line(LIMIT, |line| {
+        line.split_once("probes and metrics on http://").map(|(_, address)| address.trim().to_owned())
+    })?;
+    operator.await_line(LIMIT, |line| line.contains("acts").then_some(()))?;
+    let figures = tokio::select! {
+        figures = measure(args, (&client, &node), (&operator, &address)) => {
+            figures.with_context(|| operator.output())?
+        }
+        Some(ended) = tasks.join_next() => match ended? {
+            Ok(()) => bail!("a part of this has ended"),
+            Err(error) => return Err(error),
+        },
+    };
+    let markdown = figures.markdown();
+    println!("{markdown}");
+    if args.update {
+        update(&markdown)?;
+    }
+    Ok(())
+}
+
+/// Makes the cluster know the resource and the namespace.
+async fn prepare(client: &Client) -> anyhow::Result<()> {
+    let definitions = Api::all(client.clone());
+    definitions.create(&PostParams::default(), &operator_api::crd()).await?;
+    await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
+    let namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
+    namespaces.create(&PostParams::default(), &namespace).await?;
+    Ok(())
+}
+
+/// Starts the operator that was built together with this, as the chart does.
+fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().and_then(std::path::Path::parent).context("this is not in a target folder")?;
+    let mut command = tests::server::without_settings(Command::new(folder.join("operator")));
+    Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
+}
+
+async fn measure(
+    args: &Args,
+    (client, node): (&Client, &Node),
+    (operator, address): (&Process, &str),
+) -> anyhow::Result<Figures> {
+    let look = async || Sample::take(operator.id(), address).await;
+    let before = look().await?;
+    let begun = Instant::now();
+    let resources: Api<LlmDeployment> = Api::namespaced(client.clone(), NAMESPACE);
+    let created = (0..args.resources).map(|number| {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": node::name(number)},
+            "spec": {"model": {"source": {"pvc": {"claim": "models"}}}, "replicas": 1, "router": {"replicas": 1}},
+        });
+        let resources = resources.clone();
+        async move {
+            resources.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+            anyhow::Ok(())
+        }
+    });
+    try_join_all(created).await?;
+    let created = begun.elapsed();
+    eprintln!("{} created in {created:.1?}", args.resources);
+    tokio::time::timeout(LIMIT, node.all_ready(&resources)).await.context("not all have become ready")??;
+    let converged = begun.elapsed();
+    eprintln!("all ready after {converged:.1?}");
+    let after = look().await?;
+    tokio::time::sleep(SETTLE).await;
+    let calm = look().await?;
+    eprintln!("idle for {:?}", args.idle);
+    tokio::time::sleep(args.idle).await;
+    let last = look().await?;
+    let objects = node.owned(client).await?;
+    Ok(Figures {
+        resources: args.resources,
+        objects,
+        created,
+        converged,
+        idle: args.idle,
+        samples: [before, after, calm, last],
+    })
+}

@@ -1,0 +1,170 @@
+//! What a kubelet would say of pods, and what their routers would say of replicas: each resource's routers have an
+//! address of the loopback interface of their own, at which the operator asks them as it would in a cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::extract::State;
+use axum::routing::get;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Client, ResourceExt as _};
+use operator::desired::server::HTTP_PORT;
+use operator::manifest::Kind;
+use operator_api::LlmDeployment;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// Pods whose state is written at once.
+const CONCURRENCY: usize = 16;
+
+/// The replicas that run, by the name of their resource.
+type Running = Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>;
+
+/// Somebody who says that pods run.
+#[derive(Debug)]
+pub(crate) struct Node {
+    namespace: String,
+    resources: usize,
+}
+
+/// The name of a resource.
+pub(crate) fn name(number: usize) -> String {
+    format!("chat-{number}")
+}
+
+/// Where the routers of a resource are.
+fn address(number: usize) -> Ipv4Addr {
+    const EACH: usize = 250;
+    let part = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
+    Ipv4Addr::new(127, 83, part(number / EACH), part(number % EACH + 1))
+}
+
+impl Node {
+    /// Starts it, for so many resources in `namespace`.
+    ///
+    /// # Errors
+    /// Addresses are in use.
+    pub(crate) async fn start(
+        client: &Client,
+        (namespace, resources): (&str, usize),
+        tasks: &mut JoinSet<anyhow::Result<()>>,
+    ) -> anyhow::Result<Self> {
+        let running = Running::default();
+        for number in 0..resources {
+            let address = address(number);
+            let listener = TcpListener::bind((address, HTTP_PORT))
+                .await
+                .with_context(|| format!("failed to listen on {address}:{HTTP_PORT}"))?;
+            let pages =
+                Router::new().route("/metrics", get(metrics)).with_state((name(number), running.clone()));
+            tasks.spawn(async move { Ok(axum::serve(listener, pages).await?) });
+        }
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        tasks.spawn(async move {
+            let seen = watcher(pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
+            seen.try_for_each_concurrent(CONCURRENCY, async |pod| {
+                // It may have changed meanwhile, and is seen again then.
+                let _ = look(&pods, &pod, &running).await;
+                Ok(())
+            })
+            .await
+            .context("the watch of pods failed")
+        });
+        Ok(Self { namespace: namespace.to_owned(), resources })
+    }
+
+    /// Waits until all resources are ready.
+    pub(crate) async fn all_ready(&self, resources: &Api<LlmDeployment>) -> anyhow::Result<()> {
+        let mut ready = BTreeSet::new();
+        let mut seen = watcher(resources.clone(), watcher::Config::default())
+            .default_backoff()
+            .applied_objects()
+            .boxed();
+        while ready.len() < self.resources {
+            let object = seen.try_next().await?.context("the watch has ended")?;
+            let conditions = object.status.iter().flat_map(|status| &status.conditions);
+            if conditions.into_iter().any(|known| known.type_ == "Ready" && known.status == "True") {
+                ready.insert(object.name_any());
+            }
+        }
+        Ok(())
+    }
+
+    /// How many objects resources own together, pods not counted.
+    pub(crate) async fn owned(&self, client: &Client) -> anyhow::Result<usize> {
+        let mut count = 0;
+        for kind in Kind::BUILT_IN {
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(client.clone(), &self.namespace, &kind.resource());
+            let list = api.list_metadata(&ListParams::default()).await?;
+            let is_owned = |owners: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference]| {
+                owners.iter().any(|owner| owner.kind == "LLMDeployment")
+            };
+            count += list.items.iter().filter(|object| is_owned(object.owner_references())).count();
+        }
+        Ok(count)
+    }
+}
+
+async fn metrics(State((name, running)): State<(String, Running)>) -> String {
+    let running = running.lock().unwrap_or_else(PoisonError::into_inner);
+    let replicas = running.get(&name).into_iter().flatten();
+    let lines = replicas.map(|name| {
+        format!(
+            "ovfleet_router_replica_trusted{{replica=\"{name}\"}} 1\n\
+             ovfleet_router_replica_blocks_free{{replica=\"{name}\"}} 10\n"
+        )
+    });
+    lines.collect()
+}
+
+async fn look(pods: &Api<Pod>, pod: &Pod, running: &Running) -> anyhow::Result<()> {
+    let pod_name = pod.name_any();
+    if pod.metadata.deletion_timestamp.is_some() {
+        pods.delete(&pod_name, &DeleteParams::default().grace_period(0)).await?;
+        return Ok(());
+    }
+    let label = |name: &str| pod.labels().get(name).cloned().unwrap_or_default();
+    let (component, resource) = (label("app.kubernetes.io/component"), label("app.kubernetes.io/instance"));
+    let number: usize = resource.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let status = pod.status.as_ref();
+    let holds = |name: &str| {
+        let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+        conditions.into_iter().any(|known| known.type_ == name && known.status == "True")
+    };
+    let mut gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let is_ready = gates.all(|gate| holds(&gate.condition_type));
+    if holds("ContainersReady") && holds("Ready") == is_ready {
+        return Ok(());
+    }
+    if component == "server" {
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.entry(resource).or_default().insert(pod_name.clone());
+    }
+    let condition = |name: &str, holds: bool| json!({"type": name, "status": if holds { "True" } else { "False" }, "lastTransitionTime": null});
+    let address = address(number).to_string();
+    let patch = json!({"status": {
+        "phase": "Running",
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "conditions": [
+            condition("PodScheduled", true),
+            condition("Initialized", true),
+            condition("ContainersReady", true),
+            condition("Ready", is_ready),
+        ],
+        "containerStatuses": [{
+            "name": component, "image": "image", "imageID": "", "restartCount": 0, "ready": true, "started": true,
+            "state": {"running": {}}, "lastState": {},
+        }],
+    }});
+    pods.patch_status(&pod_name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+    Ok(())
+}

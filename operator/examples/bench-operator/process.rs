@@ -1,0 +1,53 @@
+//! What a process has taken so far, by the system's word, and what the operator has done, by its own.
+
+use anyhow::Context as _;
+use tests::http;
+
+/// Ticks of a second in the system's accounts of processor time, on every Linux there is.
+const TICKS: f64 = 100.0;
+
+/// The operator at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sample {
+    /// Seconds of processor time.
+    pub(crate) processor: f64,
+    /// MiB of memory that it has, and the most it had.
+    pub(crate) memory: [f64; 2],
+    /// Calls for objects, for statuses of resources, and others.
+    pub(crate) calls: [f64; 3],
+    /// Times that a resource was looked at.
+    pub(crate) reconciles: f64,
+}
+
+impl Sample {
+    /// Looks at process `id`, which tells of itself at `address`.
+    pub(crate) async fn take(id: u32, address: &str) -> anyhow::Result<Self> {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{id}/{name}")).context("it has ended");
+        let stat = read("stat")?;
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+        let status = read("status")?;
+        let kib = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+            line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0)
+        };
+        let page = http::get(&format!("http://{address}/metrics")).await?;
+        let page = page.body.as_str().context("no metrics")?.to_owned();
+        let mut calls = [0.0; 3];
+        for line in page.lines().filter_map(|line| line.strip_prefix("ovfleet_operator_api_calls_total{")) {
+            let value: f64 = line.rsplit(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);
+            let at = match line {
+                _ if line.contains("kind=\"LLMDeployment\"") => 1,
+                _ if line.contains("kind=\"Pod\"") => 2,
+                _ => 0,
+            };
+            calls[at] += value;
+        }
+        Ok(Self {
+            processor: (ticks(11) + ticks(12)) / TICKS,
+            memory: [kib("VmRSS:") / 1024.0, kib("VmHWM:") / 1024.0],
+            calls,
+            reconciles: http::metric(&page, "ovfleet_operator_reconciles_total").unwrap_or(0.0),
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! The result as a table.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::process::Sample;
+
+/// What was measured.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    pub(crate) resources: usize,
+    /// Objects that all resources own together, pods not counted.
+    pub(crate) objects: usize,
+    /// Until all were created, and until all were ready.
+    pub(crate) created: Duration,
+    pub(crate) converged: Duration,
+    pub(crate) idle: Duration,
+    /// Before there were any, when all were ready, and at the beginning and the end of idleness.
+    pub(crate) samples: [Sample; 4],
+}
+
+impl Figures {
+    pub(crate) fn markdown(&self) -> String {
+        let [before, after, calm, last] = &self.samples;
+        let count = self.resources as f64;
+        let idle = self.idle.as_secs_f64();
+        let calls = |at: usize| (after.calls[at] - before.calls[at]) / count;
+        let idle_calls: f64 = (0..3).map(|at| last.calls[at] - calm.calls[at]).sum();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let in_idleness = format!("processor of the operator over {idle:.0} idle seconds");
+        let rows = [
+            (
+                "from the first creation until all were created",
+                format!("{:.1} s", self.created.as_secs_f64()),
+            ),
+            ("… until all were `Ready`", format!("{:.1} s", self.converged.as_secs_f64())),
+            ("objects owned by a resource", format!("{:.1}", self.objects as f64 / count)),
+            (
+                "calls for a resource until then: for its objects, its status, its pods' gates",
+                format!("{:.1}, {:.1}, {:.1}", calls(0), calls(1), calls(2)),
+            ),
+            ("times that it was looked at", format!("{:.1}", (after.reconciles - before.reconciles) / count)),
+            (
+                "processor time of the operator for all",
+                format!("{:.1} s", after.processor - before.processor),
+            ),
+            (
+                "memory of the operator: without resources, with all, at most",
+                format!("{:.0}, {:.0}, {:.0} MiB", before.memory[0], last.memory[0], last.memory[1]),
+            ),
+            (
+                in_idleness.as_str(),
+                format!("{:.2} % of one", (last.processor - calm.processor) / idle * 100.0),
+            ),
+            ("calls in that time, for all", format!("{idle_calls:.0}")),
+        ];
+        let mut text = format!(
+            "{} LLMDeployments of a replica and a router each, created at once, on {processors} processors shared with \
+             the API server, etcd and the controllers.\n\n| | |\n|---|---|\n",
+            self.resources
+        );
+        for (name, value) in &rows {
+            text.push_str(&format!("| {name} | {value} |\n"));
+        }
+        text
+    }
+}
+
+/// Puts the table between its marks in `docs/benchmarks.md`.
+///
+/// # Errors
+/// The file or its marks are not there.
+pub(crate) fn update(markdown: &str) -> anyhow::Result<()> {
+    const BEGIN: &str = "<!-- bench-operator: begin -->\n";
+    const END: &str = "<!-- bench-operator: end -->";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
+    let text =
+        std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
+    let marks = text.find(BEGIN).zip(text.find(END));
+    let (begin, end) = marks.with_context(|| format!("{} has no marks", path.display()))?;
+    let text = format!("{}{markdown}{}", &text[..begin + BEGIN.len()], &text[end..]);
+    std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
+}

@@ -1,0 +1,70 @@
+//! Spans of reconciles, as a collector gets them.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use http_body_util::{BodyExt as _, Empty};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use operator::metrics::Metrics;
+use operator::trace::Tracer;
+use tokio::task::JoinSet;
+
+use crate::kubelet::Kubelet;
+use crate::support::{cluster, eventually, operator_with, smallest};
+
+/// Takes spans as a collector does, and keeps the bytes.
+async fn collector(tasks: &mut JoinSet<anyhow::Result<()>>) -> (String, Arc<Mutex<Vec<u8>>>) {
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&taken);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    tasks.spawn(async move {
+        let (stream, _) = listener.accept().await?;
+        let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
+            let kept = Arc::clone(&kept);
+            async move {
+                let body = request.into_body().collect().await.unwrap().to_bytes();
+                kept.lock().unwrap().extend_from_slice(&body);
+                let response = http::Response::builder()
+                    .header("content-type", "application/grpc")
+                    .header("grpc-status", "0")
+                    .body(Empty::<bytes::Bytes>::new());
+                Ok::<_, Infallible>(response.unwrap())
+            }
+        });
+        let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+        let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+        std::future::pending().await
+    });
+    (address, taken)
+}
+
+#[tokio::test]
+async fn each_step_of_a_reconcile_has_a_span() {
+    let mut tasks = JoinSet::new();
+    let (endpoint, taken) = collector(&mut tasks).await;
+    let tracer = Tracer::new(&endpoint).unwrap();
+    let client = cluster().await.client().await.unwrap();
+    let namespace = tests::cluster::namespace(&client, "spans").await.unwrap();
+    let kubelet = Kubelet::start(&client, &namespace);
+    let told = (&Metrics::default(), kubelet.routers());
+    tasks.spawn(operator_with(&namespace, None, told, Some(tracer.clone())).await);
+    let resources: kube::Api<operator_api::LlmDeployment> = kube::Api::namespaced(client, &namespace);
+    let object = serde_json::json!({
+        "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),
+    });
+    resources.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    let looked_at = async || resources.get("chat").await.unwrap().status;
+    eventually(looked_at).await.expect("it is looked at");
+    // It waits for the collector, which is a task here.
+    tokio::task::spawn_blocking(move || tracer.flush()).await.unwrap();
+    let taken = taken.lock().unwrap();
+    let holds = |wanted: &str| taken.windows(wanted.len()).any(|window| window == wanted.as_bytes());
+    for name in
+        ["ovfleet-operator", "reconcile", "observe", "validate", "desired", "apply", "status", "done", "chat"]
+    {
+        assert!(holds(name), "{name} is not in {} bytes", taken.len());
+    }
+    assert!(holds(&namespace) && !holds("models"), "names, and nothing of the spec");
+}

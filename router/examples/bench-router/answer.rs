@@ -1,0 +1,175 @@
+//! An HTTP/1.1 answer as it comes in, read no further than its framing: how much of it is there, and how many events.
+
+use anyhow::{Context as _, bail, ensure};
+
+/// Bytes of a head, or of another line.
+const LINE_BYTES_MAX: usize = 16 * 1024;
+
+/// An answer, as far as it has come.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    place: Place,
+    /// The beginning of a head or of a chunk's size.
+    line: Vec<u8>,
+    is_chunked: bool,
+    /// The byte before, for the blank line that ends an event.
+    last: u8,
+    /// The status in its head.
+    pub(crate) status: u16,
+    /// Bytes of its body.
+    pub(crate) bytes: usize,
+    /// Events that are complete.
+    pub(crate) events: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Head,
+    /// Where the size of a chunk is.
+    Size,
+    /// Within a body or a chunk that has as many bytes left.
+    Body(usize),
+    /// The line end behind a chunk.
+    ChunkEnd,
+    /// The blank line behind the last chunk.
+    Trailer,
+    Done,
+}
+
+impl Answer {
+    pub(crate) fn new() -> Self {
+        Self {
+            place: Place::Head,
+            line: Vec::new(),
+            is_chunked: false,
+            last: 0,
+            status: 0,
+            bytes: 0,
+            events: 0,
+        }
+    }
+
+    /// Whether all of it is there.
+    pub(crate) fn is_done(&self) -> bool {
+        self.place == Place::Done
+    }
+
+    /// Takes in what has come.
+    ///
+    /// # Errors
+    /// This is not how an answer goes on.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
+        while !bytes.is_empty() {
+            bytes = match self.place {
+                Place::Head => self.head(bytes)?,
+                Place::Size => self.size(bytes)?,
+                Place::Body(left) => self.body(bytes, left),
+                Place::ChunkEnd => self.line_end(bytes, Place::Size)?,
+                Place::Trailer => self.line_end(bytes, Place::Done)?,
+                Place::Done => bail!("there is more than the answer"),
+            };
+        }
+        Ok(())
+    }
+
+    /// Up to and with `end`; `None` if that has not come yet.
+    fn until<'a>(&mut self, bytes: &'a [u8], end: &[u8]) -> anyhow::Result<Option<&'a [u8]>> {
+        let before = self.line.len();
+        self.line.extend_from_slice(bytes);
+        ensure!(before <= LINE_BYTES_MAX, "a head or line is too long");
+        // The end may have begun before.
+        let from = before.saturating_sub(end.len());
+        let Some(at) = memchr::memmem::find(&self.line[from..], end) else { return Ok(None) };
+        let end = from + at + end.len();
+        self.line.truncate(end);
+        Ok(Some(&bytes[end - before..]))
+    }
+
+    fn head<'a>(&mut self, bytes: &'a [u8]) -> anyhow::Result<&'a [u8]> {
+        let Some(rest) = self.until(bytes, b"\r\n\r\n")? else { return Ok(&[]) };
+        let head = std::mem::take(&mut self.line);
+        let head = std::str::from_utf8(&head).context("the head is no text")?;
+        let mut lines = head.lines();
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).context("there is no status")?;
+        self.status = status.parse::<u16>().context("this is no status")?;
+        let mut length: Option<usize> = None;
+        for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+            if name.eq_ignore_ascii_case("content-length") {
+                length = Some(value.trim().parse().context("this is no length")?);
+            } else if name.eq_ignore_ascii_case("transfer-encoding") {
+                self.is_chunked = value.trim().eq_ignore_ascii_case("chunked");
+            }
+        }
+        self.place = match length {
+            _ if self.is_chunked => Place::Size,
+            Some(0) => Place::Done,
+            Some(length) => Place::Body(length),
+            None => bail!("the answer does not say how long it is"),
+        };
+        Ok(rest)
+    }
+
+    fn size<'a>(&mut self, bytes: &'a [u8]) -> anyhow::Result<&'a [u8]> {
+        let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
+        let size = std::str::from_utf8(&self.line)?.trim().split(';').next().unwrap_or_default();
+        self.place = match usize::from_str_radix(size, 16).context("this is no size of a chunk")? {
+            0 => Place::Trailer,
+            size => Place::Body(size),
+        };
+        self.line.clear();
+        Ok(rest)
+    }
+
+    fn body<'a>(&mut self, bytes: &'a [u8], left: usize) -> &'a [u8] {
+        let (body, rest) = bytes.split_at(left.min(bytes.len()));
+        self.bytes += body.len();
+        for &byte in body {
+            if byte == b'\n' && self.last == b'\n' {
+                self.events += 1;
+            }
+            self.last = byte;
+        }
+        self.place = match left - body.len() {
+            0 if self.is_chunked => Place::ChunkEnd,
+            0 => Place::Done,
+            left => Place::Body(left),
+        };
+        rest
+    }
+
+    fn line_end<'a>(&mut self, bytes: &'a [u8], next: Place) -> anyhow::Result<&'a [u8]> {
+        let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
+        ensure!(self.line == b"\r\n", "there is more than was said");
+        self.line.clear();
+        self.place = next;
+        Ok(rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_whatever_its_framing_and_its_pieces() {
+        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+                       8\r\ndata: 1\n\r\n1\r\n\n\r\n11\r\ndata: 2\n\ndata: 3\n\r\n1\r\n\n\r\n0\r\n\r\n";
+        let sized = "HTTP/1.1 429 No\r\ncontent-length: 4\r\n\r\n{}\n\n";
+        for (text, expected) in [(chunked, (200, 27, 3)), (sized, (429, 4, 1))] {
+            for pieces in 1..text.len() {
+                let mut answer = Answer::new();
+                for piece in text.as_bytes().chunks(pieces) {
+                    assert!(!answer.is_done());
+                    answer.feed(piece).unwrap();
+                }
+                assert!(answer.is_done(), "{pieces}");
+                assert_eq!((answer.status, answer.bytes, answer.events), expected);
+                assert!(answer.feed(b"x").is_err());
+            }
+        }
+        let longer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nabc\r\n";
+        for wrong in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 x\r\n\r\n", "\r\n\r\n", longer] {
+            assert!(Answer::new().feed(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+}

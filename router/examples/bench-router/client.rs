@@ -1,0 +1,137 @@
+//! One client over one connection: it asks, and takes times.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::answer::Answer;
+
+/// What is asked for. The upstream goes by `stream`, `max_tokens` and `user`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// An answer in one piece.
+    Json,
+    /// A short answer in events, as fast as they go.
+    Stream,
+    /// A long answer, an event every [`PACE`].
+    Paced,
+    /// One event, and then silence.
+    Idle,
+}
+
+/// Events of a short answer: a role, fourteen tokens, a reason, and the end.
+pub(crate) const STREAM_EVENTS: u64 = 17;
+/// The time from one event to the next of a paced answer.
+pub(crate) const PACE: Duration = Duration::from_millis(20);
+/// The name of the model.
+pub(crate) const MODEL: &str = "bench-model";
+
+/// What an answer took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Took {
+    /// Until something of its body was there.
+    pub(crate) first: Duration,
+    /// Until all of it was.
+    pub(crate) whole: Duration,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    connection: TcpStream,
+    request: Vec<u8>,
+    /// Where the number is in it.
+    number_at: usize,
+    number: u32,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    /// Connects to `target`, to ask for one kind of answer.
+    pub(crate) async fn connect(target: SocketAddr, kind: Kind) -> anyhow::Result<Self> {
+        let connection = TcpStream::connect(target).await.context("failed to connect")?;
+        connection.set_nodelay(true)?;
+        let (request, number_at) = request(kind);
+        // Prompts of different clients differ from the same place on.
+        let number = u32::from(connection.local_addr()?.port()) * 1000;
+        Ok(Self { connection, request, number_at, number, buffer: vec![0; 8192] })
+    }
+
+    /// Asks and reads the answer to its end.
+    pub(crate) async fn ask(&mut self) -> anyhow::Result<Took> {
+        self.number += 1;
+        let number = format!("{:08}", self.number % 100_000_000);
+        self.request[self.number_at..self.number_at + number.len()].copy_from_slice(number.as_bytes());
+        let began = Instant::now();
+        self.connection.write_all(&self.request).await.context("failed to ask")?;
+        let mut answer = Answer::new();
+        let mut first = None;
+        while !answer.is_done() {
+            self.read(&mut answer).await?;
+            if first.is_none() && answer.bytes > 0 {
+                first = Some(began.elapsed());
+            }
+        }
+        let whole = began.elapsed();
+        let is_json = answer.bytes > 0 && answer.events == 0;
+        ensure!(is_json || answer.events == STREAM_EVENTS, "an answer has {} events", answer.events);
+        Ok(Took { first: first.unwrap_or(whole), whole })
+    }
+
+    /// Asks and reads the first event.
+    pub(crate) async fn open(&mut self) -> anyhow::Result<Answer> {
+        self.connection.write_all(&self.request).await.context("failed to ask")?;
+        let mut answer = Answer::new();
+        while answer.events == 0 {
+            self.read(&mut answer).await?;
+        }
+        Ok(answer)
+    }
+
+    /// Reads on for as long as the answer does, and counts its events.
+    pub(crate) async fn count(mut self, mut answer: Answer, events: &AtomicU64) -> anyhow::Result<()> {
+        while !answer.is_done() {
+            let before = answer.events;
+            self.read(&mut answer).await?;
+            events.fetch_add(answer.events - before, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, answer: &mut Answer) -> anyhow::Result<()> {
+        let count = self.connection.read(&mut self.buffer).await.context("failed to read an answer")?;
+        ensure!(count > 0, "an answer ended early");
+        answer.feed(&self.buffer[..count])?;
+        let has_head = answer.status != 0;
+        let refused = || String::from_utf8_lossy(&self.buffer[..count]).into_owned();
+        ensure!(!has_head || answer.status == 200, "refused: {}", refused());
+        Ok(())
+    }
+}
+
+/// The request, and where in it the number is by which prompts differ.
+fn request(kind: Kind) -> (Vec<u8>, usize) {
+    let (stream, user, tokens) = match kind {
+        Kind::Json => (false, "whole", 14),
+        Kind::Stream => (true, "fast", 14),
+        Kind::Paced => (true, "paced", 100_000),
+        Kind::Idle => (true, "idle", 100_000),
+    };
+    let body = format!(
+        "{{\"model\":\"{MODEL}\",\"messages\":[{{\"role\":\"system\",\"content\":\"You are a helpful assistant. Answer \
+         shortly, in plain words, and say so when you do not know.\"}},{{\"role\":\"user\",\"content\":\"00000000: which \
+         of the two rivers is the longer one, and through how many countries does it run?\"}}],\
+         \"max_tokens\":{tokens},\"temperature\":0.7,\"stream\":{stream},\"user\":\"{user}\"}}"
+    );
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: router.example\r\nuser-agent: bench-router\r\naccept: */*\r\n\
+         content-type: application/json\r\nauthorization: Bearer none\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let number_at = head.len() + body.find("00000000").expect("invariant: it was just written");
+    ((head + &body).into_bytes(), number_at)
+}

@@ -1,0 +1,216 @@
+//! The rounds: every case against every contender, and what is made of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::Args;
+use crate::client::{Kind, Took};
+use crate::contender::{Contender, Name};
+use crate::load::{self, Clients, Paced};
+use crate::process::Memory;
+use crate::upstream::Upstream;
+
+/// Requests a second, of those cases that have a rate.
+const RATE: u32 = 500;
+/// Streams that go on at the same time.
+const PACED_STREAMS: usize = 256;
+/// Clients that go away in a round.
+const LEAVING: usize = 20;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Case {
+    /// Answers in one piece, to so many clients that each ask again at once.
+    Json(usize),
+    /// Short streams, to so many.
+    Stream(usize),
+    /// Answers in one piece at a rate.
+    JsonRate,
+    /// Short streams at a rate.
+    StreamRate,
+    /// Streams that go on.
+    Paced,
+    /// Clients that go.
+    Leave,
+}
+
+impl Case {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Json(1),
+        Self::Json(32),
+        Self::Json(256),
+        Self::Stream(1),
+        Self::Stream(32),
+        Self::Stream(256),
+        Self::JsonRate,
+        Self::StreamRate,
+        Self::Paced,
+        Self::Leave,
+    ];
+
+    /// For the command line.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Json(clients) => format!("json-{clients}"),
+            Self::Stream(clients) => format!("stream-{clients}"),
+            Self::JsonRate => "rate-json".to_owned(),
+            Self::StreamRate => "rate-stream".to_owned(),
+            Self::Paced => "paced".to_owned(),
+            Self::Leave => "leave".to_owned(),
+        }
+    }
+}
+
+/// What a case came to, in seconds. Of a rate of streams, delays are up to the first event.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sample {
+    /// Processor time of the router for each request; for each event where streams go on.
+    pub(crate) cpu: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+/// All that was measured.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// By case and contender, `None` being none: a sample of each round.
+    pub(crate) samples: BTreeMap<(Case, Option<usize>), Vec<Sample>>,
+    /// Memory without streams and with so many, by router.
+    pub(crate) memory: Vec<(Name, Memory, Memory)>,
+    pub(crate) streams: usize,
+}
+
+/// Runs them all.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
+    let mut results = Results::default();
+    let cases = args.cases();
+    if !cases.is_empty() {
+        let mut upstream = Upstream::start(args.replicas).await?;
+        let mut contenders = vec![(None, Contender::direct(&upstream))];
+        for (index, &name) in args.routers.iter().enumerate() {
+            contenders.push((Some(index), Contender::start(name, args, &upstream).await?));
+        }
+        for round in 0..args.rounds as usize {
+            for &case in &cases {
+                for turn in 0..contenders.len() {
+                    let count = contenders.len();
+                    let (index, contender) = &mut contenders[(turn + round) % count];
+                    let Some(sample) = sample(args, case, contender, &mut upstream).await? else { continue };
+                    eprintln!(
+                        "  {:12} round {}  {:14} {:8.1} us of processor, p50 {:9.1} us, p99 {:9.1} us",
+                        case.name(),
+                        round + 1,
+                        contender.text(),
+                        sample.cpu * 1e6,
+                        sample.p50 * 1e6,
+                        sample.p99 * 1e6
+                    );
+                    results.samples.entry((case, *index)).or_default().push(sample);
+                }
+            }
+        }
+    }
+    if args.cases.is_empty() || args.cases.iter().any(|name| name == "memory") {
+        memory(args, &mut results).await?;
+    }
+    Ok(results)
+}
+
+/// One case against one contender; `None` where without a router there is nothing to see.
+async fn sample(
+    args: &Args,
+    case: Case,
+    contender: &mut Contender,
+    upstream: &mut Upstream,
+) -> anyhow::Result<Option<Sample>> {
+    let targets = contender.targets.clone();
+    Ok(Some(match case {
+        Case::Json(count) | Case::Stream(count) => {
+            let kind = if matches!(case, Case::Json(_)) { Kind::Json } else { Kind::Stream };
+            let clients = Clients::connect(&targets, count, kind).await?;
+            let (took, cpu) = measured(contender, clients.ask_for(args.time())).await?;
+            summary(took.into_iter().map(|took| took.whole), cpu)
+        }
+        Case::JsonRate | Case::StreamRate => {
+            let kind = if case == Case::JsonRate { Kind::Json } else { Kind::Stream };
+            let clients = Clients::connect(&targets, 8, kind).await?;
+            let (took, cpu) = measured(contender, clients.ask_at(RATE, args.time())).await?;
+            let delay = |took: Took| if kind == Kind::Json { took.whole } else { took.first };
+            summary(took.into_iter().map(delay), cpu)
+        }
+        Case::Paced => {
+            if contender.router.is_none() {
+                return Ok(None);
+            }
+            let mut streams = Paced::open(&targets, PACED_STREAMS).await?;
+            let before = streams.events()?;
+            let time = args.time();
+            let ((), cpu) = measured(contender, async move {
+                tokio::time::sleep(time).await;
+                anyhow::Ok(())
+            })
+            .await?;
+            let events = streams.events()? - before;
+            Sample { cpu: cpu.as_secs_f64() / events as f64, ..Sample::default() }
+        }
+        Case::Leave => {
+            if contender.router.is_none() {
+                return Ok(None);
+            }
+            let mut delays = load::leave(targets[0], &mut upstream.gone, LEAVING).await?;
+            delays.sort_by(f64::total_cmp);
+            Sample { cpu: 0.0, p50: at(&delays, 0.5), p99: at(&delays, 1.0) }
+        }
+    }))
+}
+
+/// What `work` gives, and what it costs the router.
+async fn measured<T>(
+    contender: &mut Contender,
+    work: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(T, Duration)> {
+    let Some(process) = contender.process() else { return Ok((work.await?, Duration::ZERO)) };
+    process.check()?;
+    let before = process.cpu()?;
+    let result = work.await?;
+    Ok((result, process.cpu()?.saturating_sub(before)))
+}
+
+fn summary(delays: impl Iterator<Item = Duration>, cpu: Duration) -> Sample {
+    let mut delays: Vec<f64> = delays.map(|delay| delay.as_secs_f64()).collect();
+    delays.sort_by(f64::total_cmp);
+    Sample { cpu: cpu.as_secs_f64() / delays.len() as f64, p50: at(&delays, 0.5), p99: at(&delays, 0.99) }
+}
+
+/// The value at this part of sorted values.
+fn at(sorted: &[f64], part: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * part).round() as usize).copied().unwrap_or(f64::NAN)
+}
+
+/// The memory of each router with many replicas, without and with many silent streams.
+async fn memory(args: &Args, results: &mut Results) -> anyhow::Result<()> {
+    /// Files for everything else.
+    const OTHERS: usize = 600;
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    // A stream is two connections, in a router as in this process.
+    let most = (usize::try_from(files).unwrap_or(usize::MAX) / 2).saturating_sub(OTHERS);
+    results.streams = args.streams.min(most);
+    for &name in &args.routers {
+        let upstream = Upstream::start(args.memory_replicas).await?;
+        let contender = Contender::start(name, args, &upstream).await?;
+        let Some((_, process)) = &contender.router else { continue };
+        let before = process.memory()?;
+        let streams = load::open_streams(&contender.targets, results.streams).await?;
+        let after = process.memory()?;
+        eprintln!(
+            "  memory       {:14} {:.1} MiB, with {} streams {:.1} MiB",
+            name.text(),
+            before.resident as f64 / 1048576.0,
+            streams.len(),
+            after.resident as f64 / 1048576.0
+        );
+        results.memory.push((name, before, after));
+    }
+    Ok(())
+}

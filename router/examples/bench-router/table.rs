@@ -1,0 +1,276 @@
+//! The figures as tables, held against what is wanted of them.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::Args;
+use crate::contender::Name;
+use crate::rounds::{Case, Results, Sample};
+
+/// The part of the better of the others' figure that ours may be.
+const RATIO_MAX: f64 = 0.8;
+/// Added latency at a rate of requests, in seconds.
+const ADDED_P50_MAX: f64 = 100e-6;
+const ADDED_P99_MAX: f64 = 1e-3;
+/// Time for a replica to notice that a client has gone, in seconds.
+const GONE_MAX: f64 = 0.1;
+
+/// What a cell is held against.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// Ours is at most this part of the better of the others.
+    Ratio(f64),
+    /// Ours is at most this.
+    Most(f64),
+    /// It is stated.
+    Nothing,
+}
+
+/// How a figure is shown.
+type Show = fn(f64) -> String;
+
+struct Tables<'a> {
+    args: &'a Args,
+    results: &'a Results,
+    text: String,
+    is_good: bool,
+}
+
+/// All tables, and whether every figure is as wanted.
+///
+/// # Errors
+/// What was measured cannot be told.
+pub(crate) fn markdown(args: &Args, results: &Results) -> anyhow::Result<(String, bool)> {
+    let mut tables = Tables { args, results, text: String::new(), is_good: true };
+    tables.preface()?;
+    tables.closed();
+    tables.rates();
+    tables.memory();
+    Ok((tables.text, tables.is_good))
+}
+
+impl Tables<'_> {
+    fn preface(&mut self) -> anyhow::Result<()> {
+        let versions: Result<Vec<_>, _> =
+            self.args.routers.iter().map(|name| name.version(self.args)).collect();
+        let today = Command::new("date").arg("+%F").output().context("failed to tell the date")?;
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        writeln!(
+            self.text,
+            "`make bench-router ARGS=\"{}\"` on {}: {}; medians of {} rounds, {} s for each case, {} replicas.\n\
+             Machine: {}.",
+            arguments.join(" "),
+            String::from_utf8_lossy(&today.stdout).trim(),
+            versions?.join(", "),
+            self.args.rounds,
+            self.args.seconds,
+            self.args.replicas,
+            machine()?
+        )?;
+        Ok(())
+    }
+
+    /// Processor time and added latency of clients that ask again at once.
+    fn closed(&mut self) {
+        let cases: Vec<(Case, String)> = [1, 32, 256]
+            .into_iter()
+            .map(|count| (Case::Json(count), format!("JSON, {count} concurrent")))
+            .chain(
+                [1, 32, 256].map(|count| (Case::Stream(count), format!("short stream, {count} concurrent"))),
+            )
+            .filter(|(case, _)| self.has(*case))
+            .collect();
+        if cases.is_empty() {
+            return;
+        }
+        self.head("processor time of the router for a request, us");
+        for (case, title) in &cases {
+            let figures = self.figures(*case, |sample| sample.cpu);
+            self.row(title, &figures, Wanted::Ratio(RATIO_MAX), micros);
+        }
+        self.head("requests that a core passes on in a second");
+        for (case, title) in &cases {
+            let figures: Vec<f64> =
+                self.figures(*case, |sample| sample.cpu).into_iter().map(|cpu| 1.0 / cpu).collect();
+            self.row(title, &figures, Wanted::Nothing, whole);
+        }
+        for (part, get) in [("p50", p50 as fn(&Sample) -> f64), ("p99", p99)] {
+            self.head(&format!("added latency of a whole answer, {part}, us"));
+            for (case, title) in &cases {
+                let figures = self.added(*case, get);
+                self.row(title, &figures, Wanted::Ratio(RATIO_MAX), micros);
+            }
+        }
+    }
+
+    /// What happens at a rate, and when clients go.
+    fn rates(&mut self) {
+        let rates =
+            [(Case::JsonRate, "JSON, whole answer"), (Case::StreamRate, "short stream, to the first event")];
+        if rates.iter().any(|(case, _)| self.has(*case)) {
+            self.head("added latency at 500 requests/s, us");
+            for (case, title) in rates {
+                if self.has(case) {
+                    let (median, tail) = (self.added(case, p50), self.added(case, p99));
+                    self.row(&format!("{title}, p50"), &median, Wanted::Most(ADDED_P50_MAX), micros);
+                    self.row(&format!("{title}, p99"), &tail, Wanted::Most(ADDED_P99_MAX), micros);
+                }
+            }
+        }
+        if self.has(Case::Paced) {
+            self.head("256 streams of 50 events/s each");
+            let cpu = self.figures(Case::Paced, |sample| sample.cpu);
+            self.row("processor time for an event, us", &cpu, Wanted::Ratio(RATIO_MAX), micros);
+            let rate: Vec<f64> = cpu.into_iter().map(|cpu| 1.0 / cpu).collect();
+            self.row("events that a core passes on in a second", &rate, Wanted::Nothing, whole);
+        }
+        if self.has(Case::Leave) {
+            self.head("client gone: until the replica knows, ms");
+            let (median, longest) = (self.figures(Case::Leave, p50), self.figures(Case::Leave, p99));
+            self.row("median of 20", &median, Wanted::Nothing, millis);
+            self.row("longest of 20", &longest, Wanted::Most(GONE_MAX), millis);
+        }
+    }
+
+    fn memory(&mut self) {
+        let memory = &self.results.memory;
+        if memory.is_empty() {
+            return;
+        }
+        let of = |get: fn(&(Name, crate::process::Memory, crate::process::Memory)) -> u64| {
+            memory.iter().map(|it| get(it) as f64).collect::<Vec<f64>>()
+        };
+        let (before, after) = (of(|it| it.1.resident), of(|it| it.2.resident));
+        let own = of(|it| it.2.anonymous);
+        let streams = self.results.streams;
+        let each: Vec<f64> =
+            before.iter().zip(&after).map(|(before, after)| (after - before) / streams as f64).collect();
+        let replicas = self.args.memory_replicas;
+        self.head(&format!("memory with {replicas} replicas, MiB"));
+        self.row("at rest", &before, Wanted::Nothing, mebibytes);
+        self.row(&format!("with {streams} silent streams"), &after, Wanted::Nothing, mebibytes);
+        self.row("of it allocated, not the program", &own, Wanted::Nothing, mebibytes);
+        self.row("a stream, KiB", &each, Wanted::Nothing, |bytes| format!("{:.1}", bytes / 1024.0));
+    }
+
+    fn has(&self, case: Case) -> bool {
+        self.results.samples.keys().any(|(known, index)| *known == case && index.is_some())
+    }
+
+    /// A case's figure of each router, the median of the rounds.
+    fn figures(&self, case: Case, get: impl Fn(&Sample) -> f64) -> Vec<f64> {
+        let samples = |index| self.results.samples.get(&(case, Some(index)));
+        let of = |index| samples(index).map_or(f64::NAN, |samples| median(samples.iter().map(&get)));
+        (0..self.args.routers.len()).map(of).collect()
+    }
+
+    /// The same, less what it is without a router in the same round.
+    fn added(&self, case: Case, get: fn(&Sample) -> f64) -> Vec<f64> {
+        let direct = self.results.samples.get(&(case, None)).map(Vec::as_slice).unwrap_or_default();
+        let of = |index| {
+            let through =
+                self.results.samples.get(&(case, Some(index))).map(Vec::as_slice).unwrap_or_default();
+            median(through.iter().zip(direct).map(|(through, direct)| get(through) - get(direct)))
+        };
+        (0..self.args.routers.len()).map(of).collect()
+    }
+
+    fn head(&mut self, title: &str) {
+        let names: Vec<&str> = self.args.routers.iter().map(|name| name.text()).collect();
+        let _ = writeln!(self.text, "\n| {title} | {} | ratio | wanted |", names.join(" | "));
+        let _ = writeln!(self.text, "|---|{}---|---|", "---|".repeat(names.len()));
+    }
+
+    fn row(&mut self, title: &str, figures: &[f64], wanted: Wanted, show: Show) {
+        let routers = &self.args.routers;
+        let ours = routers.iter().position(|&name| name == Name::Ovfleet).map(|index| figures[index]);
+        let others = routers.iter().zip(figures).filter(|(name, _)| **name != Name::Ovfleet);
+        let better = others.map(|(_, &figure)| figure).fold(f64::NAN, f64::min);
+        let ratio = ours.map(|ours| ours / better).filter(|ratio| ratio.is_finite());
+        let (said, is_good) = match wanted {
+            Wanted::Ratio(most) => (format!("≤ {most:.2}"), ratio.is_none_or(|ratio| ratio <= most)),
+            Wanted::Most(most) => (format!("≤ {}", show(most)), ours.is_none_or(|ours| ours <= most)),
+            Wanted::Nothing => (String::new(), true),
+        };
+        self.is_good &= is_good;
+        let mark = if said.is_empty() {
+            ""
+        } else if is_good {
+            " ✓"
+        } else {
+            " ✗"
+        };
+        let cells: Vec<String> = figures.iter().map(|&figure| show(figure)).collect();
+        // A rate is better the higher it is, and follows from a time that has a ratio.
+        let ratio = match wanted {
+            Wanted::Ratio(_) => ratio.map_or_else(String::new, |ratio| format!("**{ratio:.2}**")),
+            _ => String::new(),
+        };
+        let _ = writeln!(self.text, "| {title} | {} | {ratio} | {said}{mark} |", cells.join(" | "));
+    }
+}
+
+fn p50(sample: &Sample) -> f64 {
+    sample.p50
+}
+
+fn p99(sample: &Sample) -> f64 {
+    sample.p99
+}
+
+fn micros(seconds: f64) -> String {
+    format!("{:.1}", seconds * 1e6)
+}
+
+fn millis(seconds: f64) -> String {
+    if seconds.is_finite() { format!("{:.2}", seconds * 1e3) } else { "never".to_owned() }
+}
+
+fn whole(number: f64) -> String {
+    format!("{number:.0}")
+}
+
+fn mebibytes(bytes: f64) -> String {
+    format!("{:.1}", bytes / 1048576.0)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        count if count % 2 == 1 => values[count / 2],
+        count => (values[count / 2 - 1] + values[count / 2]) / 2.0,
+    }
+}
+
+/// The machine in one line.
+fn machine() -> anyhow::Result<String> {
+    let read = |path| std::fs::read_to_string(path).with_context(|| format!("failed to read {path}"));
+    let value = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split_once(':')).map_or(String::new(), |(_, value)| value.trim().to_owned())
+    };
+    let processor = value(&read("/proc/cpuinfo")?, "model name");
+    let memory = value(&read("/proc/meminfo")?, "MemTotal");
+    let kibibytes: f64 = memory.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN);
+    let cores = std::thread::available_parallelism()?;
+    let kernel = value(&format!("v: {}", read("/proc/sys/kernel/osrelease")?), "v");
+    Ok(format!("{processor}, {cores} cores, {:.0} GiB, Linux {kernel}", kibibytes / 1048576.0))
+}
+
+/// Puts `text` between the marks of `docs/benchmarks.md`.
+pub(crate) fn update(text: &str) -> anyhow::Result<()> {
+    const BEGIN: &str = "<!-- bench-router: begin -->\n";
+    const END: &str = "<!-- bench-router: end -->";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
+    let document =
+        std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
+    let (before, rest) = document.split_once(BEGIN).context("docs/benchmarks.md has no marks")?;
+    let (_, after) = rest.split_once(END).context("docs/benchmarks.md has no second mark")?;
+    std::fs::write(&path, format!("{before}{BEGIN}{text}{END}{after}"))
+        .with_context(|| format!("failed to write {}", path.display()))
+}

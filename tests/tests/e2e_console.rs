@@ -1,0 +1,450 @@
+//! The console in a real browser, in front of real servers: what it shows while there is load and when a replica
+//! dies, the chat by keyboard, keys, and how it looks. Pictures are kept in `target/tmp/console`.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tests::browser::{Browser, Key, Page};
+use tests::http;
+use tests::router::{Router, replica};
+use tests::server::{Server, bare_command};
+use tests::traffic::{Plan, Traffic};
+
+/// A simulator with few places and a small cache, so that load is seen.
+const SIM: [&str; 8] =
+    ["--backend", "sim", "--sim-step-time", "10ms", "--sim-blocks", "400", "--max-num-seqs", "4"];
+/// One that needs most of a minute for an answer: there is time to do something meanwhile.
+const SLOW: [&str; 4] = ["--backend", "sim", "--sim-step-time", "200ms"];
+/// More than there are places.
+const CLIENTS: usize = 24;
+/// Least contrast of text, of the Web Content Accessibility Guidelines, level AA.
+const CONTRAST_MIN: f64 = 4.5;
+
+/// What the tests ask of a page. It lasts until the page is loaded again, which it must not be.
+const QUESTIONS: &str = r"
+    window.count = text => Number(text.replace(/[^0-9.]/g, ''));
+    window.says = id => document.getElementById(id).innerText;
+    window.replicas = () => Object.fromEntries([...document.querySelectorAll('#replicas tr')].map(row => [
+        row.querySelector('th span').textContent,
+        Object.fromEntries([...row.querySelectorAll('td')].map(cell => [cell.dataset.label, cell.innerText])),
+    ]));
+    window.picked = () => [...document.querySelectorAll('#picks [data-label=Picked]')].map(cell => cell.innerText);
+    window.all = check => Object.values(replicas()).length === 2 && Object.values(replicas()).every(check);
+    window.focused = () => document.activeElement.id || document.activeElement.getAttribute('aria-labelledby')
+        || document.activeElement.className;
+    window.answer = () => document.querySelector('#chat p:nth-child(even):last-child span')?.textContent ?? '';
+";
+
+/// Two servers, a router and a browser.
+struct Scene {
+    servers: Vec<Server>,
+    router: Router,
+    browser: Browser,
+}
+
+impl Scene {
+    fn new(sim: &[&str], arguments: &[String]) -> Self {
+        let servers: Vec<Server> = (0..2).map(|_| start(sim, ["0", "0"])).collect();
+        let all: Vec<String> = servers.iter().map(replica).chain(arguments.iter().cloned()).collect();
+        let router = Router::start(&all).expect("the router starts");
+        let browser = Browser::start().expect("the browser starts");
+        Self { servers, router, browser }
+    }
+
+    /// The console, as soon as it shows both replicas.
+    fn console(&self) -> Console<'_> {
+        let console = self.bare_console();
+        console.await_that("both replicas to serve", "all(replica => replica.State === 'serving')");
+        console
+    }
+
+    fn bare_console(&self) -> Console<'_> {
+        let page = self.browser.open(&self.router.url("/console")).expect("the page opens");
+        page.evaluate(QUESTIONS).unwrap();
+        Console { page, router: &self.router }
+    }
+
+    fn traffic(&self) -> Traffic {
+        let url = self.router.url("");
+        Traffic::start(&Plan { url, model: "sim".to_owned(), clients: CLIENTS, tokens: 60 })
+    }
+}
+
+/// A server on these ports, for its API and for its reports.
+fn start(arguments: &[&str], [port, grpc]: [&str; 2]) -> Server {
+    let mut command = bare_command().unwrap();
+    command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc]).args(arguments);
+    Server::from_command(&mut command).expect("the server starts")
+}
+
+fn port(address: &str) -> &str {
+    address.rsplit(':').next().unwrap()
+}
+
+/// The page, which leaves a picture when a test fails.
+struct Console<'a> {
+    page: Page<'a>,
+    router: &'a Router,
+}
+
+impl Console<'_> {
+    #[track_caller]
+    fn await_that(&self, what: &str, expression: &str) {
+        self.page.await_that(what, expression).unwrap();
+    }
+
+    fn text(&self, expression: &str) -> String {
+        self.page.text(expression).unwrap()
+    }
+
+    fn press(&self, keys: &[Key]) {
+        for &key in keys {
+            self.page.press(key).unwrap();
+        }
+    }
+
+    /// What has the focus: its id, or whatever else tells what it is.
+    fn focused(&self) -> String {
+        self.text("focused()")
+    }
+
+    #[track_caller]
+    fn tab_to(&self, wanted: &str) {
+        self.press(&[Key::Tab]);
+        assert_eq!(self.focused(), wanted);
+    }
+
+    fn picture(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
+        std::fs::create_dir_all(&folder)?;
+        self.page.picture(&folder, name)
+    }
+
+    /// It has talked to its router and to nobody else, and there is nothing to complain about but `expected`.
+    #[track_caller]
+    fn assert_well_behaved(&self, expected: &[&str]) {
+        let origin = self.router.url("/");
+        let requests = self.page.requests();
+        assert!(requests.len() > 2, "{requests:?}");
+        for url in requests {
+            assert!(url.starts_with(&origin) || url.starts_with("data:"), "a request to {url}");
+        }
+        let complaints = self.page.complaints();
+        let is_expected = complaints.iter().zip(expected).all(|(one, part)| one.contains(part));
+        assert!(complaints.len() == expected.len() && is_expected, "{complaints:#?}");
+    }
+}
+
+impl Drop for Console<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let test = std::thread::current().name().unwrap_or_default().to_owned();
+            eprintln!("how it looked: {:?}", self.picture(&format!("failed-{test}")));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_replicas_are_shown_as_they_work_without_loading_the_page_again() {
+    let scene = Scene::new(&SIM, &[]);
+    let console = scene.console();
+    console.picture("idle").unwrap();
+    assert_eq!(console.text("says('serving')"), "2 of 2");
+    let mut traffic = scene.traffic();
+    let busy =
+        "Object.values(['In flight', 'Running', 'Prompt tok/s', 'Output tok/s', 'Answered', 'KV cache'])
+        .every(label => count(replica[label].split('%')[0]) > 0)";
+    console.await_that("both to work", &format!("all(replica => {busy})"));
+    console.await_that("requests to queue", "count(says('queued')) > 0");
+    let shown = "count(says('in-work')) > 0
+        && count(says('output')) > 0";
+    console.await_that("the sums to be of a fleet that works", shown);
+    console.await_that("both to be picked", "new Set(picked()).size === 2");
+    console.picture("load").unwrap();
+
+    // What it shows goes on changing, unless that is not wanted.
+    console.page.evaluate("window.before = replicas(), window.picksBefore = picks.innerText").unwrap();
+    let more = "Object.entries(replicas()).every(([name, replica]) =>
+        count(replica.Answered) > count(before[name].Answered)) && picks.innerText !== picksBefore";
+    console.await_that("more to be answered by both", more);
+    console.page.evaluate("document.querySelector('#pause').focus()").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("the pause", "says('status') === 'Paused' && !refreshing");
+    let paused = console.text("says('replicas')");
+    traffic.flow(CLIENTS).await;
+    assert_eq!(console.text("says('replicas')"), paused);
+    console.press(&[Key::Enter]);
+    console.await_that("the end of the pause", "says('status') === 'Live'");
+
+    let account = traffic.stop().await;
+    assert!(account.failures().is_empty(), "{}", account.summary());
+    let idle = "all(replica => replica.Running === '0' && replica['In flight'] === '0'
+        && replica['Output tok/s'] === '0' && replica['KV cache'].includes('0.0% held'))";
+    console.await_that("both to be idle", idle);
+    let known = http::get(&scene.router.url("/debug/replicas")).await.unwrap().body;
+    let shown = console.page.evaluate("replicas()").unwrap();
+    let mut sum = 0;
+    for replica in known["replicas"].as_array().unwrap() {
+        let answered = replica["answered"].as_u64().unwrap();
+        assert_eq!(number(&shown[replica["name"].as_str().unwrap()]["Answered"]), answered);
+        sum += answered;
+    }
+    assert!(sum >= account.requests.len() as u64, "{sum} of {}", account.requests.len());
+    console.assert_well_behaved(&[]);
+}
+
+/// A whole number as the page writes it.
+fn number(shown: &Value) -> u64 {
+    shown.as_str().unwrap().replace(',', "").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_killed_is_shown_as_gone_and_as_back() {
+    let mut scene = Scene::new(&SIM, &[]);
+    let traffic = scene.traffic();
+    let gone = scene.servers.swap_remove(0);
+    let (name, grpc) = (gone.address().to_owned(), gone.grpc_address());
+    let console = scene.console();
+    console.await_that("both to work", "all(replica => count(replica.Running) > 0)");
+    gone.process().signal("KILL").unwrap();
+    gone.wait().unwrap();
+    let row = format!("replicas()['{name}']");
+    // Why is told beneath, and what it said before is not shown as if it were so now.
+    let shown = format!(
+        "{row}.State.startsWith('no contact\\n') && ['KV cache', 'Running', 'Output tok/s']
+            .every(label => {row}[label] === '–')"
+    );
+    console.await_that("it to be gone", &shown);
+    console.await_that("the sum", "says('serving') === '1 of 2'");
+    console.await_that("the news", "says('news') === '1 of 2 replicas serve'");
+    let other = scene.servers[0].address();
+    console.await_that("the other to work", &format!("count(replicas()['{other}'].Running) > 0"));
+    console.await_that("nothing else to be picked", &format!("picked().every(name => name === '{other}')"));
+    assert_eq!(console.text("says('status')"), "Live");
+    console.picture("gone").unwrap();
+
+    let _back = start(&SIM, [port(&name), port(&grpc)]);
+    console.await_that("it to be back", &format!("{row}.State === 'serving' && count({row}.Running) > 0"));
+    drop(traffic.stop().await);
+    console.assert_well_behaved(&[]);
+}
+
+#[test]
+fn the_chat_streams_and_needs_no_mouse() {
+    let scene = Scene::new(&SIM, &[]);
+    let console = scene.console();
+    console.tab_to("skip");
+    console.press(&[Key::Enter]);
+    assert_eq!(console.focused(), "prompt");
+    let observe = "window.lengths = new Set(); new MutationObserver(() => lengths.add(answer().length))
+        .observe(document.querySelector('#chat'), {childList: true, subtree: true})";
+    console.page.evaluate(observe).unwrap();
+    console.page.write("What is").unwrap();
+    console.press(&[Key::ShiftEnter]);
+    console.page.write("a fleet?").unwrap();
+    assert_eq!(console.text("document.querySelector('#prompt').value"), "What is\na fleet?");
+    assert_eq!(console.text("says('chat')"), "");
+    console.press(&[Key::Enter]);
+    let ended = "says('note').startsWith('First token after')";
+    console.await_that("the answer", ended);
+    let pieces = console.page.evaluate("lengths.size").unwrap();
+    assert!(pieces.as_u64() > Some(4), "it came in {pieces} pieces");
+    assert!(!console.text("answer()").is_empty());
+    let by = console.text("document.querySelector('#chat p:last-child b').innerText");
+    let name = by.strip_prefix("sim at ").expect("it is told who has answered");
+    assert!(scene.servers.iter().any(|server| server.address() == name), "{by}");
+    console.picture("answer").unwrap();
+
+    // The next question comes with what was said before, and by the button.
+    console.await_that("the pick", "document.querySelectorAll('#picks [data-label=Prompt]').length === 1");
+    let first = "count(document.querySelector('#picks tr:last-child [data-label=Prompt]').innerText)";
+    console.page.evaluate(&format!("window.firstPrompt = {first}")).unwrap();
+    assert_eq!(console.focused(), "prompt");
+    console.page.write("And a router?").unwrap();
+    console.tab_to("send");
+    console.press(&[Key::Enter]);
+    let both = format!("document.querySelectorAll('#chat p').length === 4 && answer() && {ended}");
+    console.await_that("the second answer", &both);
+    let second = "count(document.querySelector('#picks [data-label=Prompt]').innerText) > firstPrompt";
+    console.await_that("a longer prompt", second);
+    assert_eq!(console.focused(), "prompt", "a button that is switched off takes the focus along");
+    console.assert_well_behaved(&[]);
+}
+
+#[test]
+fn an_answer_can_be_stopped_and_another_conversation_begun() {
+    let scene = Scene::new(&SLOW, &[]);
+    let console = scene.console();
+    console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
+    console.page.write("Count").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("the answer to begin", "answer().length > 0");
+    console.await_that("it to be in work", "says('in-work') === '1'");
+    console.tab_to("stop");
+    console.press(&[Key::Enter]);
+    console.await_that("the end", "says('note') === 'Stopped'");
+    console.await_that("nothing to be in work", "says('in-work') === '0'");
+    assert_eq!(console.focused(), "prompt");
+    console.page.write("Count on").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("the second answer to begin", "answer() && conversation.length === 3");
+    console.press(&[Key::Tab, Key::Tab]);
+    assert_eq!(console.focused(), "clear");
+    console.press(&[Key::Enter]);
+    console.await_that("nothing to be in work", "says('in-work') === '0'");
+    assert_eq!(console.text("says('chat')"), "");
+    // Nothing of the former conversation gets into this one.
+    console.page.write("Count again").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("the answer to begin", "answer().length > 0");
+    assert_eq!(console.text("JSON.stringify(conversation)"), r#"[{"role":"user","content":"Count again"}]"#);
+    console.assert_well_behaved(&[]);
+}
+
+#[test]
+fn a_router_with_keys_is_shown_to_those_who_have_one() {
+    const REFUSED: &str = "status of 401";
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "opensesame alice\n").unwrap();
+    let scene = Scene::new(&SIM, &[format!("--api-keys={}", keys.display())]);
+    let console = scene.bare_console();
+    let status = |text: &str| format!("says('status').includes('{text}')");
+    console.await_that("a key to be asked for", &status("asks for an API key"));
+    console.picture("key").unwrap();
+    assert_eq!(console.text("says('replicas')"), "");
+    assert_eq!(console.focused(), "key");
+    console.page.write("sesame").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("it to be unknown", &status("does not know this API key"));
+    console.page.write("schlüssel").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("it to be none", &status("ASCII"));
+    console.page.evaluate("document.querySelector('#key').select()").unwrap();
+    console.page.write(" opensesame\t").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("the fleet", "all(replica => replica.State === 'serving')");
+    console.await_that(
+        "the way to the chat",
+        "focused() === 'prompt' && document.querySelector('#access').hidden",
+    );
+    console.page.write("Hello").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("the answer", "says('note').startsWith('First token after')");
+    // It is nowhere that outlasts the page, nor where others look.
+    let kept =
+        "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href";
+    assert!(!console.text(kept).contains("opensesame"));
+    assert!(!console.page.requests().iter().any(|url| url.contains("opensesame")));
+    console.assert_well_behaved(&[REFUSED, REFUSED]);
+
+    // Keys change.
+    std::fs::write(&keys, "abracadabra alice\n").unwrap();
+    console.await_that("another key to be asked for", &status("does not know this API key"));
+    console.assert_well_behaved(&[REFUSED, REFUSED, REFUSED]);
+}
+
+#[test]
+fn a_router_that_hangs_is_told_and_what_was_known_has_its_time() {
+    let scene = Scene::new(&SIM, &[]);
+    let console = scene.console();
+    scene.router.process().signal("STOP").unwrap();
+    let told = r"/^The router does not answer; what you see is from \d\d:\d\d:\d\d$/
+        .test(says('status'))";
+    console.await_that("that to be told", told);
+    scene.router.process().signal("CONT").unwrap();
+    console.await_that("it to go on", "says('status') === 'Live'");
+    console.assert_well_behaved(&[]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_fits_a_phone_reads_well_in_light_and_dark_and_has_names_for_all_that_it_has() {
+    let mut scene = Scene::new(&SIM, &[]);
+    let traffic = scene.traffic();
+    let gone = scene.servers.swap_remove(0);
+    let console = scene.console();
+    console.await_that("both to work", "all(replica => count(replica.Running) > 0)");
+    // Good and bad, so that all of the colours are there, and an answer.
+    drop(gone);
+    console.await_that("one to be gone", "says('serving') === '1 of 2'");
+    console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
+    console.page.write("How do you look?").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_that("an answer", "answer().length > 100");
+    for scheme in ["light", "dark"] {
+        console.page.prefer(scheme).unwrap();
+        for (width, height) in [(1280, 800), (820, 1180), (390, 844), (320, 568)] {
+            console.page.resize(width, height).unwrap();
+            console.picture(&format!("{scheme}-{width}")).unwrap();
+            let what = format!("{scheme}, {width} wide");
+            let beyond = console.page.evaluate(BEYOND).unwrap();
+            assert_eq!(beyond, Value::Array(vec![]), "beyond the edge: {what}");
+            let faint = format!("({FAINT})({CONTRAST_MIN})");
+            let faint = console.page.evaluate(&faint).unwrap();
+            assert_eq!(faint, Value::Array(vec![]), "hard to read: {what}");
+        }
+        assert_eq!(console.page.evaluate(IS_DARK).unwrap(), scheme == "dark");
+    }
+    drop(traffic.stop().await);
+    focus_is_seen_everywhere(&console);
+    for control in console.page.controls().unwrap() {
+        let is_page = control.role == "RootWebArea";
+        assert!(is_page || !control.name.is_empty(), "{control:?} has no name");
+    }
+    console.assert_well_behaved(&[]);
+}
+
+/// Goes through all that can have the focus.
+fn focus_is_seen_everywhere(console: &Console<'_>) {
+    console.page.evaluate("document.activeElement.blur(), window.scrollTo(0, 0)").unwrap();
+    let ring = "(style => `${style.outlineStyle} ${parseFloat(style.outlineWidth) >= 2}`)
+        (getComputedStyle(document.activeElement))";
+    let mut rings = BTreeMap::new();
+    for _ in 0..30 {
+        console.press(&[Key::Tab]);
+        rings.insert(console.focused(), console.text(ring));
+    }
+    for id in ["skip", "pause", "replicas-title", "picks-title", "chat", "model", "prompt", "send", "clear"] {
+        assert_eq!(rings.get(id).map(String::as_str), Some("solid true"), "{id}: {rings:?}");
+    }
+}
+
+/// Whether the page is dark.
+const IS_DARK: &str =
+    "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every(part => part < 60)";
+
+/// What is wider than the page, unless it is in something that scrolls.
+const BEYOND: &str = "[document.documentElement, ...document.body.querySelectorAll('*')].filter(node => {
+    if (node === document.documentElement) return node.scrollWidth > innerWidth;
+    const box = node.getBoundingClientRect();
+    return box.width && box.right > innerWidth + 1 && !node.closest('.scroll') && node.checkVisibility();
+}).map(node => node.outerHTML.slice(0, 80))";
+
+/// A function that gives the text whose contrast is less than its argument.
+const FAINT: &str = "least => {
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const parts = color => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = color;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const ground = node => {
+        const color = parts(getComputedStyle(node).backgroundColor);
+        return color[3] === 255 || !node.parentElement ? color : ground(node.parentElement);
+    };
+    const light = color => color.slice(0, 3).map(part => part / 255)
+        .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
+    const hasText = node => [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim());
+    const texts = [...document.body.querySelectorAll('*')].filter(node => hasText(node) && node.checkVisibility()
+        && !node.disabled && !node.matches('script, .unseen, .skip'));
+    if (texts.length < 20) throw new Error('there is hardly any text');
+    return texts.map(node => {
+        const [a, b] = [light(parts(getComputedStyle(node).color)), light(ground(node))];
+        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.textContent];
+    }).filter(([ratio]) => ratio < least);
+}";
