@@ -73,10 +73,12 @@ impl Scene {
     }
 }
 
-/// A server on these ports, for its API and for its reports.
+/// A server on these ports, for its API and for its reports. It speaks in the words of a real model: there are so many
+/// that the one by which an answer ends hardly ever comes by chance.
 fn start(arguments: &[&str], [port, grpc]: [&str; 2]) -> Server {
     let mut command = bare_command().unwrap();
     command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc]).args(arguments);
+    command.arg("--model").arg(tests::sample_model()).args(["--model-name", "sim"]);
     Server::from_command(&mut command).expect("the server starts")
 }
 
