@@ -47,7 +47,7 @@ test: fetch ## Run all tests, those with the real model and the official clients
 
 # By itself, since it needs a browser. It builds what `make test` builds: one after the other costs nothing.
 .PHONY: console
-console: fetch ## Test the router's console in headless Chromium; pictures of it are left in target/tmp/console.
+console: fetch ## Test the router's console in headless Chromium; pictures of it are left under target/.
 	@scripts/need cargo g++ chromium
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)

@@ -1,5 +1,6 @@
 //! The console in a real browser, in front of real servers: what it shows while there is load and when a replica
-//! dies, the chat by keyboard, keys, and how it looks. Pictures are kept in `target/tmp/console`.
+//! dies, the chat by keyboard, keys, and how it looks. Pictures of it are left in the folder
+//! `console` of what cargo sets aside for tests under `target`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
