@@ -48,14 +48,17 @@ async fn each_step_of_a_reconcile_has_a_span() {
     let client = cluster().await.client().await.unwrap();
     let namespace = tests::cluster::namespace(&client, "spans").await.unwrap();
     let kubelet = Kubelet::start(&client, &namespace);
-    let told = (&Metrics::default(), kubelet.routers());
+    let metrics = Metrics::default();
+    let told = (&metrics, kubelet.routers());
     tasks.spawn(operator_with(&namespace, None, told, Some(tracer.clone())).await);
     let resources: kube::Api<operator_api::LlmDeployment> = kube::Api::namespaced(client, &namespace);
     let object = serde_json::json!({
         "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),
     });
     resources.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
-    let looked_at = async || resources.get("chat").await.unwrap().status;
+    // What is counted has ended, and its span with it.
+    let counted = "ovfleet_operator_reconciles_total{outcome=\"done\"}";
+    let looked_at = async || metrics.scrape().lines().any(|line| line.starts_with(counted)).then_some(());
     eventually(looked_at).await.expect("it is looked at");
     // It waits for the collector, which is a task here.
     tokio::task::spawn_blocking(move || tracer.flush()).await.unwrap();
