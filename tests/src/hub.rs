@@ -30,6 +30,8 @@ pub struct Hub {
 struct Repository {
     name: String,
     files: BTreeMap<String, File>,
+    /// Without which nobody is told anything.
+    token: Option<String>,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,21 @@ impl Hub {
     /// # Errors
     /// A file cannot be read, or the address is not there.
     pub async fn start(host: &str, name: &str, files: &[&Path]) -> anyhow::Result<Self> {
-        let mut repository = Repository { name: name.to_owned(), files: BTreeMap::new() };
+        Self::start_for(host, name, files, None).await
+    }
+
+    /// [`Hub::start`], for those who show `token`, if one is given.
+    ///
+    /// # Errors
+    /// As [`Hub::start`].
+    pub async fn start_for(
+        host: &str,
+        name: &str,
+        files: &[&Path],
+        token: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let token = token.map(str::to_owned);
+        let mut repository = Repository { name: name.to_owned(), files: BTreeMap::new(), token };
         for path in files {
             let content =
                 std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
@@ -79,17 +95,26 @@ impl Hub {
 type Shared = State<Arc<Repository>>;
 
 impl Repository {
-    fn is(&self, owner: &str, name: &str) -> bool {
-        self.name == format!("{owner}/{name}")
+    /// Whether it is the one that is asked for; if not, or if it is not for who asks, the answer.
+    fn admit(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
+        let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
+        let wanted = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        match wanted {
+            Some(_) if shown.is_none() => Err(StatusCode::UNAUTHORIZED),
+            Some(wanted) if shown != Some(&*wanted) => Err(StatusCode::FORBIDDEN),
+            _ if self.name != format!("{owner}/{name}") => Err(StatusCode::NOT_FOUND),
+            _ => Ok(()),
+        }
     }
 }
 
 async fn revision(
     UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
     State(repository): Shared,
+    headers: HeaderMap,
 ) -> Response {
-    if !repository.is(&owner, &name) {
-        return StatusCode::NOT_FOUND.into_response();
+    if let Err(status) = repository.admit(&owner, &name, &headers) {
+        return status.into_response();
     }
     let siblings: Vec<Value> = repository
         .files
@@ -105,9 +130,10 @@ async fn revision(
 async fn tree(
     UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
     State(repository): Shared,
+    headers: HeaderMap,
 ) -> Response {
-    if !repository.is(&owner, &name) {
-        return StatusCode::NOT_FOUND.into_response();
+    if let Err(status) = repository.admit(&owner, &name, &headers) {
+        return status.into_response();
     }
     let entries: Vec<Value> = repository
         .files
@@ -125,9 +151,10 @@ async fn resolve(
     State(repository): Shared,
     headers: HeaderMap,
 ) -> Response {
-    let Some(file) = repository.files.get(&file).filter(|_| repository.is(&owner, &name)) else {
-        return StatusCode::NOT_FOUND.into_response();
-    };
+    if let Err(status) = repository.admit(&owner, &name, &headers) {
+        return status.into_response();
+    }
+    let Some(file) = repository.files.get(&file) else { return StatusCode::NOT_FOUND.into_response() };
     let Ok(content) = tokio::fs::read(&file.path).await else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };

@@ -9,6 +9,7 @@ pub mod hub;
 pub mod node;
 pub mod process;
 pub mod router;
+pub mod s3;
 pub mod server;
 pub mod tidy;
 pub mod traffic;

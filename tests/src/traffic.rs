@@ -2,6 +2,7 @@
 //! changes beneath it. It knows no more of the servers than an OpenAI client does.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// As often as the official clients do it: a request that found nobody is sent again.
-const CONNECT_RETRIES_MAX: u32 = 2;
-/// As the official clients wait before that.
-const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(500);
+/// As often as the official clients do it by default: a request is sent again whose connection failed before anything
+/// of its answer came.
+const RETRIES_MAX: u32 = 2;
+/// As the official clients wait before that, doubled each time, and a quarter less at random, so that those who failed
+/// together do not come again together.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Longer than this, no answer takes that comes at all.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
@@ -54,7 +57,7 @@ pub struct Request {
     pub sent: Duration,
     /// How long it took.
     pub took: Duration,
-    /// How often it found nobody before.
+    /// How often it was sent before, in vain, as its connection failed before anything of an answer came.
     pub retries: u32,
     /// How it ended.
     pub outcome: Outcome,
@@ -82,7 +85,7 @@ impl Account {
         let at = |percent: usize| times.get(times.len() * percent / 100).copied().unwrap_or_default();
         let retries: u32 = self.requests.iter().map(|request| request.retries).sum();
         let mut text = format!(
-            "{} requests, {} failed, {retries} connected again; took {:.2?} at the median, {:.2?} at most",
+            "{} requests, {} failed, {retries} sent again; took {:.2?} at the median, {:.2?} at most",
             self.requests.len(),
             self.failures().len(),
             at(50),
@@ -180,15 +183,23 @@ async fn ask(http: &reqwest::Client, plan: &Plan, mark: &str) -> (Outcome, u32) 
             .header("x-request-id", mark)
             .timeout(ANSWER_LIMIT)
             .json(&body);
+        // That there is an answer means that its head has come. From then on nothing is sent again: the client may
+        // have seen a part of it.
         match request.send().await {
-            Err(error) if error.is_connect() && retries < CONNECT_RETRIES_MAX => {
-                tokio::time::sleep(CONNECT_RETRY_DELAY).await;
+            Err(error) if !error.is_timeout() && retries < RETRIES_MAX => {
+                tokio::time::sleep(delay(retries)).await;
             }
             Err(error) => return (Outcome::Unanswered(chain(&error)), retries),
             Ok(response) => return (read(response).await, retries),
         }
     }
     unreachable!("invariant: the last try returns")
+}
+
+/// The pause before a request is sent again that was sent again `retries` times.
+fn delay(retries: u32) -> Duration {
+    let random = RandomState::new().hash_one(retries) as f64 / u64::MAX as f64;
+    (RETRY_DELAY * (1 << retries)).mul_f64(1.0 - 0.25 * random)
 }
 
 async fn read(response: reqwest::Response) -> Outcome {
@@ -252,6 +263,38 @@ mod tests {
         assert_eq!(of(&format!("{piece}{error}{done}")), Outcome::Failed("gone".to_owned()));
     }
 
+    /// Somebody who resets each connection once there is a request on it, but for one in three, on a thread that ends
+    /// with the process.
+    fn unreliable(listener: &std::net::TcpListener) {
+        use std::io::{Read as _, Write as _};
+        let event = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close";
+        let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{event}", event.len());
+        for (number, connection) in (1..).zip(listener.incoming()) {
+            let mut connection = connection.unwrap();
+            connection.read_exact(&mut [0; 64]).unwrap();
+            if number % 3 == 0 {
+                connection.write_all(answer.as_bytes()).unwrap();
+                connection.shutdown(std::net::Shutdown::Write).unwrap();
+                let _ = connection.read_to_end(&mut Vec::new());
+            }
+            // What was not read makes the kernel answer with a reset.
+        }
+    }
+
+    #[tokio::test]
+    async fn what_breaks_before_anything_of_the_answer_is_sent_again_and_counted() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || unreliable(&listener));
+        let plan = Plan { url, model: "chat".to_owned(), clients: 1, tokens: 1 };
+        let mut traffic = Traffic::start(&plan);
+        traffic.flow(2).await;
+        let account = traffic.stop().await;
+        assert_eq!(account.failures().len(), 0, "{}", account.summary());
+        assert!(account.requests.iter().all(|request| request.retries == 2), "{}", account.summary());
+    }
+
     #[test]
     fn the_summary_names_each_kind_of_failure_once() {
         let request = |mark: &str, outcome| Request {
@@ -269,7 +312,7 @@ mod tests {
             ],
         };
         let summary = account.summary();
-        assert!(summary.starts_with("3 requests, 2 failed, 3 connected again"), "{summary}");
+        assert!(summary.starts_with("3 requests, 2 failed, 3 sent again"), "{summary}");
         assert!(summary.contains("2 x Broken(\"reset\"): first 0-1"), "{summary}");
         assert_eq!(summary.lines().count(), 2, "{summary}");
     }

@@ -206,9 +206,10 @@ async fn a_killed_replica_costs_its_own_streams_and_says_so() -> anyhow::Result<
     Ok(())
 }
 
-/// Streams through the router that was killed break off, as their connection does; nothing else happens.
+/// Streams that the killed router was passing on break off, as their connection does. Whoever had nothing yet is answered
+/// by the other one, on the next try of the client.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_router_costs_its_own_connections() -> anyhow::Result<()> {
+async fn a_killed_router_costs_the_streams_it_was_passing_on() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let pods = node::pods(NAMESPACE, ROUTER)?;
     assert_eq!(pods.len(), 2);
@@ -217,10 +218,10 @@ async fn a_killed_router_costs_its_own_connections() -> anyhow::Result<()> {
     settled(2)?;
     scene.flow().await;
     let account = scene.end().await;
+    // No more than it can have had under way.
     assert!(account.failures().len() <= CLIENTS, "{}", account.summary());
     for failure in account.failures() {
-        let is_cut = matches!(failure.outcome, Outcome::Broken(_) | Outcome::Unanswered(_));
-        assert!(is_cut, "{}", account.summary());
+        assert!(matches!(failure.outcome, Outcome::Broken(_)), "{}", account.summary());
     }
     Ok(())
 }

@@ -1,0 +1,148 @@
+//! Models that come from elsewhere, on real nodes: credentials out of Secrets, a disk that is full, and a volume of all
+//! replicas that keeps what is used. On the node that `make e2e` starts.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tests::node::{self, Namespace, Release, kubectl};
+use tests::s3::{Keys, S3};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const NAMESPACE: &str = "fetching";
+
+/// A service with the sample model under three names.
+async fn s3() -> anyhow::Result<S3> {
+    let model = std::fs::read(tests::sample_model())?;
+    let objects: BTreeMap<_, _> =
+        ["a", "b", "c"].map(|name| (format!("{name}/model.gguf"), model.clone())).into_iter().collect();
+    let keys = Keys { access: "AKIATEST".to_owned(), secret: "right".to_owned(), token: None };
+    S3::start(node::ADDRESS, ("models", "us-east-1"), keys, objects).await
+}
+
+fn secret(name: &str, key: &str) -> anyhow::Result<()> {
+    let key = format!("--from-literal=secretAccessKey={key}");
+    kubectl(&[
+        "create",
+        "secret",
+        "generic",
+        name,
+        "--namespace",
+        NAMESPACE,
+        "--from-literal=accessKeyId=AKIATEST",
+        &key,
+    ])
+    .map(drop)
+}
+
+/// A resource, the object's folder and the Secret of which are to be filled in, with `more` in its spec.
+fn manifest(name: &str, s3: &S3, (folder, secret): (&str, &str), more: &str) -> String {
+    format!(
+        "
+apiVersion: ovfleet.dev/v1alpha1
+kind: LLMDeployment
+metadata: {{name: {name}, namespace: {NAMESPACE}}}
+spec:
+  model:
+    source: {{s3: {{bucket: models, key: {folder}/model.gguf, endpoint: '{}'}}}}
+    credentialsSecretRef: {{name: {secret}}}
+{more}
+  engine: {{kvCache: {{size: 256Mi}}}}
+  resources: {{limits: {{memory: 1536Mi}}}}
+  router: {{replicas: 1}}
+",
+        s3.url()
+    )
+}
+
+/// Waits until a condition has a status and a reason, and the status is about what the resource says now; gives the
+/// message.
+fn await_condition(name: &str, (condition, status, reason): (&str, &str, &str)) -> anyhow::Result<String> {
+    let seen = node::await_state(&format!("{name}: {condition}={status}, {reason}"), LIMIT, || {
+        let resource = node::get(&["llmd", name, "--namespace", NAMESPACE])?;
+        let is_current = resource["status"]["observedGeneration"] == resource["metadata"]["generation"];
+        let conditions = resource["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = conditions.iter().find(|found| {
+            found["type"] == condition && found["status"] == status && found["reason"] == reason
+        });
+        anyhow::ensure!(is_current && found.is_some(), "{:#}", Value::from(conditions.clone()));
+        Ok(found.map(|found| found["message"].as_str().unwrap_or_default().to_owned()))
+    });
+    seen.with_context(|| kubectl(&["get", "pods,events", "--namespace", NAMESPACE]).unwrap_or_default())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_are_tried_and_a_full_disk_is_told() -> anyhow::Result<()> {
+    let s3 = s3().await?;
+    let _release = Release::install("helm4", &[])?;
+    let _namespace = Namespace::new(NAMESPACE)?;
+    secret("wrong", "guess")?;
+    secret("right", "right")?;
+    node::apply(NAMESPACE, &manifest("chat", &s3, ("a", "wrong"), ""))?;
+    let message = await_condition("chat", ("ModelAvailable", "False", "Unauthorized"))?;
+    assert!(message.contains("refuses these credentials") && !message.contains("guess"), "{message}");
+    node::apply(NAMESPACE, &manifest("chat", &s3, ("a", "right"), ""))?;
+    await_condition("chat", ("Ready", "True", "Serving"))?;
+
+    let small =
+        "  podTemplate: {spec: {volumes: [{name: model, emptyDir: {medium: Memory, sizeLimit: 20Mi}}]}}";
+    node::apply(NAMESPACE, &manifest("small", &s3, ("a", "right"), small))?;
+    let message = await_condition("small", ("ModelAvailable", "False", "DiskFull"))?;
+    assert!(message.contains("no room for /model/"), "{message}");
+    await_condition("small", ("Degraded", "True", "DiskFull"))?;
+    Ok(())
+}
+
+/// A volume that pods of one node share.
+fn volume() -> anyhow::Result<std::path::PathBuf> {
+    let folder = node::folder()?.join("volume");
+    std::fs::create_dir_all(&folder)?;
+    // Pods are nobody in particular.
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777))?;
+    let volume = format!(
+        "
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: models}}
+spec:
+  capacity: {{storage: 1Gi}}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: here
+  hostPath: {{path: {}}}
+",
+        folder.display()
+    );
+    node::apply(NAMESPACE, &volume)?;
+    Ok(folder)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_volume_keeps_the_model_that_is_served_and_the_one_before() -> anyhow::Result<()> {
+    let s3 = s3().await?;
+    let _release = Release::install("helm4", &[])?;
+    let _namespace = Namespace::new(NAMESPACE)?;
+    secret("right", "right")?;
+    let folder = volume()?;
+    let shared = "    cache: {mode: shared, size: 1Gi, storageClass: here, accessMode: ReadWriteOnce}";
+    let mut kept: Vec<Vec<String>> = Vec::new();
+    for source in ["a", "b", "c", "b"] {
+        node::apply(NAMESPACE, &manifest("chat", &s3, (source, "right"), shared))?;
+        await_condition("chat", ("Progressing", "False", "Done"))?;
+        await_condition("chat", ("Ready", "True", "Serving"))?;
+        let entries = folder.read_dir()?.flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        kept.push(names);
+    }
+    kubectl(&["delete", "llmd", "chat", "--namespace", NAMESPACE, "--timeout=60s"])?;
+    kubectl(&["delete", "pv", "models", "--wait=false"])?;
+    let counts: Vec<usize> = kept.iter().map(Vec::len).collect();
+    assert_eq!(counts, [1, 2, 2, 2], "{kept:?}");
+    assert!(!kept[2].contains(&kept[0][0]), "the first is gone: {kept:?}");
+    assert_eq!(kept[2], kept[3], "what was served before was still there: {kept:?}");
+    Ok(())
+}
