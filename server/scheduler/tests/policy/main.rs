@@ -1,6 +1,7 @@
 //! The policy, told as scripts and the batches that come of them. `UPDATE_EXPECT=1` rewrites the latter.
 
 mod admission;
+mod chunks;
 mod limits;
 mod prefix;
 mod script;

@@ -1,0 +1,146 @@
+//! How much of prompts a step computes beside decodes.
+
+use expect_test::expect;
+use server_scheduler::SchedulerConfig;
+
+use crate::script::{check, config};
+
+#[test]
+fn where_more_prompts_wait_than_sequences_decode_the_step_is_larger() {
+    let script = "
+        submit 1 abc max=9
+        step
+        submit 2 b*40 max=1
+        submit 3 c*40 max=1
+        step
+        step
+    ";
+    check(
+        SchedulerConfig { chunk_tokens_max: 5, batch_tokens_max: 20, ..config() },
+        script,
+        expect![[r#"
+            > submit 1 abc max=9
+            > step
+            1: 0+3 [0] -> 1
+            1 started, 0 cached
+            > submit 2 b*40 max=1
+            > submit 3 c*40 max=1
+            > step
+            1: 3+1 [0] -> 1
+            2: 0+9 [1 2 3]
+            2 started, 0 cached
+            > step
+            1: 4+1 [0 11] -> 1
+            2: 9+9 [1 2 3 4 5]
+        "#]],
+    );
+}
+
+#[test]
+fn where_many_prompts_wait_the_step_is_larger_however_many_decode() {
+    let submit = |ids: std::ops::Range<u32>, prompt: &str| -> String {
+        ids.map(|id| format!("submit {id} {prompt} max=9\n")).collect()
+    };
+    // Sixteen wait beside twelve, which is not twice as many, but there is a second chunk for the second eight.
+    let script = format!("{}steps 1\n{}step\n", submit(1..13, "a"), submit(13..29, "b*30"));
+    let config = SchedulerConfig {
+        chunk_tokens_max: 20,
+        batch_tokens_max: 60,
+        blocks_total: 64,
+        sequences_max: 16,
+        waiting_max: 16,
+        ..config()
+    };
+    check(
+        config,
+        &script,
+        expect![[r#"
+        > submit 1 a max=9
+        > submit 2 a max=9
+        > submit 3 a max=9
+        > submit 4 a max=9
+        > submit 5 a max=9
+        > submit 6 a max=9
+        > submit 7 a max=9
+        > submit 8 a max=9
+        > submit 9 a max=9
+        > submit 10 a max=9
+        > submit 11 a max=9
+        > submit 12 a max=9
+        > steps 1
+        1 started, 0 cached
+        2 started, 0 cached
+        3 started, 0 cached
+        4 started, 0 cached
+        5 started, 0 cached
+        6 started, 0 cached
+        7 started, 0 cached
+        8 started, 0 cached
+        9 started, 0 cached
+        10 started, 0 cached
+        11 started, 0 cached
+        12 started, 0 cached
+        > submit 13 b*30 max=9
+        > submit 14 b*30 max=9
+        > submit 15 b*30 max=9
+        > submit 16 b*30 max=9
+        > submit 17 b*30 max=9
+        > submit 18 b*30 max=9
+        > submit 19 b*30 max=9
+        > submit 20 b*30 max=9
+        > submit 21 b*30 max=9
+        > submit 22 b*30 max=9
+        > submit 23 b*30 max=9
+        > submit 24 b*30 max=9
+        > submit 25 b*30 max=9
+        > submit 26 b*30 max=9
+        > submit 27 b*30 max=9
+        > submit 28 b*30 max=9
+        > step
+        1: 1+1 [0] -> 1
+        2: 1+1 [1] -> 2
+        3: 1+1 [2] -> 3
+        4: 1+1 [3] -> 4
+        5: 1+1 [4] -> 5
+        6: 1+1 [5] -> 6
+        7: 1+1 [6] -> 7
+        8: 1+1 [7] -> 8
+        9: 1+1 [8] -> 9
+        10: 1+1 [9] -> 10
+        11: 1+1 [10] -> 11
+        12: 1+1 [11] -> 12
+        13: 0+28 [12 13 14 15 16 17 18]
+        13 started, 0 cached
+    "#]],
+    );
+}
+
+#[test]
+fn prompts_have_the_whole_budget_until_a_sequence_decodes() {
+    let script = "
+        submit 1 a*16 max=9
+        submit 2 b*30 max=1
+        step
+        step
+        step
+    ";
+    check(
+        SchedulerConfig { chunk_tokens_max: 5, batch_tokens_max: 20, ..config() },
+        script,
+        expect![[r#"
+            > submit 1 a*16 max=9
+            > submit 2 b*30 max=1
+            > step
+            1: 0+16 [0 1 2 3] -> 1
+            2: 0+4 [4]
+            1 started, 0 cached
+            2 started, 0 cached
+            > step
+            1: 16+1 [0 1 2 3 12] -> 1
+            2: 4+4 [4 5]
+            > step
+            1: 17+1 [0 1 2 3 12] -> 1
+            2: 8+4 [4 5 6]
+        "#]],
+    );
+}
