@@ -28,8 +28,9 @@ mod table;
 const USAGE: &str = "usage: bench-operator [--resources N] [--idle SECONDS] [--update]";
 /// Longest wait for all resources.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Time for what follows readiness, as the last events, before idleness is measured.
-const SETTLE: Duration = Duration::from_secs(20);
+/// Time for what follows readiness before idleness is measured: the last events, and that each resource's routers have
+/// been asked once how full the caches are, which its status then tells.
+const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
 struct Args {
