@@ -171,6 +171,11 @@ impl Contender {
         self.router.as_ref().map_or("direct", |(name, _)| name.text())
     }
 
+    /// Whether it is somebody else's router.
+    pub(crate) fn is_another(&self) -> bool {
+        self.router.as_ref().is_some_and(|(name, _)| *name != Name::Ovfleet)
+    }
+
     pub(crate) fn process(&mut self) -> Option<&mut Process> {
         self.router.as_mut().map(|(_, process)| process)
     }

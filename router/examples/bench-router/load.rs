@@ -136,12 +136,21 @@ impl Paced {
     }
 
     /// Events that have come so far, of all.
-    pub(crate) fn events(&mut self) -> anyhow::Result<u64> {
-        // None ends by itself.
-        match self.tasks.try_join_next() {
-            Some(ended) => Err(ended?.err().unwrap_or_else(|| anyhow::anyhow!("a stream came to its end"))),
-            None => Ok(self.events.load(Ordering::Relaxed)),
+    pub(crate) fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
+    }
+
+    /// Streams that have come to an end, which none does by itself.
+    ///
+    /// # Errors
+    /// One broke.
+    pub(crate) fn ended(&mut self) -> anyhow::Result<usize> {
+        let mut count = 0;
+        while let Some(ended) = self.tasks.try_join_next() {
+            ended??;
+            count += 1;
         }
+        Ok(count)
     }
 }
 

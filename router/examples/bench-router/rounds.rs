@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
+
 use crate::Args;
 use crate::client::{Kind, Took};
 use crate::contender::{Contender, Name};
@@ -15,7 +17,7 @@ const RATE: u32 = 500;
 /// Streams that go on at the same time.
 const PACED_STREAMS: usize = 256;
 /// Clients that go away in a round.
-const LEAVING: usize = 20;
+pub(crate) const LEAVING: usize = 10;
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,8 +77,8 @@ pub(crate) struct Sample {
 pub(crate) struct Results {
     /// By case and contender, `None` being none: a sample of each round.
     pub(crate) samples: BTreeMap<(Case, Option<usize>), Vec<Sample>>,
-    /// Memory without streams and with so many, by router.
-    pub(crate) memory: Vec<(Name, Memory, Memory)>,
+    /// Memory without streams and with so many, of each router; `None` if it did not get there.
+    pub(crate) memory: Vec<Option<(Memory, Memory)>>,
     pub(crate) streams: usize,
 }
 
@@ -95,7 +97,16 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                 for turn in 0..contenders.len() {
                     let count = contenders.len();
                     let (index, contender) = &mut contenders[(turn + round) % count];
-                    let Some(sample) = sample(args, case, contender, &mut upstream).await? else { continue };
+                    let sample = match sample(args, case, contender, &mut upstream).await {
+                        Ok(Some(sample)) => sample,
+                        Ok(None) => continue,
+                        // It is told as a gap in the tables.
+                        Err(error) if contender.is_another() => {
+                            eprintln!("  {:12} {} failed: {error:#}", case.name(), contender.text());
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    };
                     eprintln!(
                         "  {:12} round {}  {:14} {:8.1} us of processor, p50 {:9.1} us, p99 {:9.1} us",
                         case.name(),
@@ -143,14 +154,19 @@ async fn sample(
                 return Ok(None);
             }
             let mut streams = Paced::open(&targets, PACED_STREAMS).await?;
-            let before = streams.events()?;
+            let before = streams.events();
             let time = args.time();
             let ((), cpu) = measured(contender, async move {
                 tokio::time::sleep(time).await;
                 anyhow::Ok(())
             })
             .await?;
-            let events = streams.events()? - before;
+            let events = streams.events() - before;
+            let ended = streams.ended()?;
+            ensure!(ended < PACED_STREAMS, "it has ended all streams early");
+            if ended > 0 {
+                eprintln!("  {} has ended {ended} of {PACED_STREAMS} streams early", contender.text());
+            }
             Sample { cpu: cpu.as_secs_f64() / events as f64, ..Sample::default() }
         }
         Case::Leave => {
@@ -197,20 +213,34 @@ async fn memory(args: &Args, results: &mut Results) -> anyhow::Result<()> {
     let most = (usize::try_from(files).unwrap_or(usize::MAX) / 2).saturating_sub(OTHERS);
     results.streams = args.streams.min(most);
     for &name in &args.routers {
-        let upstream = Upstream::start(args.memory_replicas).await?;
-        let contender = Contender::start(name, args, &upstream).await?;
-        let Some((_, process)) = &contender.router else { continue };
-        let before = process.memory()?;
-        let streams = load::open_streams(&contender.targets, results.streams).await?;
-        let after = process.memory()?;
-        eprintln!(
-            "  memory       {:14} {:.1} MiB, with {} streams {:.1} MiB",
-            name.text(),
-            before.resident as f64 / 1048576.0,
-            streams.len(),
-            after.resident as f64 / 1048576.0
-        );
-        results.memory.push((name, before, after));
+        let measured = memory_of(name, args, results.streams).await;
+        results.memory.push(match measured {
+            Ok(memory) => Some(memory),
+            Err(error) if name != Name::Ovfleet => {
+                eprintln!("  memory       {} failed: {error:#}", name.text());
+                None
+            }
+            Err(error) => return Err(error),
+        });
     }
     Ok(())
+}
+
+/// The memory of a router without and with silent streams.
+async fn memory_of(name: Name, args: &Args, count: usize) -> anyhow::Result<(Memory, Memory)> {
+    let upstream = Upstream::start(args.memory_replicas).await?;
+    let mut contender = Contender::start(name, args, &upstream).await?;
+    let targets = contender.targets.clone();
+    let process = contender.process().context("invariant: this one has a process")?;
+    let before = process.memory()?;
+    let streams = load::open_streams(&targets, count).await?;
+    let after = process.memory()?;
+    eprintln!(
+        "  memory       {:14} {:.1} MiB, with {} streams {:.1} MiB",
+        name.text(),
+        before.resident as f64 / 1048576.0,
+        streams.len(),
+        after.resident as f64 / 1048576.0
+    );
+    Ok((before, after))
 }
