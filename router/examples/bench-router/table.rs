@@ -265,8 +265,7 @@ fn machine() -> anyhow::Result<String> {
     let memory = value(&read("/proc/meminfo")?, "MemTotal");
     let kibibytes: f64 = memory.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN);
     let cores = std::thread::available_parallelism()?;
-    let kernel = value(&format!("v: {}", read("/proc/sys/kernel/osrelease")?), "v");
-    Ok(format!("{processor}, {cores} cores, {:.0} GiB, Linux {kernel}", kibibytes / 1048576.0))
+    Ok(format!("{processor}, {cores} cores, {:.0} GiB", kibibytes / 1048576.0))
 }
 
 /// Puts `text` between the marks of `docs/benchmarks.md`.
