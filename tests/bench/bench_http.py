@@ -79,7 +79,7 @@ class Server:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(self.command(), env=environment, stdout=log, stderr=log)
         deadline = time.monotonic() + READY_SECONDS_MAX
-        while not self.ready():
+        while not (self.ready() and self.settled()):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 raise engines.Failed(f"the server did not become ready: {self.log.read_text()[-2000:]}")
@@ -93,6 +93,11 @@ class Server:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
+
+    def settled(self) -> bool:
+        """Whether nothing is compiled in the background any more, for which the engine in process waits too."""
+        log = self.log.read_text()
+        return "unpacks=true" not in log or "large steps have" in log
 
     def __exit__(self, *_exception) -> None:
         self.process.send_signal(signal.SIGTERM)
