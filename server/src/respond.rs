@@ -20,10 +20,32 @@ use choice::Choice;
 /// What is new in a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Delta {
-    /// Text, and the tokens that begin in it (if log probabilities are wanted). Either may be empty.
+    /// Text, and the tokens whose text it is (if log probabilities are wanted). Either may be empty.
     Text { choice: u32, text: String, tokens: Vec<TokenText> },
+    /// Reasoning. Either may be empty, but not both.
+    Reasoning { choice: u32, text: String, tokens: Vec<TokenText> },
+    /// A call of a tool begins: the `call`th of the choice, from 0. Its arguments follow.
+    CallBegin { choice: u32, call: u32, id: String, name: String },
+    /// More of the arguments of the call that began last, and the tokens of calls. Either may be empty, but not both.
+    CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
+    /// The arguments of the call are a whole JSON object. A call that was cut off has no such end.
+    CallEnd { choice: u32, call: u32 },
     /// The choice ended.
     End { choice: u32, reason: FinishReason },
+}
+
+impl Delta {
+    /// Which choice it is of.
+    pub(crate) fn choice(&self) -> u32 {
+        match self {
+            Self::Text { choice, .. }
+            | Self::Reasoning { choice, .. }
+            | Self::CallBegin { choice, .. }
+            | Self::CallArguments { choice, .. }
+            | Self::CallEnd { choice, .. }
+            | Self::End { choice, .. } => *choice,
+        }
+    }
 }
 
 /// A token within a choice's text.

@@ -12,6 +12,8 @@ pub enum FinishReason {
     Stop,
     /// It has as many tokens as it may.
     Length,
+    /// The model ended it after calling tools.
+    ToolCalls,
 }
 
 /// Tokens used.
@@ -75,6 +77,35 @@ pub struct ChatMessage {
     pub content: Option<String>,
     /// Always `null`: we do not tell refusals apart.
     pub refusal: Option<String>,
+    /// What it thought before, absent if nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same under its other name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The calls it made, absent if none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// Names the call: the tool's answer refers to it.
+    pub id: String,
+    /// Always `function`.
+    pub r#type: &'static str,
+    /// What is called with what.
+    pub function: FunctionCall,
+}
+
+/// What is called with what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FunctionCall {
+    /// The tool.
+    pub name: String,
+    /// Its arguments, as the model wrote them: JSON, unless it was cut off.
+    pub arguments: String,
 }
 
 /// A chunk of a chat answer.
@@ -122,6 +153,40 @@ pub struct ChatDelta {
     /// `null`, in the first chunk of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Option<String>>,
+    /// More of what it thinks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same under its other name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// More of its calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCallDelta>>,
+}
+
+/// What is new in a call: first all that names it, with empty arguments, then pieces of the arguments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolCallDelta {
+    /// Which call of the choice, from 0.
+    pub index: u32,
+    /// As in [`ToolCall`], in the call's first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Always `function`, in the call's first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<&'static str>,
+    /// What is called with what.
+    pub function: FunctionDelta,
+}
+
+/// What is new in what is called with what.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FunctionDelta {
+    /// The tool, in the call's first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// More of the arguments.
+    pub arguments: String,
 }
 
 /// An answer of the completions endpoint, whole or a chunk: they have one shape.

@@ -14,7 +14,8 @@ mod request;
 
 pub use answer::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Completion,
-    CompletionChoice, FinishReason, PromptTokensDetails, Usage,
+    CompletionChoice, FinishReason, FunctionCall, FunctionDelta, PromptTokensDetails, ToolCall, ToolCallDelta,
+    Usage,
 };
 pub use error::{ErrorBody, ErrorObject};
 pub use logprobs::{ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob};

@@ -4,11 +4,12 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use server_openai::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatLogprobs, ChatMessage,
-    ChatRequest, ChatTokenLogprob, FinishReason, TopLogprob, Usage,
+    ChatRequest, ChatTokenLogprob, FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
+    TopLogprob, Usage,
 };
 use server_text::Tokenizer;
 
-use super::generate::{Head, Shape, WholeChoice, generate};
+use super::generate::{CallPiece, Head, Shape, WholeCall, WholeChoice, generate};
 use crate::app::App;
 use crate::error::Error;
 use crate::prepare::{self, Prepared, Target};
@@ -32,12 +33,35 @@ impl Shape for Chat {
     }
 
     fn begin(head: &Head, index: u32, events: &mut Events) {
-        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), refusal: Some(None) };
+        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), refusal: Some(None), ..ChatDelta::default() };
         events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }));
     }
 
     fn text(head: &Head, index: u32, (text, tokens): (String, Vec<TokenText>), events: &mut Events) {
         let delta = ChatDelta { content: Some(text), ..ChatDelta::default() };
+        let logprobs = logprobs(head, tokens);
+        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs, finish_reason: None }));
+    }
+
+    fn reasoning(head: &Head, index: u32, (text, tokens): (String, Vec<TokenText>), events: &mut Events) {
+        let both = (!text.is_empty()).then_some(text);
+        let delta = ChatDelta { reasoning_content: both.clone(), reasoning: both, ..ChatDelta::default() };
+        let logprobs = logprobs(head, tokens);
+        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs, finish_reason: None }));
+    }
+
+    fn call(head: &Head, index: u32, piece: CallPiece, events: &mut Events) {
+        let (delta, tokens) = match piece {
+            CallPiece::Begin { call, id, name } => {
+                let function = FunctionDelta { name: Some(name), arguments: String::new() };
+                (ToolCallDelta { index: call, id: Some(id), r#type: Some("function"), function }, Vec::new())
+            }
+            CallPiece::Arguments { call, text, tokens } => {
+                let function = FunctionDelta { name: None, arguments: text };
+                (ToolCallDelta { index: call, id: None, r#type: None, function }, tokens)
+            }
+        };
+        let delta = ChatDelta { tool_calls: Some(vec![delta]), ..ChatDelta::default() };
         let logprobs = logprobs(head, tokens);
         events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs, finish_reason: None }));
     }
@@ -55,11 +79,11 @@ impl Shape for Chat {
     fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> ChatCompletion {
         let choices = (0..)
             .zip(choices)
-            .map(|(index, choice)| ChatChoice {
+            .map(|(index, mut choice)| ChatChoice {
                 index,
-                logprobs: logprobs(&head, choice.tokens),
-                message: ChatMessage { role: "assistant", content: Some(choice.text), refusal: None },
+                logprobs: logprobs(&head, std::mem::take(&mut choice.tokens)),
                 finish_reason: choice.reason.unwrap_or(FinishReason::Stop),
+                message: message(choice),
             })
             .collect();
         ChatCompletion {
@@ -71,6 +95,25 @@ impl Shape for Chat {
             usage,
             system_fingerprint: head.fingerprint,
         }
+    }
+}
+
+fn message(choice: WholeChoice) -> ChatMessage {
+    let WholeChoice { text, reasoning, calls, tokens: _, reason: _ } = choice;
+    let reasoning = (!reasoning.is_empty()).then_some(reasoning);
+    let call = |call: WholeCall| ToolCall {
+        id: call.id,
+        r#type: "function",
+        function: FunctionCall { name: call.name, arguments: call.arguments },
+    };
+    ChatMessage {
+        role: "assistant",
+        // As with OpenAI: calls alone have no content, and an empty answer has an empty one.
+        content: (calls.is_empty() || !text.is_empty()).then_some(text),
+        refusal: None,
+        reasoning_content: reasoning.clone(),
+        reasoning,
+        tool_calls: (!calls.is_empty()).then(|| calls.into_iter().map(call).collect()),
     }
 }
 

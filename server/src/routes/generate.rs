@@ -38,6 +38,10 @@ pub(super) trait Shape: 'static {
     fn begin(head: &Head, choice: u32, events: &mut Events);
     /// A chunk with text.
     fn text(head: &Head, choice: u32, piece: (String, Vec<TokenText>), events: &mut Events);
+    /// A chunk with reasoning, where requests can have any.
+    fn reasoning(_: &Head, _choice: u32, _piece: (String, Vec<TokenText>), _: &mut Events) {}
+    /// A chunk of a call, where requests can have any.
+    fn call(_: &Head, _choice: u32, _piece: CallPiece, _: &mut Events) {}
     /// The last chunk of a choice.
     fn end(head: &Head, choice: u32, reason: FinishReason, events: &mut Events);
     /// The chunk with the usage.
@@ -64,12 +68,55 @@ impl Head {
     }
 }
 
+/// What is new in the call of this number, from 0.
+pub(super) enum CallPiece {
+    Begin { call: u32, id: String, name: String },
+    Arguments { call: u32, text: String, tokens: Vec<TokenText> },
+}
+
 /// A choice, added up.
 #[derive(Default)]
 pub(super) struct WholeChoice {
     pub(super) text: String,
+    pub(super) reasoning: String,
+    pub(super) calls: Vec<WholeCall>,
+    /// Of all of it, in order.
     pub(super) tokens: Vec<TokenText>,
     pub(super) reason: Option<FinishReason>,
+}
+
+/// A call, added up.
+#[derive(Default)]
+pub(super) struct WholeCall {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) arguments: String,
+}
+
+impl WholeChoice {
+    fn add(&mut self, delta: Delta) {
+        match delta {
+            Delta::Text { text, tokens, .. } => {
+                self.text.push_str(&text);
+                self.tokens.extend(tokens);
+            }
+            Delta::Reasoning { text, tokens, .. } => {
+                self.reasoning.push_str(&text);
+                self.tokens.extend(tokens);
+            }
+            Delta::CallBegin { id, name, .. } => {
+                self.calls.push(WholeCall { id, name, arguments: String::new() });
+            }
+            Delta::CallArguments { text, tokens, .. } => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
+                self.tokens.extend(tokens);
+            }
+            Delta::CallEnd { .. } => {}
+            Delta::End { reason, .. } => self.reason = Some(reason),
+        }
+    }
 }
 
 /// Marks an answer that was counted by its endpoint.
@@ -180,14 +227,7 @@ async fn whole<S: Shape>(head: Head, mut answer: Answer) -> Response {
             Err(error) => return error.into_response(),
         };
         for delta in deltas {
-            match delta {
-                Delta::Text { choice, text, tokens } => {
-                    let choice = &mut choices[choice as usize];
-                    choice.text.push_str(&text);
-                    choice.tokens.extend(tokens);
-                }
-                Delta::End { choice, reason } => choices[choice as usize].reason = Some(reason),
-            }
+            choices[delta.choice() as usize].add(delta);
         }
     }
     let id = head.id.clone();
@@ -234,10 +274,7 @@ impl<S: Shape> Streamed<S> {
         match deltas {
             Some(Ok(deltas)) => {
                 for delta in deltas {
-                    match delta {
-                        Delta::Text { choice, text, tokens } => S::text(head, choice, (text, tokens), events),
-                        Delta::End { choice, reason } => S::end(head, choice, reason, events),
-                    }
+                    put::<S>(head, delta, events);
                 }
                 true
             }
@@ -254,6 +291,22 @@ impl<S: Shape> Streamed<S> {
                 false
             }
         }
+    }
+}
+
+fn put<S: Shape>(head: &Head, delta: Delta, events: &mut Events) {
+    match delta {
+        Delta::Text { choice, text, tokens } => S::text(head, choice, (text, tokens), events),
+        Delta::Reasoning { choice, text, tokens } => S::reasoning(head, choice, (text, tokens), events),
+        Delta::CallBegin { choice, call, id, name } => {
+            S::call(head, choice, CallPiece::Begin { call, id, name }, events);
+        }
+        Delta::CallArguments { choice, call, text, tokens } => {
+            S::call(head, choice, CallPiece::Arguments { call, text, tokens }, events);
+        }
+        // Whoever reads the chunks sees it by what comes next.
+        Delta::CallEnd { .. } => {}
+        Delta::End { choice, reason } => S::end(head, choice, reason, events),
     }
 }
 
