@@ -92,7 +92,7 @@ deny: ## Check licences and sources of all dependencies; installs a pinned cargo
 engine-bench: fetch
 	@scripts/need cargo g++ python3 venv
 	@$(CARGO) build --release --locked --package server-openvino --example engine-bench
-	@tests/bench/setup.sh
+	@tests/bench/setup.sh peer
 
 .PHONY: bench-engine
 bench-engine: engine-bench ## Measure the engine beside openvino_genai's, alternating; ARGS go to the program.
@@ -110,7 +110,7 @@ bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=-
 .PHONY: bench-router
 bench-router: ## Measure the router beside vllm-router and sglang-router; ARGS=--update writes the tables.
 	@scripts/need cargo python3 venv
-	@tests/bench/setup_routers.sh
+	@tests/bench/setup.sh routers
 	@$(CARGO) build --release --locked --package router --bin router --example bench-router
 	@target/release/examples/bench-router $(ARGS)
 

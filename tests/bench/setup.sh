@@ -1,23 +1,35 @@
 #!/bin/sh
-# Makes the Python environment of the conformance tests and the benchmarks in .deps/venv-peer, unless it is
-# there and of these requirements. PYTHON names the interpreter (3.11 to 3.13).
+# Makes a Python environment in .deps/, unless it is there and of the same requirements:
+#   peer     openvino_genai, for the conformance tests and the engine's benchmarks
+#   routers  the routers that `make bench-router` compares with
+# PYTHON names the interpreter.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-venv=$here/../../.deps/venv-peer
+name=${1:-}
+case $name in
+peer) oldest=11 newest=13 size=310 ;;
+routers) oldest=9 newest=99 size=190 ;;
+*)
+  echo "usage: setup.sh peer|routers" >&2
+  exit 2
+  ;;
+esac
+requirements=$here/requirements-$name.txt
+venv=$here/../../.deps/venv-$name
 stamp=$venv/requirements.installed
 
-if cmp -s "$here/requirements.txt" "$stamp"; then
+if cmp -s "$requirements" "$stamp"; then
   exit 0
 fi
 python=${PYTHON:-python3}
-if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
-  echo "setup.sh: $python is not Python 3.11, 3.12 or 3.13; set PYTHON to one that is" >&2
+if ! "$python" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, $newest))"; then
+  echo "setup.sh: $python is not Python 3.$oldest to 3.$newest; set PYTHON to one that is" >&2
   exit 1
 fi
-echo "making the Python environment of the peer in .deps/venv-peer (about 310 MB)" >&2
+echo "making the Python environment .deps/venv-$name (about $size MB)" >&2
 rm -rf "$venv"
 mkdir -p "$(dirname "$venv")"
 "$python" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-  --require-hashes -r "$here/requirements.txt"
-cp "$here/requirements.txt" "$stamp"
+  --require-hashes -r "$requirements"
+cp "$requirements" "$stamp"
