@@ -20,7 +20,7 @@ pub use answer::{
 pub use error::{ErrorBody, ErrorObject};
 pub use logprobs::{ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob};
 pub use model::{Model, ModelList};
-pub use parse::Malformed;
+pub use parse::{Malformed, object};
 pub use request::{
     ChatRequest, CompletionRequest, Content, ContentPart, Generation, Message, Prompt, Stop, StreamOptions,
 };

@@ -14,7 +14,10 @@ pub struct Malformed {
 
 /// Reads a body as a JSON object. Depth is limited by the reader (to 128), so that no body overflows the
 /// stack.
-pub(crate) fn object(body: &[u8]) -> Result<Value, Malformed> {
+///
+/// # Errors
+/// It is none.
+pub fn object(body: &[u8]) -> Result<Value, Malformed> {
     let malformed = |message: String| Malformed { message, param: None };
     let value: Value = serde_json::from_slice(body)
         .map_err(|error| malformed(format!("the request body is not valid JSON: {error}")))?;

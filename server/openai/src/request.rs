@@ -100,6 +100,34 @@ pub struct Generation {
     pub logit_bias: Option<Map<String, Value>>,
     /// The form of the answer.
     pub response_format: Option<Map<String, Value>>,
+    /// Texts that are not generated.
+    pub bad_words: Option<Vec<String>>,
+    /// The only tokens that are generated.
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// Keep this many of the prompt's last tokens; -1 keeps as many as there is room for.
+    pub truncate_prompt_tokens: Option<i64>,
+    /// `Some(k)`: report log probabilities of the prompt, of the `k` most probable tokens too.
+    pub prompt_logprobs: Option<u32>,
+    /// Whether tokens become text.
+    pub detokenize: Option<bool>,
+    /// Whether log probabilities name tokens by their numbers.
+    pub return_tokens_as_token_ids: Option<bool>,
+    /// Whether the tokens themselves are reported.
+    pub return_token_ids: Option<bool>,
+    /// Whether the prompt gets the tokens that the model wants around every text.
+    pub add_special_tokens: Option<bool>,
+    /// Keeps what is cached of this prompt from requests with another salt.
+    pub cache_salt: Option<String>,
+    /// Whether the choices are the best beams.
+    pub use_beam_search: Option<bool>,
+    /// The exponent of a beam's length that its score is divided by.
+    pub length_penalty: Option<f32>,
+    /// Whether beams end when there are enough: true, false or `"never"`.
+    pub early_stopping: Option<Value>,
+    /// Subtracted from a token's score for each group of beams that has taken it in this step.
+    pub diversity_penalty: Option<f32>,
+    /// Groups that the beams are in.
+    pub num_beam_groups: Option<u32>,
 }
 
 /// How to answer in chunks.
@@ -108,6 +136,8 @@ pub struct Generation {
 pub struct StreamOptions {
     /// Whether a last chunk tells the usage.
     pub include_usage: Option<bool>,
+    /// Whether every chunk tells the usage so far.
+    pub continuous_usage_stats: Option<bool>,
 }
 
 impl ChatRequest {
@@ -116,8 +146,15 @@ impl ChatRequest {
     /// # Errors
     /// It is no JSON object, or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
-        let object = parse::object(body)?;
-        Ok(Self { generation: parse::fields(&object)?, ..parse::fields(&object)? })
+        Self::read(&parse::object(body)?)
+    }
+
+    /// Reads a request from a JSON object.
+    ///
+    /// # Errors
+    /// A field has a wrong type.
+    pub fn read(object: &Value) -> Result<Self, Malformed> {
+        Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
@@ -127,8 +164,15 @@ impl CompletionRequest {
     /// # Errors
     /// It is no JSON object, or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
-        let object = parse::object(body)?;
-        Ok(Self { generation: parse::fields(&object)?, ..parse::fields(&object)? })
+        Self::read(&parse::object(body)?)
+    }
+
+    /// Reads a request from a JSON object.
+    ///
+    /// # Errors
+    /// A field has a wrong type.
+    pub fn read(object: &Value) -> Result<Self, Malformed> {
+        Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
