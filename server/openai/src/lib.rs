@@ -11,6 +11,7 @@ mod logprobs;
 mod model;
 mod parse;
 mod request;
+pub mod responses;
 
 pub use answer::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Completion,

@@ -1,6 +1,6 @@
 //! What log probabilities look like. The two endpoints have nothing in common here.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The log probabilities of a chat choice, or of its part in a chunk.
@@ -13,7 +13,7 @@ pub struct ChatLogprobs {
 }
 
 /// One generated token.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatTokenLogprob {
     /// Its text; where it is not UTF-8 by itself, with U+FFFD in place of what is not.
     pub token: String,
@@ -26,7 +26,7 @@ pub struct ChatTokenLogprob {
 }
 
 /// A token that might have been generated.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
     /// Its text, as in [`ChatTokenLogprob::token`].
     pub token: String,

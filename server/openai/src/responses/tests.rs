@@ -1,0 +1,51 @@
+use expect_test::expect;
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn a_wrong_type_is_told_by_where_it_is() {
+    let wrong = |body: Value| Request::parse(body.to_string().as_bytes()).unwrap_err().message;
+    expect!["input[1].content[0].text: invalid type: integer `1`, expected a string"].assert_eq(&wrong(json!({
+        "input": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "input_text", "text": 1}]}]
+    })));
+    expect!["input: invalid type: integer `3`, expected a string or an array of objects"]
+        .assert_eq(&wrong(json!({"input": 3})));
+    expect!["text.format: invalid type: string \"json\", expected an object"]
+        .assert_eq(&wrong(json!({"text": {"format": "json"}})));
+    expect!["temperature: invalid type: string \"hot\", expected a number"]
+        .assert_eq(&wrong(json!({"temperature": "hot"})));
+}
+
+#[test]
+fn items_are_read_as_they_were_written() {
+    let items = json!([
+        {"type": "message", "id": "msg_1", "status": "completed", "content": [
+            {"type": "output_text", "annotations": [], "logprobs": [], "text": "a"},
+            {"type": "refusal", "refusal": "no"},
+        ], "role": "assistant"},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "b"}], "status": "completed"},
+        {"type": "function_call", "id": "fc_1", "status": "incomplete", "arguments": "{", "call_id": "c", "name": "f"},
+        {"type": "function_call_output", "id": "fco_1", "status": "completed", "call_id": "c", "output": "d"},
+        {"type": "function_call_output", "id": "fco_2", "status": "completed", "call_id": "c", "output": [
+            {"type": "input_text", "text": "e"},
+        ]},
+    ]);
+    let read: Vec<Item> = serde_json::from_value(items.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&read).unwrap(), items);
+    assert_eq!(read.iter().map(Item::id).collect::<Vec<_>>(), ["msg_1", "rs_1", "fc_1", "fco_1", "fco_2"]);
+}
+
+#[test]
+fn an_event_has_its_type_first_and_its_number_last() {
+    let data = EventData::TextDelta {
+        item_id: "msg_1",
+        output_index: 0,
+        content_index: 0,
+        delta: "a",
+        logprobs: &[],
+    };
+    let event = Event { r#type: kind::TEXT_DELTA, data, sequence_number: 4 };
+    expect![[r#"{"type":"response.output_text.delta","item_id":"msg_1","output_index":0,"content_index":0,"delta":"a","logprobs":[],"sequence_number":4}"#]]
+        .assert_eq(&serde_json::to_string(&event).unwrap());
+}
