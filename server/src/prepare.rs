@@ -166,7 +166,8 @@ impl Resolved {
                     tokens_max,
                     tokens_min: self.tokens_min,
                 };
-                Ok(Request { prompt, sequences: self.choices, sampling: self.sampling.clone(), stop })
+                let sampling = self.sampling.clone();
+                Ok(Request { prompt, sequences: self.choices, sampling, stop, guide: None })
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let reply = Reply {

@@ -10,6 +10,7 @@ use server_scheduler::{Rejected, StopRule, TokenId};
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
+use crate::guide::Guide;
 use crate::report::{EngineLoad, EngineState};
 use crate::request::{Event, Request, Sampling};
 use crate::sampler::History;
@@ -67,6 +68,7 @@ pub(crate) struct Submission {
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) stop: StopRule,
     pub(crate) sampling: Sampling,
+    pub(crate) guide: Option<Arc<dyn Guide>>,
     pub(crate) histories: Vec<History>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) aborts: Arc<Aborts>,
@@ -155,7 +157,7 @@ impl EngineHandle {
         let Shared { limits, waiting, .. } = &*self.shared;
         self.check_state()?;
         limits.check(&request)?;
-        let Request { prompt, sequences, sampling, stop } = request;
+        let Request { prompt, sequences, sampling, stop, guide } = request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 
@@ -166,7 +168,8 @@ impl EngineHandle {
         let submitted = self.shared.clock.now();
         let aborts = Aborts::new(sequences);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));
-        let submission = Submission { prompt, stop, sampling, histories, events, aborts, permit, submitted };
+        let submission =
+            Submission { prompt, stop, sampling, guide, histories, events, aborts, permit, submitted };
         // Counted before it is sent: whoever is taken before another is counted before it too.
         self.shared.submissions.fetch_add(1, Ordering::AcqRel);
         let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
@@ -269,7 +272,7 @@ impl EngineHandle {
 
 impl Limits {
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, sampling, stop } = request;
+        let Request { prompt, sequences, sampling, stop, guide: _ } = request;
         let sequences = *sequences;
         let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
         if let Some(parameter) = invalid {

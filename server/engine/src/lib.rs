@@ -10,6 +10,7 @@
 
 mod clock;
 mod engine;
+mod guide;
 mod handle;
 mod report;
 mod request;
@@ -20,6 +21,7 @@ mod stream;
 
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, StartError, WAITING_MAX};
+pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet};
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{Event, Failure, Request, Sampling, TokenLogprob, TokenLogprobs};

@@ -1,6 +1,10 @@
 //! What goes into the engine and what comes out of it.
 
+use std::sync::Arc;
+
 use server_scheduler::{FinishReason, StopRule, TokenId};
+
+use crate::guide::Guide;
 
 /// A request, resolved: nothing in it is optional in the sense of "to be looked up elsewhere".
 #[derive(Clone, Debug)]
@@ -11,12 +15,14 @@ pub struct Request {
     pub sequences: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// When sequences end.
+    /// When sequences end. With a guide also when nothing can follow, and by stop tokens only where they may.
     pub stop: StopRule,
+    /// What each sequence is held to.
+    pub guide: Option<Arc<dyn Guide>>,
 }
 
 /// How tokens are chosen from logits. In order: `bias`, then the penalties, then bans (`stop.tokens` before
-/// `stop.tokens_min`), then `temperature`, `top_k`, `top_p`, `min_p`, then the draw.
+/// `stop.tokens_min`, and what a guide does not allow), then `temperature`, `top_k`, `top_p`, `min_p`, then the draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy: the most probable token, the lowest id among equals. Above it logits are divided by it.

@@ -2,7 +2,8 @@
 //! a token says is nobody's matter here.
 //!
 //! ```text
-//! logits ─► (bias, penalties, bans: on a copy, only if asked for) ─► temperature, top_k, top_p, min_p
+//! logits ─► (bias, penalties, bans: on a copy, only if asked for) ─► what a guide allows
+//!        ─► temperature, top_k, top_p, min_p
 //!        ─► kept tokens in the order of their ids ─► inverse of their cumulative distribution at u
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! The draw walks the kept tokens in the order of their ids, so logits that differ by rounding (another
 //! batch, another kernel) change the outcome as rarely as they can.
 
+mod allowed;
 mod history;
 mod scan;
 mod select;
@@ -20,6 +22,7 @@ use server_scheduler::{StopRule, TokenId};
 
 pub use history::History;
 
+use crate::guide::TokenSet;
 use crate::request::{Sampling, TokenLogprob, TokenLogprobs};
 use scan::Peak;
 use select::{Candidate, Cut};
@@ -29,18 +32,21 @@ use select::{Candidate, Cut};
 pub struct Choice<'a> {
     /// How.
     pub sampling: &'a Sampling,
-    /// Its stop tokens are banned while the sequence has fewer generated tokens than `tokens_min`.
+    /// Its stop tokens are banned while the sequence has fewer generated tokens than `tokens_min`, unless what is
+    /// `allowed` says which may come.
     pub stop: &'a StopRule,
     /// What the sequence consists of so far.
     pub history: &'a History,
     /// Which sequence of its request it is, from 0.
     pub index: u32,
+    /// All others are banned.
+    pub allowed: Option<&'a TokenSet>,
 }
 
 /// Why no token could be chosen. The request fails, others are not concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsampled {
-    /// The model's logits hold a NaN or positive infinity.
+    /// The model's logits, or those of the tokens that are allowed, hold a NaN or positive infinity.
     #[error("the model returned logits that are not numbers")]
     NotFinite,
     /// Every token has the logit negative infinity: the bias and the bans left none.
@@ -53,6 +59,8 @@ pub enum Unsampled {
 #[derive(Debug, Default)]
 pub struct Sampler {
     adjusted: Vec<f32>,
+    allowed: Vec<TokenId>,
+    kept: Vec<f32>,
     candidates: Vec<Candidate>,
     order: Vec<Candidate>,
     sums: Vec<f64>,
@@ -69,19 +77,48 @@ impl Sampler {
     /// # Errors
     /// [`Unsampled`]. No value of a logit or a parameter makes it panic.
     pub fn sample(&mut self, logits: &[f32], choice: &Choice<'_>) -> Result<TokenId, Unsampled> {
-        let raw = scan::peak(logits).ok_or(Unsampled::NotFinite)?;
         if !adjusts(choice) {
-            return self.choose(logits, &raw, choice);
+            return self.sample_adjusted(logits, choice);
+        }
+        // What no number is before may be one afterwards.
+        if choice.allowed.is_none() {
+            scan::peak(logits).ok_or(Unsampled::NotFinite)?;
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
         adjust(&mut adjusted, choice);
-        let chosen = match scan::peak(&adjusted) {
-            Some(peak) => self.choose(&adjusted, &peak, choice),
+        let chosen = self.sample_adjusted(&adjusted, choice);
+        self.adjusted = adjusted;
+        chosen
+    }
+
+    /// Chooses among the tokens that are allowed.
+    fn sample_adjusted(&mut self, logits: &[f32], choice: &Choice<'_>) -> Result<TokenId, Unsampled> {
+        let Some(set) = choice.allowed else {
+            let peak = scan::peak(logits).ok_or(Unsampled::NotFinite)?;
+            return self.choose(logits, &peak, choice);
+        };
+        if is_greedy(choice.sampling) {
+            let peak = allowed::peak(logits, set).ok_or(Unsampled::NotFinite)?;
+            return self.choose(logits, &peak, choice);
+        }
+        let (mut tokens, mut kept) = (std::mem::take(&mut self.allowed), std::mem::take(&mut self.kept));
+        let sparse = allowed::is_sparse(set, logits);
+        if sparse {
+            allowed::gather(logits, set, &mut tokens, &mut kept);
+        } else {
+            kept.clear();
+            kept.extend_from_slice(logits);
+            allowed::ban_others(&mut kept, set);
+        }
+        let chosen = match scan::peak(&kept) {
+            Some(peak) => self.choose(&kept, &peak, choice),
             None => Err(Unsampled::NotFinite),
         };
-        self.adjusted = adjusted;
+        // Taken out they are in the order of their ids, and every filter keeps that order.
+        let chosen = if sparse { chosen.map(|place| tokens[place as usize]) } else { chosen };
+        (self.allowed, self.kept) = (tokens, kept);
         chosen
     }
 
@@ -109,7 +146,7 @@ impl Sampler {
             return Err(Unsampled::NothingLeft);
         }
         let sampling = choice.sampling;
-        if sampling.temperature.is_nan() || sampling.temperature <= 0.0 || sampling.top_k == 1 {
+        if is_greedy(sampling) {
             return Ok(peak.token);
         }
         // The smallest normal number keeps the reciprocal finite.
@@ -192,13 +229,18 @@ impl Sampler {
 /// Natural logarithm by which the bound on the nucleus' tail is lowered, far above the rounding of `exp`.
 const NUCLEUS_MARGIN: f64 = 1e-3;
 
+fn is_greedy(sampling: &Sampling) -> bool {
+    sampling.temperature.is_nan() || sampling.temperature <= 0.0 || sampling.top_k == 1
+}
+
 /// Whether `choice` changes any logit.
 fn adjusts(choice: &Choice<'_>) -> bool {
     !choice.sampling.bias.is_empty() || choice.sampling.penalises() || bans(choice)
 }
 
 fn bans(choice: &Choice<'_>) -> bool {
-    choice.history.generated() < choice.stop.tokens_min && !choice.stop.tokens.is_empty()
+    let early = choice.history.generated() < choice.stop.tokens_min;
+    early && choice.allowed.is_none() && !choice.stop.tokens.is_empty()
 }
 
 /// Applies bias, penalties and bans. Only the tokens concerned are touched; tokens outside of the vocabulary

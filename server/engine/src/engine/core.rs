@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use server_scheduler::{Batch, Event as Change, NewRequest, Scheduler, SchedulerConfig};
+use server_scheduler::{Batch, Event as Change, FinishReason, NewRequest, Scheduler, SchedulerConfig};
 use server_scheduler::{SequenceId, StopRule, TokenId};
 use tokio::sync::mpsc as events;
 
@@ -14,8 +14,13 @@ use crate::handle::{Command, Shared, Submission, WaitingPermit};
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::{Event, Failure, Sampling, TokenLogprobs};
 use crate::runner::{Logits, ModelRunner, RunError};
-use crate::sampler::{Choice, History, Sampler};
+use crate::sampler::{History, Sampler};
 use crate::stream::Aborts;
+use guides::{Guides, Slot};
+use samples::{Outcome, Samples};
+
+mod guides;
+mod samples;
 
 /// A sequence's id is the number of its request, then, in so many bits, its index in the request.
 pub(super) const INDEX_BITS: u32 = 16;
@@ -28,6 +33,7 @@ pub(super) struct Core {
     scheduler: Scheduler,
     runner: Box<dyn ModelRunner>,
     sampler: Sampler,
+    guides: Guides,
     observer: Observer,
     state: EngineState,
     prefill_rate: Rate,
@@ -37,6 +43,8 @@ pub(super) struct Core {
     batch: Batch,
     samples: Samples,
     changes: Vec<Change>,
+    /// Sequences that ended by their guides.
+    ended: Vec<SequenceId>,
     report: StepReport,
 }
 
@@ -45,6 +53,8 @@ struct Requests {
     /// By their numbers, so that whatever goes through all of them does so in the order they came.
     live: BTreeMap<u64, Live>,
     count: u64,
+    /// Whether there ever was one with a guide.
+    have_guides: bool,
 }
 
 /// A request the scheduler has.
@@ -52,6 +62,8 @@ struct Live {
     sampling: Sampling,
     stop: StopRule,
     histories: Vec<History>,
+    /// One for each sequence, or none at all.
+    guides: Vec<Slot>,
     /// Whether each sequence has ended.
     ended: Vec<bool>,
     /// Sequences that have not ended.
@@ -64,16 +76,6 @@ struct Live {
     prompt_tokens: u32,
 }
 
-#[derive(Default)]
-struct Samples {
-    /// In the order of the batch's samples; a sequence of a request that failed has some token.
-    tokens: Vec<(SequenceId, TokenId)>,
-    /// As long as `tokens`.
-    logprobs: Vec<Option<Box<TokenLogprobs>>>,
-    /// Requests whose logits gave no token, and why.
-    failed: Vec<(u64, String)>,
-}
-
 impl Core {
     pub(super) fn new(
         config: SchedulerConfig,
@@ -81,12 +83,14 @@ impl Core {
         observer: Observer,
         commands: mpsc::Receiver<Command>,
     ) -> Self {
+        let guides = Guides::new(runner.layout().vocabulary);
         Self {
             requests: Requests::default(),
             commands,
             scheduler: Scheduler::new(config),
             runner,
             sampler: Sampler::new(),
+            guides,
             observer,
             state: EngineState::Starting,
             prefill_rate: Rate::default(),
@@ -95,6 +99,7 @@ impl Core {
             batch: Batch::default(),
             samples: Samples::default(),
             changes: Vec::new(),
+            ended: Vec::new(),
             report: StepReport::default(),
         }
     }
@@ -151,13 +156,18 @@ impl Core {
         self.changes.clear();
         self.count_batch();
 
+        self.guides.send(&self.batch, &mut self.requests);
         let run_began = shared.clock.now();
         let outcome = self.runner.run(&self.batch);
-        self.report.run_time = shared.clock.now() - run_began;
+        let run_ended = shared.clock.now();
+        self.samples.clear();
+        self.guides.collect(&mut self.requests, &mut self.samples.failed);
+        self.report.run_time = run_ended - run_began;
+        self.report.guide_time = shared.clock.now() - run_ended;
         match outcome {
             Ok(logits) => {
                 check(&logits, &self.batch)?;
-                self.samples.take(&self.batch, logits, &self.requests, &mut self.sampler);
+                self.samples.take(&self.batch, logits, &mut self.requests, &mut self.sampler);
                 self.finish_step(began);
             }
             Err(error) if error.fatal => return Err(error),
@@ -174,7 +184,7 @@ impl Core {
 
     /// Commits what was sampled and tells the clients.
     fn finish_step(&mut self, began: Duration) {
-        let Self { requests, scheduler, samples, changes, report, .. } = self;
+        let Self { requests, scheduler, samples, changes, ended, report, .. } = self;
         for (number, message) in samples.failed.drain(..) {
             report.requests_failed += u32::from(requests.fail(number, message, scheduler));
         }
@@ -189,13 +199,32 @@ impl Core {
                 }
             }
         }
-        for (&(sequence, token), logprobs) in samples.tokens.iter().zip(samples.logprobs.drain(..)) {
+        ended.clear();
+        for (&(sequence, token), outcome) in samples.tokens.iter().zip(samples.outcomes.drain(..)) {
+            let logprobs = match outcome {
+                Outcome::Token(logprobs) => logprobs,
+                Outcome::Last(logprobs) => {
+                    ended.push(sequence);
+                    logprobs
+                }
+                Outcome::Nothing => {
+                    ended.push(sequence);
+                    continue;
+                }
+            };
             report.generated_tokens += u32::from(requests.token(sequence, token, logprobs));
         }
         for change in &*changes {
-            if let &Change::Finished { sequence, reason } = change {
+            if let &Change::Finished { sequence, reason } = change
+                && !ended.contains(&sequence)
+            {
                 requests.finished(sequence, reason);
             }
+        }
+        // Complete, even if it has as many tokens as it may.
+        for &sequence in &*ended {
+            scheduler.abort(sequence);
+            requests.finished(sequence, FinishReason::Stop);
         }
     }
 
@@ -249,38 +278,11 @@ fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
     Err(RunError { message: format!("{returned} rows of logits came back for {wanted}"), fatal: true })
 }
 
-impl Samples {
-    /// Samples a token for each sequence of `batch` that samples.
-    fn take(&mut self, batch: &Batch, logits: Logits<'_>, requests: &Requests, sampler: &mut Sampler) {
-        let Self { tokens, logprobs, failed } = self;
-        tokens.clear();
-        logprobs.clear();
-        failed.clear();
-        for (row, logits) in batch.sampling_rows().zip(logits.rows()) {
-            for &sequence in batch.row_samples(row) {
-                let number = request_of(sequence);
-                let live = requests.live.get(&number).expect("invariant: what is scheduled is live");
-                match sampler.sample(logits, &live.choice(sequence)) {
-                    Ok(token) => {
-                        let count = live.sampling.logprobs;
-                        tokens.push((sequence, token));
-                        logprobs.push(count.map(|count| Box::new(sampler.logprobs(logits, token, count))));
-                    }
-                    Err(error) => {
-                        failed.push((number, error.to_string()));
-                        tokens.push((sequence, 0));
-                        logprobs.push(None);
-                    }
-                }
-            }
-        }
-    }
-}
-
 impl Requests {
     /// Hands a request to the scheduler, unless its client has gone.
     fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
-        let Submission { prompt, stop, sampling, histories, events, aborts, permit, submitted } = submission;
+        let Submission { prompt, stop, sampling, guide, histories, events, aborts, permit, submitted } =
+            submission;
         // Counted whatever becomes of it, as the handle counts: the two are compared.
         let number = self.count;
         self.count += 1;
@@ -295,9 +297,11 @@ impl Requests {
             return;
         }
         let open = histories.len();
+        self.have_guides |= guide.is_some();
         let live = Live {
             sampling,
             stop,
+            guides: guide.map_or(Vec::new(), |guide| (0..open).map(|_| Slot::new(&guide)).collect()),
             histories,
             ended: vec![false; open],
             open,
@@ -350,7 +354,8 @@ impl Requests {
         true
     }
 
-    fn finished(&mut self, sequence: SequenceId, reason: server_scheduler::FinishReason) {
+    /// Nothing happens if it was aborted, or its request has failed.
+    fn finished(&mut self, sequence: SequenceId, reason: FinishReason) {
         let number = request_of(sequence);
         if let Some(live) = self.live.get_mut(&number) {
             let index = index_of(sequence);
@@ -369,12 +374,6 @@ impl Live {
         let ends = !std::mem::replace(&mut self.ended[index as usize], true);
         self.open -= usize::from(ends);
         ends
-    }
-
-    fn choice(&self, sequence: SequenceId) -> Choice<'_> {
-        let index = index_of(sequence);
-        let history = &self.histories[index as usize];
-        Choice { sampling: &self.sampling, stop: &self.stop, history, index }
     }
 }
 

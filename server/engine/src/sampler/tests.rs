@@ -8,7 +8,7 @@ use super::*;
 fn choose(logits: &[f32], sampling: &Sampling) -> Result<TokenId, Unsampled> {
     let history = History::new(&[], sampling);
     let stop = StopRule::default();
-    Sampler::new().sample(logits, &Choice { sampling, stop: &stop, history: &history, index: 0 })
+    Sampler::new().sample(logits, &Choice { sampling, stop: &stop, history: &history, index: 0, allowed: None })
 }
 
 fn sampling(temperature: f32) -> Sampling {
@@ -132,7 +132,7 @@ fn agrees_with_a_slow_reference_on_random_logits_and_parameters() {
         let stop = StopRule { tokens: stops, tokens_min: 10, tokens_max: 100 };
         let mut history = History::new(&prompt, &sampling);
         output.iter().for_each(|&token| history.push(token));
-        let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 2 };
+        let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 2, allowed: None };
 
         let probabilities = reference(&logits, &choice, &prompt, &output);
         if probabilities.iter().all(|&probability| probability == 0.0) {
@@ -163,7 +163,7 @@ fn draws_by_the_probabilities() {
         let (mut history, stop) = (History::new(&[], &sampling), StopRule::default());
         let (mut sampler, mut counts) = (Sampler::new(), [0f64; 8]);
         for _ in 0..draws {
-            let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index };
+            let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index, allowed: None };
             let token = sampler.sample(&logits, &choice).unwrap();
             counts[token as usize] += 1.0;
             history.push(token);
@@ -253,7 +253,7 @@ fn stop_tokens_are_banned_until_there_are_enough_tokens() {
     let mut history = History::new(&[], &sampling);
     let mut chosen = Vec::new();
     for _ in 0..4 {
-        let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0 };
+        let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
         let token = Sampler::new().sample(&[0.0, 1.0, 2.0], &choice).unwrap();
         history.push(token);
         chosen.push(token);
@@ -269,7 +269,7 @@ fn huge_penalties_and_biases_ban_or_force_and_never_panic() {
     let check = |sampling: Sampling, expected| {
         for temperature in [0.0, 1.0] {
             let sampling = Sampling { temperature, ..sampling.clone() };
-            let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0 };
+            let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
             assert_eq!(Sampler::new().sample(&[3.0, 50.0, -9.0], &choice), Ok(expected), "{sampling:?}");
         }
     };

@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod guides;
+#[cfg(test)]
 mod streams;
 #[cfg(test)]
 mod support;

@@ -118,6 +118,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         sequences: 1,
         sampling: Sampling::greedy(),
         stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
+        guide: None,
     }
 }
 
@@ -155,6 +156,12 @@ pub(crate) async fn outcome(mut stream: TokenStream) -> Outcome {
 
 pub(crate) fn add(outcome: &mut Outcome, event: Event) {
     assert!(outcome.failure.is_none(), "{event:?} after a failure");
+    if let Event::Token { index, .. } | Event::Finished { index, .. } = event
+        && outcome.tokens.len() <= index as usize
+    {
+        outcome.tokens.resize(index as usize + 1, Vec::new());
+        outcome.reasons.resize(index as usize + 1, None);
+    }
     match event {
         Event::Started { cached_tokens } => {
             assert!(outcome.tokens.is_empty(), "started after a token");
@@ -163,10 +170,6 @@ pub(crate) fn add(outcome: &mut Outcome, event: Event) {
         Event::Token { index, token, .. } => {
             assert!(outcome.cached_tokens.is_some(), "a token before the start");
             let index = index as usize;
-            if outcome.tokens.len() <= index {
-                outcome.tokens.resize(index + 1, Vec::new());
-                outcome.reasons.resize(index + 1, None);
-            }
             assert!(outcome.reasons[index].is_none(), "a token after the end");
             outcome.tokens[index].push(token);
         }

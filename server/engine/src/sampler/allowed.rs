@@ -1,0 +1,176 @@
+//! Passes over the logits of the tokens that a guide allows.
+
+use server_scheduler::TokenId;
+
+use super::scan::Peak;
+use crate::guide::{Bits, TokenSet};
+
+/// Where at most one token in so many is allowed, these alone are looked at.
+const SPARSE: usize = 8;
+
+const WORD: usize = u32::BITS as usize;
+
+/// Whether few enough tokens are allowed to take them out and look at nothing else.
+pub(super) fn is_sparse(allowed: &TokenSet, logits: &[f32]) -> bool {
+    (allowed.len() as usize) < logits.len() / SPARSE
+}
+
+/// The peak among the tokens allowed, in one pass, or nothing if one of their logits is NaN or positive infinity.
+/// Negative infinity if there are none.
+pub(super) fn peak(logits: &[f32], allowed: &TokenSet) -> Option<Peak> {
+    let mut best = Peak { value: f32::NEG_INFINITY, token: 0 };
+    let mut finite = true;
+    for (index, (logits, &word)) in logits.chunks(WORD).zip(allowed.words()).enumerate() {
+        if word == 0 {
+            continue;
+        }
+        let (greatest, numbers) = greatest(logits, word);
+        finite &= numbers;
+        if greatest > best.value {
+            let offset = Bits(word).find(|&bit| logits.get(bit as usize) == Some(&greatest)).unwrap_or(0);
+            best = Peak { value: greatest, token: (index * WORD) as TokenId + offset };
+        }
+    }
+    finite.then_some(best)
+}
+
+/// The greatest of the logits whose bits are set, and whether these are all numbers.
+fn greatest(logits: &[f32], word: u32) -> (f32, bool) {
+    let mut greatest = f32::NEG_INFINITY;
+    let mut numbers = true;
+    if let (u32::MAX, Ok(logits)) = (word, <&[f32; WORD]>::try_from(logits)) {
+        // No branch: the compiler compares several at a time.
+        for &logit in logits {
+            greatest = if logit > greatest { logit } else { greatest };
+            numbers &= logit <= f32::MAX;
+        }
+    } else {
+        for &logit in Bits(word).filter_map(|bit| logits.get(bit as usize)) {
+            greatest = if logit > greatest { logit } else { greatest };
+            numbers &= logit <= f32::MAX;
+        }
+    }
+    (greatest, numbers)
+}
+
+/// Fills `tokens` and `kept` with the tokens allowed and their logits, in the order of their ids.
+pub(super) fn gather(
+    logits: &[f32],
+    allowed: &TokenSet,
+    tokens: &mut Vec<TokenId>,
+    kept: &mut Vec<f32>,
+) {
+    tokens.clear();
+    kept.clear();
+    for token in allowed.iter() {
+        if let Some(&logit) = logits.get(token as usize) {
+            tokens.push(token);
+            kept.push(logit);
+        }
+    }
+}
+
+/// Makes the logits of all other tokens negative infinity.
+pub(super) fn ban_others(logits: &mut [f32], allowed: &TokenSet) {
+    let words = allowed.words().iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(WORD).zip(words) {
+        match word {
+            0 => logits.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            word => Bits(!word).for_each(|bit| {
+                if let Some(logit) = logits.get_mut(bit as usize) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+    use server_scheduler::StopRule;
+
+    use super::*;
+    use crate::request::Sampling;
+    use crate::sampler::{Choice, History, Sampler, Unsampled};
+
+    /// What is chosen among `allowed`, and what is if a bias bans the others.
+    fn both_ways(
+        logits: &[f32],
+        allowed: &TokenSet,
+        sampling: &Sampling,
+    ) -> [Result<TokenId, Unsampled>; 2] {
+        let (stop, history) = (StopRule::default(), History::new(&[1, 2, 3], sampling));
+        let others = (0..logits.len() as TokenId).filter(|&token| !allowed.contains(token));
+        let bans = others.map(|token| (token, f32::NEG_INFINITY));
+        let banning =
+            Sampling { bias: sampling.bias.iter().copied().chain(bans).collect(), ..sampling.clone() };
+        let choice = Choice { sampling, stop: &stop, history: &history, index: 0, allowed: Some(allowed) };
+        let banned = Choice { sampling: &banning, allowed: None, ..choice };
+        [choice, banned].map(|choice| Sampler::new().sample(logits, &choice))
+    }
+
+    #[test]
+    fn to_allow_some_is_to_ban_the_others() {
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut differ = 0;
+        for round in 0..2000 {
+            let vocabulary = [5, 64, 700, 3000][round % 4];
+            let logits: Vec<f32> = (0..vocabulary).map(|_| rng.random_range(-9f32..9.0).round()).collect();
+            let share = [0.001, 0.02, 0.5, 0.999][rng.random_range(0..4)];
+            let mut allowed = TokenSet::new(vocabulary);
+            (0..vocabulary).filter(|_| rng.random_bool(share)).for_each(|token| allowed.insert(token));
+            let mut sampling = Sampling {
+                temperature: [0.0, 0.7, 3.0][rng.random_range(0..3)],
+                top_p: [1.0, 0.8][rng.random_range(0..2)],
+                top_k: [0, 1, 20][rng.random_range(0..3)],
+                min_p: [0.0, 0.1][rng.random_range(0..2)],
+                repetition_penalty: [1.0, 1.4][rng.random_range(0..2)],
+                seed: rng.random(),
+                ..Sampling::greedy()
+            };
+            if rng.random_bool(0.3) {
+                sampling.bias.push((rng.random_range(0..vocabulary), 5.0));
+            }
+            let [chosen, expected] = both_ways(&logits, &allowed, &sampling);
+            if let Ok(token) = chosen {
+                assert!(allowed.contains(token), "round {round}: {token} is not allowed");
+            }
+            if sampling.temperature == 0.0 || sampling.top_k == 1 || chosen.is_err() {
+                assert_eq!(chosen, expected, "round {round}: {sampling:?}");
+            }
+            // Sums are added up in another order: a draw near a boundary may fall the other way.
+            differ += u32::from(chosen != expected);
+        }
+        assert!(differ < 3, "{differ} draws differ");
+    }
+
+    #[test]
+    fn what_is_not_allowed_may_be_no_number() {
+        let mut logits = vec![1.0; 100];
+        (logits[7], logits[60], logits[99]) = (f32::NAN, 2.0, f32::INFINITY);
+        for dense in [false, true] {
+            let mut allowed = TokenSet::new(100);
+            (50..if dense { 99 } else { 61 }).for_each(|token| allowed.insert(token));
+            assert_eq!(both_ways(&logits, &allowed, &Sampling::greedy())[0], Ok(60));
+            allowed.insert(99);
+            let hot = Sampling { temperature: 1.0, ..Sampling::greedy() };
+            for sampling in [Sampling::greedy(), hot] {
+                assert_eq!(both_ways(&logits, &allowed, &sampling)[0], Err(Unsampled::NotFinite));
+            }
+        }
+    }
+
+    #[test]
+    fn a_vocabulary_that_is_less_than_the_logits_allows_nothing_beyond_it() {
+        let mut allowed = TokenSet::new(40);
+        (0..40).for_each(|token| allowed.insert(token));
+        let logits: Vec<f32> = (0..90).map(|token| token as f32).collect();
+        for temperature in [0.0, 1e-6] {
+            let sampling = Sampling { temperature, ..Sampling::greedy() };
+            assert_eq!(both_ways(&logits, &allowed, &sampling)[0], Ok(39));
+        }
+    }
+}
