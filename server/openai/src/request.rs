@@ -25,6 +25,12 @@ pub struct ChatRequest {
     pub tools: Option<Vec<Map<String, Value>>>,
     /// Which of them.
     pub tool_choice: Option<Value>,
+    /// Whether there may be several calls in one answer.
+    pub parallel_tool_calls: Option<bool>,
+    /// How much the model is to think: `none` to `xhigh`.
+    pub reasoning_effort: Option<String>,
+    /// Whether the answer tells what the model thought.
+    pub include_reasoning: Option<bool>,
     /// The documents to answer from, for the chat template.
     pub documents: Option<Vec<Map<String, Value>>>,
     /// More variables for the chat template.
@@ -190,6 +196,9 @@ pub struct Message {
     /// What the assistant thought.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// The same under its other name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     /// The calls the assistant made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<Map<String, Value>>>,
