@@ -24,6 +24,8 @@ pub struct DetokenizeOptions {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     options: DetokenizeOptions,
+    /// Special tokens that are text in any case, ascending.
+    kept: Arc<[u32]>,
     /// The beginning of a character.
     held: Vec<u8>,
     /// Whether a leading space would still be the tokenizer's own.
@@ -34,12 +36,20 @@ impl Detokenizer {
     /// A detokeniser for one sequence.
     pub fn new(tokenizer: Arc<Tokenizer>, options: DetokenizeOptions) -> Self {
         let at_start = tokenizer.has_space_prefix() && !options.continues_text;
-        Self { tokenizer, options, held: Vec::new(), at_start }
+        Self { tokenizer, options, kept: Arc::default(), held: Vec::new(), at_start }
+    }
+
+    /// The same, with special tokens that are text even where others are left out: `kept`, ascending.
+    #[must_use]
+    pub fn keeping(self, kept: Arc<[u32]>) -> Self {
+        debug_assert!(kept.is_sorted(), "they are looked for by halving");
+        Self { kept, ..self }
     }
 
     /// Takes the next token and returns the text that is certain now, often none.
     pub fn push(&mut self, token: u32) -> String {
-        if self.options.skip_special && self.tokenizer.is_special(token) {
+        let skips = self.options.skip_special && self.tokenizer.is_special(token);
+        if skips && self.kept.binary_search(&token).is_err() {
             return String::new();
         }
         let mut bytes = self.tokenizer.token_bytes(token);

@@ -25,5 +25,8 @@ pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::LoadError;
 pub use model::{LoadOptions, ModelText};
 pub use stop::{Filtered, StopFilter};
-pub use template::{ChatTemplate, RenderError, RenderInput, limits as template_limits};
+pub use template::{
+    Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,
+    ToolsPlace, limits as template_limits,
+};
 pub use tokenizer::{EncodeError, TEXT_BYTES_MAX, Tokenizer};

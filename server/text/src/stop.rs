@@ -103,6 +103,12 @@ impl StopFilter {
         if certain.is_empty() { Filtered::Held } else { Filtered::Text(certain) }
     }
 
+    /// The text is interrupted: returns what was held back. No stop string reaches across.
+    pub fn interrupt(&mut self) -> String {
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+        std::mem::take(&mut self.held)
+    }
+
     /// The text ends: returns what was held back.
     pub fn finish(self) -> String {
         self.held

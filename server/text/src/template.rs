@@ -10,8 +10,11 @@ use serde_json::{Map, Value as Json};
 
 mod environment;
 mod functions;
+mod probe;
 mod python;
 mod strftime;
+
+pub use probe::{Abilities, Arguments, CallCount, CallIds, CallStyle, NoText, ToolsPlace};
 
 /// The named limits of rendering.
 pub mod limits {
@@ -113,6 +116,12 @@ impl ChatTemplate {
     /// The names of the templates there are.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// The source of all of them, one after the other.
+    pub fn source(&self) -> String {
+        let source = |name: &String| self.environment.get_template(name).ok().map(|template| template.source().to_owned());
+        self.names.iter().filter_map(source).collect()
     }
 
     /// The conversation as text, to be tokenized with special tokens parsed and none added.

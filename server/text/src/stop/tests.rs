@@ -98,3 +98,12 @@ fn without_stop_strings_everything_passes() {
     assert_eq!(filter.push(""), Filtered::Held);
     assert_eq!(filter.finish(), "");
 }
+
+#[test]
+fn no_stop_string_reaches_across_an_interruption() {
+    let mut filter = StopFilter::new(["abc"], false);
+    assert_eq!(filter.push("xab"), Filtered::Text("x".to_owned()));
+    assert_eq!(filter.interrupt(), "ab");
+    assert_eq!(filter.push("c"), Filtered::Text("c".to_owned()));
+    assert_eq!(filter.push("abc"), Filtered::Stopped { text: String::new(), stop: 0 });
+}
