@@ -127,7 +127,7 @@ fn submit(engine: &mut Engine, real: &mut Scheduler, text: &[u32], prompt: usize
     engine.submit(number, Rc::new(spec));
     let stop = StopRule { tokens: Vec::new(), tokens_max: output_tokens, tokens_min: 0 };
     let sequences = vec![SequenceId(number as u64)];
-    real.submit(NewRequest { sequences, prompt: text[..prompt].to_vec(), stop }).unwrap();
+    real.submit(NewRequest::new(sequences, text[..prompt].to_vec(), stop)).unwrap();
 }
 
 /// Every sequence goes on with its text.

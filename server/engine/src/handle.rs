@@ -69,6 +69,7 @@ pub(crate) struct Submission {
     pub(crate) stop: StopRule,
     pub(crate) sampling: Sampling,
     pub(crate) guide: Option<Arc<dyn Guide>>,
+    pub(crate) salt: u64,
     pub(crate) histories: Vec<History>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) aborts: Arc<Aborts>,
@@ -103,7 +104,7 @@ pub enum SubmitError {
     /// The engine's limits do not admit it.
     #[error("{}", describe(.0))]
     Rejected(Rejected),
-    /// A token that the model does not know, in the prompt or in the bias.
+    /// A token that the model does not know, in the prompt, in the bias or among those allowed.
     #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
     UnknownToken {
         /// The token.
@@ -157,19 +158,19 @@ impl EngineHandle {
         let Shared { limits, waiting, .. } = &*self.shared;
         self.check_state()?;
         limits.check(&request)?;
-        let Request { prompt, sequences, sampling, stop, guide } = request;
+        let Request { prompt, sequences, sampling, stop, guide, salt } = request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 
-        // Started, the tokens and the end of each sequence, and a failure.
-        let events_max = 2 + sequences as usize * (stop.tokens_max.max(1) as usize + 1);
+        // Started, scored, the tokens and the end of each sequence, and a failure.
+        let events_max = 3 + sequences as usize * (stop.tokens_max.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
         let submitted = self.shared.clock.now();
         let aborts = Aborts::new(sequences);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));
         let submission =
-            Submission { prompt, stop, sampling, guide, histories, events, aborts, permit, submitted };
+            Submission { prompt, stop, sampling, guide, salt, histories, events, aborts, permit, submitted };
         // Counted before it is sent: whoever is taken before another is counted before it too.
         self.shared.submissions.fetch_add(1, Ordering::AcqRel);
         let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
@@ -272,7 +273,7 @@ impl EngineHandle {
 
 impl Limits {
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, sampling, stop, guide: _ } = request;
+        let Request { prompt, sequences, sampling, stop, guide: _, salt: _ } = request;
         let sequences = *sequences;
         let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
         if let Some(parameter) = invalid {
@@ -291,7 +292,8 @@ impl Limits {
             return Err(SubmitError::Rejected(Rejected::TooManySequences { sequences, sequences_max }));
         }
         let vocabulary = self.vocabulary;
-        let mut tokens = prompt.iter().copied().chain(sampling.bias.iter().map(|bias| bias.0));
+        let lists = sampling.allowed.iter().flat_map(|allowed| allowed.iter().copied());
+        let mut tokens = prompt.iter().copied().chain(sampling.bias.iter().map(|bias| bias.0)).chain(lists);
         match tokens.find(|&token| token >= vocabulary) {
             Some(token) => Err(SubmitError::UnknownToken { token, vocabulary }),
             None => Ok(()),

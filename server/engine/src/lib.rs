@@ -24,7 +24,7 @@ pub use engine::{Engine, EngineConfig, StartError, WAITING_MAX};
 pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet};
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
-pub use request::{Event, Failure, Request, Sampling, TokenLogprob, TokenLogprobs};
+pub use request::{Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
 pub use runner::{CacheLayout, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};

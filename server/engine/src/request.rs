@@ -19,6 +19,8 @@ pub struct Request {
     pub stop: StopRule,
     /// What each sequence is held to.
     pub guide: Option<Arc<dyn Guide>>,
+    /// What is cached of the prompt is shared with requests of the same salt only.
+    pub salt: u64,
 }
 
 /// How tokens are chosen from logits. In order: `bias`, then the penalties, then bans (`stop.tokens` before
@@ -41,11 +43,17 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Added to logits, by token. Negative infinity bans.
     pub bias: Vec<(TokenId, f32)>,
+    /// All other tokens are banned. Ascending.
+    pub allowed: Option<Arc<[TokenId]>>,
+    /// Runs of tokens, none empty, whose last is banned where the others are the end of the output.
+    pub bad: Arc<[Vec<TokenId>]>,
     /// The draw of the i-th token of the k-th sequence depends on `(seed, k, i)` and the logits alone.
     pub seed: u64,
     /// `Some(k)`: report the log probability of each generated token and of the `k` most probable ones,
     /// of the model's own distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
+    /// The same of the prompt's tokens, from the second on: [`Event::Scored`].
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl Sampling {
@@ -60,8 +68,11 @@ impl Sampling {
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             bias: Vec::new(),
+            allowed: None,
+            bad: Arc::new([]),
             seed: 0,
             logprobs: None,
+            prompt_logprobs: None,
         }
     }
 
@@ -80,12 +91,14 @@ impl Sampling {
             ("frequency_penalty", self.frequency_penalty.is_finite()),
             ("presence_penalty", self.presence_penalty.is_finite()),
             ("bias", !self.bias.iter().any(|(_, bias)| bias.is_nan())),
+            ("allowed", self.allowed.as_ref().is_none_or(|tokens| tokens.is_sorted())),
+            ("bad", self.bad.iter().all(|run| !run.is_empty())),
         ];
         valid.into_iter().find(|(_, valid)| !valid).map(|(name, _)| name)
     }
 }
 
-/// What happens to a request, in order: `Started` once, then `Token`s and one `Finished` for each of its
+/// What happens to a request, in order: `Started` once, `Scored` once if asked for, then `Token`s and one `Finished` for each of its
 /// sequences; or `Failed`, after which nothing comes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
@@ -93,6 +106,11 @@ pub enum Event {
     Started {
         /// Tokens of the prompt that were taken from the prefix cache.
         cached_tokens: u32,
+    },
+    /// The prompt is scored.
+    Scored {
+        /// Its tokens from the second on.
+        tokens: Vec<ScoredToken>,
     },
     /// A sequence has a new token. A stop token is reported too, before `Finished`.
     Token {
@@ -132,6 +150,15 @@ pub struct TokenLogprobs {
     pub chosen: TokenLogprob,
     /// Of the most probable tokens, most probable first, as many as were asked for.
     pub top: Vec<TokenLogprob>,
+}
+
+/// A token of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    /// Its log probability and the most probable ones.
+    pub logprobs: TokenLogprobs,
+    /// Its place among all tokens by their probabilities, from 1.
+    pub rank: u32,
 }
 
 /// A token and the natural logarithm of its probability.

@@ -7,8 +7,9 @@ pub trait ModelRunner: Send {
     /// The cache the runner has allocated, and the width of its logits.
     fn layout(&self) -> CacheLayout;
 
-    /// Carries out the copies of `batch`, computes its rows, and returns the logits of the last token of
-    /// every row that samples, in the order of [`Batch::sampling_rows`].
+    /// Carries out the copies of `batch`, computes its rows, and returns the logits of the tokens of
+    /// [`Batch::wanted`], in their order: the last token of every row that samples, and those of prompts that are
+    /// scored.
     ///
     /// # Errors
     /// The step failed. The cache content of the blocks that its rows write is undefined, that of all other

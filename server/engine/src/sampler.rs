@@ -15,6 +15,7 @@
 
 mod allowed;
 mod history;
+mod lists;
 mod scan;
 mod select;
 
@@ -23,7 +24,7 @@ use server_scheduler::{StopRule, TokenId};
 pub use history::History;
 
 use crate::guide::TokenSet;
-use crate::request::{Sampling, TokenLogprob, TokenLogprobs};
+use crate::request::{Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
 use scan::Peak;
 use select::{Candidate, Cut};
 
@@ -141,6 +142,17 @@ impl Sampler {
         }
     }
 
+    /// As [`Self::logprobs`], with the token's rank.
+    ///
+    /// # Panics
+    /// If `token` is not in the vocabulary.
+    pub fn score(&mut self, logits: &[f32], token: TokenId, count: u32) -> ScoredToken {
+        let logit = logits[token as usize];
+        let before = logits.iter().filter(|&&other| other > logit).count();
+        let equal = logits[..token as usize].iter().filter(|&&other| other == logit).count();
+        ScoredToken { logprobs: self.logprobs(logits, token, count), rank: (before + equal) as u32 + 1 }
+    }
+
     fn choose(&mut self, logits: &[f32], peak: &Peak, choice: &Choice<'_>) -> Result<TokenId, Unsampled> {
         if peak.value == f32::NEG_INFINITY {
             return Err(Unsampled::NothingLeft);
@@ -235,7 +247,8 @@ fn is_greedy(sampling: &Sampling) -> bool {
 
 /// Whether `choice` changes any logit.
 fn adjusts(choice: &Choice<'_>) -> bool {
-    !choice.sampling.bias.is_empty() || choice.sampling.penalises() || bans(choice)
+    let Sampling { bias, allowed, bad, .. } = choice.sampling;
+    !bias.is_empty() || allowed.is_some() || !bad.is_empty() || choice.sampling.penalises() || bans(choice)
 }
 
 fn bans(choice: &Choice<'_>) -> bool {
@@ -272,6 +285,12 @@ fn adjust(logits: &mut [f32], choice: &Choice<'_>) {
         for &token in &choice.stop.tokens {
             change(token, &|_| f32::NEG_INFINITY);
         }
+    }
+    for token in lists::completing(&sampling.bad, choice.history.recent()) {
+        change(token, &|_| f32::NEG_INFINITY);
+    }
+    if let Some(allowed) = &sampling.allowed {
+        lists::ban_others(logits, allowed);
     }
 }
 

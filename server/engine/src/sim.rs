@@ -5,6 +5,8 @@
 //! block that two sequences write, a copy that was not made or a prefix that is not what it claims to be
 //! changes the output, and [`expected_tokens`], which has no cache, tells what the output should be.
 
+mod script;
+
 use std::time::Duration;
 
 use server_scheduler::{Batch, BlockId, Row, TokenId};
@@ -12,6 +14,8 @@ use server_scheduler::{Batch, BlockId, Row, TokenId};
 use crate::clock::Clock;
 use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
 use crate::sampler::mix;
+
+pub use script::SimScript;
 
 /// What is simulated.
 #[derive(Clone, Debug)]
@@ -68,6 +72,10 @@ pub struct SimRunner {
     clock: Clock,
     /// A hash for each token slot of each block.
     slots: Vec<u64>,
+    /// What it says instead of gibberish.
+    script: Option<SimScript>,
+    /// The token in each slot, for the script.
+    tokens: Vec<TokenId>,
     digests: Vec<u64>,
     logits: Vec<f32>,
     steps: u64,
@@ -85,7 +93,18 @@ impl SimRunner {
         assert!(config.block_tokens > 0 && config.blocks_total > 0, "a cache has blocks, and a block tokens");
         assert!(config.vocabulary > 0, "a model knows a token");
         let slots = vec![0; config.blocks_total as usize * config.block_tokens as usize];
-        Self { config, clock, slots, digests: Vec::new(), logits: Vec::new(), steps: 0 }
+        let tokens = vec![0; slots.len()];
+        Self { config, clock, slots, script: None, tokens, digests: Vec::new(), logits: Vec::new(), steps: 0 }
+    }
+
+    /// The same model with something to say.
+    ///
+    /// # Panics
+    /// If the script has no opening or no answer.
+    #[must_use]
+    pub fn scripted(self, script: SimScript) -> Self {
+        assert!(!script.opening.is_empty() && !script.answers.is_empty(), "a script has turns and answers");
+        Self { script: Some(script), ..self }
     }
 
     fn slot(&self, blocks: &[BlockId], position: u32) -> usize {
@@ -100,6 +119,7 @@ impl SimRunner {
         for copy in &batch.copies {
             let from = copy.from.0 as usize * block_tokens;
             self.slots.copy_within(from..from + block_tokens, copy.to.0 as usize * block_tokens);
+            self.tokens.copy_within(from..from + block_tokens, copy.to.0 as usize * block_tokens);
         }
     }
 
@@ -115,15 +135,27 @@ impl SimRunner {
         }
     }
 
-    /// Writes the tokens of `row`, and returns the digest of the whole sequence.
-    fn write(&mut self, batch: &Batch, row: &Row, mut digest: u64) -> u64 {
+    /// Writes the tokens of `row`, and adds the logits of those of which they are wanted. `digest` is of what the
+    /// sequence has before.
+    fn write(&mut self, batch: &Batch, row: &Row, mut digest: u64) {
         let blocks = batch.row_blocks(row);
-        for (position, &token) in (row.past..).zip(batch.row_tokens(row)) {
+        let mut said: Vec<TokenId> =
+            (0..row.past).map(|position| self.tokens[self.slot(blocks, position)]).collect();
+        let last = (!row.samples.is_empty()).then(|| row.tokens.end - 1);
+        for ((position, place), &token) in (row.past..).zip(row.tokens.clone()).zip(batch.row_tokens(row)) {
             let slot = self.slot(blocks, position);
             self.slots[slot] = slot_value(digest, token, position);
             digest = absorb(digest, self.slots[slot]);
+            self.tokens[slot] = token;
+            said.push(token);
+            if row.scored.contains(&place) || last == Some(place) {
+                let vocabulary = self.config.vocabulary;
+                match self.script.as_ref().and_then(|script| script.next(&said)) {
+                    Some(next) => self.logits.extend((0..vocabulary).map(|token| if token == next { CERTAIN } else { 0.0 })),
+                    None => self.logits.extend(logits(digest, vocabulary)),
+                }
+            }
         }
-        digest
     }
 
     fn spoil(&mut self, batch: &Batch) {
@@ -177,10 +209,7 @@ impl ModelRunner for SimRunner {
         self.read(batch);
         self.logits.clear();
         for (index, row) in batch.rows.iter().enumerate() {
-            let digest = self.write(batch, row, self.digests[index]);
-            if !row.samples.is_empty() {
-                self.logits.extend(logits(digest, self.config.vocabulary));
-            }
+            self.write(batch, row, self.digests[index]);
         }
         if let Some(SimFaultKind::NotANumber(row)) = fault {
             let vocabulary = self.config.vocabulary as usize;
@@ -223,6 +252,9 @@ fn slot_value(digest: u64, token: TokenId, position: u32) -> u64 {
 fn absorb(digest: u64, slot: u64) -> u64 {
     mix(digest.rotate_left(17) ^ slot)
 }
+
+/// The logit of what a script says next; that of all else is 0.
+const CERTAIN: f32 = 100.0;
 
 /// Logits between 0 and 16, a function of the digest.
 fn logits(digest: u64, vocabulary: u32) -> impl Iterator<Item = f32> {

@@ -135,7 +135,7 @@ impl TokenStream {
                 self.open -= 1;
             }
             Event::Failed(_) => self.open = 0,
-            Event::Started { .. } | Event::Token { .. } => {}
+            Event::Started { .. } | Event::Scored { .. } | Event::Token { .. } => {}
         }
         Some(event)
     }

@@ -99,9 +99,8 @@ impl ModelRunner for OpenVinoRunner {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let failed = |error: Error| RunError { message: error.chain(), fatal: false };
-        let rows = batch.sampling_rows().count();
-        let wanted = batch.sampling_rows().map(|row| i64::from(row.tokens.end) - 1);
-        self.step(batch, rows, wanted).map_err(failed)?;
+        let rows = batch.wanted().count();
+        self.step(batch, rows, batch.wanted().map(i64::from)).map_err(failed)?;
         self.logits(rows).map_err(failed)
     }
 }

@@ -68,6 +68,7 @@ impl Stepper {
             tokens: tokens..batch.tokens.len() as u32,
             blocks: blocks..batch.blocks.len() as u32,
             samples: samples..batch.samples.len() as u32,
+            scored: 0..0,
         });
         self.past += count;
     }

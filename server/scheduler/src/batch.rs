@@ -41,6 +41,9 @@ pub struct Row {
     /// Where the sequences that sample from the row's last token are in [`Batch::samples`]; empty for a
     /// chunk that does not reach the end of its sequence, whose logits are not wanted.
     pub samples: Range<u32>,
+    /// Where the row's tokens whose logits are wanted besides are in [`Batch::tokens`]: those of a prompt that is
+    /// scored. The last token of a prompt is never among them, since it is sampled from.
+    pub scored: Range<u32>,
 }
 
 /// Copies the whole of block `from` over block `to`, in every layer.
@@ -78,7 +81,16 @@ impl Batch {
         &self.samples[row.samples.start as usize..row.samples.end as usize]
     }
 
-    /// The rows whose last token's logits are wanted, in order: the rows of the logits a runner returns.
+    /// The tokens whose logits are wanted, by their places in [`Self::tokens`], in order: the rows of the logits
+    /// that a runner returns.
+    pub fn wanted(&self) -> impl Iterator<Item = u32> {
+        self.rows.iter().flat_map(|row| {
+            let last = (!row.samples.is_empty()).then(|| row.tokens.end - 1);
+            row.scored.clone().chain(last)
+        })
+    }
+
+    /// The rows whose last token is sampled from, in order.
     pub fn sampling_rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(|row| !row.samples.is_empty())
     }

@@ -27,7 +27,7 @@ mod sequence;
 pub use batch::{Batch, BlockCopy, Row};
 pub use block::{BlockHash, BlockId, block_hash};
 pub use load::Load;
-pub use scheduler::Scheduler;
+pub use scheduler::{SCORED_TOKENS_MAX, Scheduler};
 pub use sequence::{Event, FinishReason, NewRequest, Rejected, SequenceId, StopRule};
 
 /// A token of the model's vocabulary.

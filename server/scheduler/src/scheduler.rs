@@ -13,6 +13,8 @@ use crate::sequence::{Rank, Sequence};
 use crate::{Load, NewRequest, Rejected, SchedulerConfig, SequenceId, TokenId};
 use sequences::Sequences;
 
+pub use schedule::SCORED_TOKENS_MAX;
+
 mod commit;
 mod invariants;
 mod schedule;
@@ -117,7 +119,7 @@ impl Scheduler {
     /// # Panics
     /// If the request has no sequence, or an id is in use.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejected> {
-        let NewRequest { sequences, prompt, stop } = request;
+        let NewRequest { sequences, prompt, stop, scores_prompt, root } = request;
         self.accept(&sequences, &prompt, stop.tokens_max)?;
         let prompt_tokens = prompt.len() as u32;
         let mut siblings = sequences;
@@ -133,6 +135,8 @@ impl Scheduler {
             tokens: prompt,
             computed: 0,
             table: Vec::new(),
+            unscored: if scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
+            root,
             hashes: Vec::new(),
             registered: 0,
             claims: 0..0,
@@ -222,10 +226,10 @@ impl Scheduler {
         if !self.config.prefix_caching {
             return;
         }
-        let Sequence { tokens, hashes, .. } = sequence;
+        let Sequence { tokens, hashes, root, .. } = sequence;
         let block_tokens = self.config.block_tokens as usize;
         for block in tokens.chunks_exact(block_tokens).skip(hashes.len()) {
-            let parent = hashes.last().copied().unwrap_or(BlockHash::ROOT);
+            let parent = hashes.last().copied().unwrap_or(*root);
             hashes.push((self.hash)(parent, block));
         }
     }

@@ -20,6 +20,18 @@ pub struct NewRequest {
     pub prompt: Vec<TokenId>,
     /// When each sequence ends.
     pub stop: StopRule,
+    /// Whether the logits of the prompt's tokens are wanted too, of all but the last. Then nothing of it is taken
+    /// from the prefix cache.
+    pub scores_prompt: bool,
+    /// What the hash of the first block follows. What sequences of different roots have in common is not shared.
+    pub root: BlockHash,
+}
+
+impl NewRequest {
+    /// A request without anything special about it.
+    pub fn new(sequences: Vec<SequenceId>, prompt: Vec<TokenId>, stop: StopRule) -> Self {
+        Self { sequences, prompt, stop, scores_prompt: false, root: BlockHash::ROOT }
+    }
 }
 
 /// When a sequence ends by its tokens. (Stop *strings* are found by whoever has the text, who aborts.)
@@ -107,6 +119,10 @@ pub(crate) struct Sequence {
     pub(crate) computed: u32,
     /// The blocks it holds: none while it waits.
     pub(crate) table: Vec<BlockId>,
+    /// Tokens of the prompt whose logits are wanted and not computed yet.
+    pub(crate) unscored: Range<u32>,
+    /// What the first block follows.
+    pub(crate) root: BlockHash,
     /// Hashes of leading full blocks, as far as they were needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Leading blocks that are in the prefix cache.
@@ -132,6 +148,20 @@ impl Sequence {
 
     pub(crate) fn uncomputed(&self) -> u32 {
         self.tokens_len() - self.computed
+    }
+
+    /// Leading tokens that may be taken from the prefix cache: those whose logits are not wanted.
+    pub(crate) fn cacheable(&self) -> u32 {
+        if self.unscored.is_empty() { u32::MAX } else { self.unscored.start }
+    }
+
+    /// The next tokens of which no more than `scores` have logits that are wanted.
+    pub(crate) fn next_tokens(&self, scores: u32) -> u32 {
+        let Range { start, end } = self.unscored;
+        if end.saturating_sub(start) <= scores {
+            return self.uncomputed();
+        }
+        start.max(self.computed) - self.computed + scores
     }
 
     /// Makes room for all it may ever hold, so that its growth does not allocate.
@@ -171,6 +201,8 @@ impl Sequence {
             tokens,
             computed: self.computed,
             table,
+            unscored: 0..0,
+            root: self.root,
             hashes,
             registered: self.registered,
             claims: 0..0,
@@ -191,10 +223,14 @@ impl Sequence {
             batch.samples.push(self.id);
             batch.samples.extend_from_slice(&self.siblings);
         }
+        let tokens = tokens as u32..batch.tokens.len() as u32;
+        // By their places in the batch: the row begins with the first token that is not computed.
+        let place = |position: u32| tokens.start + position.clamp(self.computed, end) - self.computed;
         batch.rows.push(Row {
             sequence: self.id,
             past: self.computed,
-            tokens: tokens as u32..batch.tokens.len() as u32,
+            scored: place(self.unscored.start)..place(self.unscored.end),
+            tokens,
             blocks: blocks as u32..batch.blocks.len() as u32,
             samples: samples as u32..batch.samples.len() as u32,
         });

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use server_scheduler::{Batch, Event as Change, FinishReason, NewRequest, Scheduler, SchedulerConfig};
+use server_scheduler::{Batch, BlockHash, Event as Change, FinishReason, NewRequest, Scheduler, SchedulerConfig};
 use server_scheduler::{SequenceId, StopRule, TokenId};
 use tokio::sync::mpsc as events;
 
 use crate::handle::{Command, Shared, Submission, WaitingPermit};
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
-use crate::request::{Event, Failure, Sampling, TokenLogprobs};
+use crate::request::{Event, Failure, Sampling, ScoredToken, TokenLogprobs};
 use crate::runner::{Logits, ModelRunner, RunError};
 use crate::sampler::{History, Sampler};
 use crate::stream::Aborts;
@@ -62,6 +62,8 @@ struct Live {
     sampling: Sampling,
     stop: StopRule,
     histories: Vec<History>,
+    /// Of the prompt, if they are wanted and have not been told yet.
+    scores: Option<Scores>,
     /// One for each sequence, or none at all.
     guides: Vec<Slot>,
     /// Whether each sequence has ended.
@@ -74,6 +76,13 @@ struct Live {
     permit: Option<WaitingPermit>,
     submitted: Duration,
     prompt_tokens: u32,
+}
+
+/// The log probabilities of a prompt in the making.
+struct Scores {
+    prompt: Vec<TokenId>,
+    /// From the second on, as far as they are computed.
+    tokens: Vec<ScoredToken>,
 }
 
 impl Core {
@@ -185,6 +194,7 @@ impl Core {
     /// Commits what was sampled and tells the clients.
     fn finish_step(&mut self, began: Duration) {
         let Self { requests, scheduler, samples, changes, ended, report, .. } = self;
+        let batch = &self.batch;
         for (number, message) in samples.failed.drain(..) {
             report.requests_failed += u32::from(requests.fail(number, message, scheduler));
         }
@@ -199,6 +209,8 @@ impl Core {
                 }
             }
         }
+        // Before the first token: that is sampled from the end of the prompt.
+        batch.rows.iter().for_each(|row| requests.scored(row.sequence));
         ended.clear();
         for (&(sequence, token), outcome) in samples.tokens.iter().zip(samples.outcomes.drain(..)) {
             let logprobs = match outcome {
@@ -271,7 +283,7 @@ impl Core {
 
 /// Logits of the wrong number or width are no logits: such a runner is not to be trusted with another step.
 fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
-    let (returned, wanted) = (logits.rows().len(), batch.sampling_rows().count());
+    let (returned, wanted) = (logits.rows().len(), batch.wanted().count());
     if returned == wanted {
         return Ok(());
     }
@@ -281,7 +293,7 @@ fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
 impl Requests {
     /// Hands a request to the scheduler, unless its client has gone.
     fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
-        let Submission { prompt, stop, sampling, guide, histories, events, aborts, permit, submitted } =
+        let Submission { prompt, stop, sampling, guide, salt, histories, events, aborts, permit, submitted } =
             submission;
         // Counted whatever becomes of it, as the handle counts: the two are compared.
         let number = self.count;
@@ -291,7 +303,15 @@ impl Requests {
         }
         let prompt_tokens = prompt.len() as u32;
         let sequences = sequences_of(number, histories.len()).collect();
-        if let Err(rejected) = scheduler.submit(NewRequest { sequences, prompt, stop: stop.clone() }) {
+        let scores = sampling.prompt_logprobs.map(|_| Scores { prompt: prompt.clone(), tokens: Vec::new() });
+        let request = NewRequest {
+            sequences,
+            prompt,
+            stop: stop.clone(),
+            scores_prompt: scores.is_some(),
+            root: BlockHash(salt),
+        };
+        if let Err(rejected) = scheduler.submit(request) {
             // Not reached: the handle keeps the same limits.
             send(&events, Event::Failed(Failure::Step(format!("the scheduler refused it: {rejected:?}"))));
             return;
@@ -301,6 +321,7 @@ impl Requests {
         let live = Live {
             sampling,
             stop,
+            scores,
             guides: guide.map_or(Vec::new(), |guide| (0..open).map(|_| Slot::new(&guide)).collect()),
             histories,
             ended: vec![false; open],
@@ -342,6 +363,15 @@ impl Requests {
         if let Some(live) = self.live.get_mut(&request_of(sequence)) {
             live.permit = None;
             send(&live.events, Event::Started { cached_tokens });
+        }
+    }
+
+    /// Tells the scores of a prompt once they are complete.
+    fn scored(&mut self, sequence: SequenceId) {
+        let Some(live) = self.live.get_mut(&request_of(sequence)) else { return };
+        let complete = |scores: &mut Scores| scores.tokens.len() + 1 == scores.prompt.len();
+        if let Some(Scores { tokens, .. }) = live.scores.take_if(complete) {
+            send(&live.events, Event::Scored { tokens });
         }
     }
 

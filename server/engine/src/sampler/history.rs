@@ -13,6 +13,9 @@ pub struct History {
     prompt: Arc<[TokenId]>,
     /// Generated tokens in ascending order, and how often each; empty if no penalty looks at them.
     counts: Vec<(TokenId, u32)>,
+    /// The last generated tokens, as many as a bad run may begin with.
+    recent: Vec<TokenId>,
+    recent_max: usize,
     generated: u32,
     counted: bool,
 }
@@ -26,12 +29,26 @@ impl History {
             seen.sort_unstable();
             seen.dedup();
         }
-        Self { prompt: seen.into(), counts: Vec::new(), generated: 0, counted: sampling.penalises() }
+        let longest = sampling.bad.iter().map(Vec::len).max().unwrap_or(0);
+        Self {
+            prompt: seen.into(),
+            counts: Vec::new(),
+            recent: Vec::new(),
+            recent_max: longest.saturating_sub(1),
+            generated: 0,
+            counted: sampling.penalises(),
+        }
     }
 
     /// Adds a generated token.
     pub fn push(&mut self, token: TokenId) {
         self.generated += 1;
+        if self.recent_max > 0 {
+            if self.recent.len() == self.recent_max {
+                self.recent.remove(0);
+            }
+            self.recent.push(token);
+        }
         if self.counted {
             match self.counts.binary_search_by_key(&token, |&(token, _)| token) {
                 Ok(found) => self.counts[found].1 += 1,
@@ -43,6 +60,11 @@ impl History {
     /// Tokens generated so far.
     pub fn generated(&self) -> u32 {
         self.generated
+    }
+
+    /// The last generated tokens, as many as matter to [`Sampling::bad`].
+    pub(super) fn recent(&self) -> &[TokenId] {
+        &self.recent
     }
 
     /// The distinct tokens of prompt and output.

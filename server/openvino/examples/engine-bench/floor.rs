@@ -50,11 +50,8 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
 }
 
 fn submit(scheduler: &mut Scheduler, index: usize, work: &Work) -> anyhow::Result<()> {
-    let request = NewRequest {
-        sequences: vec![SequenceId(index as u64)],
-        prompt: work.prompt.clone(),
-        stop: StopRule { tokens: Vec::new(), tokens_max: work.max_tokens, tokens_min: 0 },
-    };
+    let stop = StopRule { tokens: Vec::new(), tokens_max: work.max_tokens, tokens_min: 0 };
+    let request = NewRequest::new(vec![SequenceId(index as u64)], work.prompt.clone(), stop);
     scheduler
         .submit(request)
         .map_err(|rejected| anyhow::anyhow!("request {index} was rejected: {rejected:?}"))

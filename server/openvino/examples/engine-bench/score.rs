@@ -57,6 +57,7 @@ fn each_position(
             tokens: 0..chunk.len() as u32,
             blocks: 0..blocks,
             samples: 0..0,
+            scored: 0..0,
         });
         let logits = runner.score(&batch, &wanted[..chunk.len()])?;
         for (offset, row) in logits.rows().enumerate() {

@@ -53,6 +53,7 @@ impl Scheduler {
         let sequence = self.sequences.get_mut(slot);
         sequence.row = None;
         sequence.computed += count;
+        sequence.unscored.start = sequence.unscored.start.max(sequence.computed).min(sequence.unscored.end);
         self.uncomputed_tokens -= u64::from(count);
         if !sequence.started {
             sequence.started = true;
@@ -82,7 +83,7 @@ impl Scheduler {
                 None => Serial::ROOT,
             };
             if sequence.hashes.len() == index {
-                let parent = sequence.hashes.last().copied().unwrap_or(crate::BlockHash::ROOT);
+                let parent = sequence.hashes.last().copied().unwrap_or(sequence.root);
                 sequence.hashes.push((self.hash)(parent, tokens));
             }
             let block = sequence.table[index];

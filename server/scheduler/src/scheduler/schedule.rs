@@ -12,6 +12,17 @@ const LOOKAHEAD_MAX: usize = 128;
 /// For each so many prompts that are not computed, a step with decodes in it may be as large as a chunk once more.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
+/// Tokens of prompts in a step whose logits are computed only to be told: each takes as much memory as the
+/// vocabulary, and a row of them about as much time as a layer or two.
+pub const SCORED_TOKENS_MAX: u32 = 128;
+
+/// What a step may still hold.
+struct Budget {
+    tokens: u32,
+    /// Tokens of prompts whose logits are wanted.
+    scores: u32,
+}
+
 /// What became of a waiting request that was looked at.
 enum Admission {
     Admitted(u32),
@@ -32,11 +43,11 @@ impl Scheduler {
     pub fn schedule(&mut self, batch: &mut Batch) {
         assert!(self.in_flight.is_empty(), "a batch is committed or failed before the next");
         batch.clear();
-        let mut budget = self.config.batch_tokens_max;
+        let mut budget = Budget { tokens: self.config.batch_tokens_max, scores: SCORED_TOKENS_MAX };
         self.schedule_decodes(batch, &mut budget);
         if !batch.rows.is_empty() {
-            let decodes = self.config.batch_tokens_max - budget;
-            budget = budget.min(self.chunk_budget(decodes));
+            let decodes = self.config.batch_tokens_max - budget.tokens;
+            budget.tokens = budget.tokens.min(self.chunk_budget(decodes));
         }
         self.schedule_chunks(batch, &mut budget);
         // What was just preempted finds no room: it needs more than it gave back.
@@ -57,9 +68,9 @@ impl Scheduler {
     }
 
     /// One token for each sequence that lacks one only, the oldest first.
-    fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut u32) {
+    fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
-        while position < self.running.len() && *budget > 0 {
+        while position < self.running.len() && budget.tokens > 0 {
             let slot = self.running[position].slot;
             if self.sequences.get(slot).uncomputed() == 1 && self.make_room(position, batch) {
                 self.push_row(slot, batch, budget);
@@ -69,24 +80,26 @@ impl Scheduler {
     }
 
     /// The prompts that have begun, the oldest first. Their blocks were taken when they were admitted.
-    fn schedule_chunks(&mut self, batch: &mut Batch, budget: &mut u32) {
+    fn schedule_chunks(&mut self, batch: &mut Batch, budget: &mut Budget) {
         for position in 0..self.running.len() {
-            if *budget == 0 {
+            if budget.tokens == 0 {
                 return;
             }
             let slot = self.running[position].slot;
-            if self.sequences.get(slot).row.is_none() {
+            let sequence = self.sequences.get(slot);
+            if sequence.row.is_none() && sequence.next_tokens(budget.scores) > 0 {
                 self.push_row(slot, batch, budget);
             }
         }
     }
 
-    fn push_row(&mut self, slot: u32, batch: &mut Batch, budget: &mut u32) {
+    fn push_row(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
         let sequence = self.sequences.get_mut(slot);
-        let count = sequence.uncomputed().min(*budget);
-        *budget -= count;
+        let count = sequence.next_tokens(budget.scores).min(budget.tokens);
+        budget.tokens -= count;
         sequence.row = Some(self.in_flight.len() as u32);
         sequence.push_row(count, self.config.block_tokens, batch);
+        budget.scores -= batch.rows.last().map_or(0, |row| row.scored.len() as u32);
         self.in_flight.push(Some(slot));
     }
 
@@ -136,11 +149,16 @@ impl Scheduler {
     }
 
     /// Lets waiting requests start, in order, as far as there is room.
-    fn admit(&mut self, batch: &mut Batch, budget: &mut u32) {
+    fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
         for _ in 0..LOOKAHEAD_MAX {
-            if *budget == 0 || position == self.waiting.len() {
+            if budget.tokens == 0 || position == self.waiting.len() {
                 return;
+            }
+            // As many logits are computed as may be. Others do not wait for that.
+            if self.sequences.get(self.waiting[position].slot).next_tokens(budget.scores) == 0 {
+                position += 1;
+                continue;
             }
             match self.admit_one(position, batch) {
                 Admission::Admitted(slot) => self.push_row(slot, batch, budget),
@@ -159,6 +177,7 @@ impl Scheduler {
         }
         let estimate = self.estimate_cached(sequence);
         if let Some(&next) = sequence.hashes.get(estimate.cached)
+            && sequence.unscored.is_empty()
             && self.claims.contains(next)
         {
             return Admission::WaitsForPrefix;
@@ -180,7 +199,8 @@ impl Scheduler {
     /// How many leading blocks of a waiting sequence the cache has, by their hashes: a cached block's parent
     /// is cached, and a held block's parent is held. Off at worst where hashes collide.
     fn estimate_cached(&self, sequence: &Sequence) -> Estimate {
-        let cached = sequence.hashes.partition_point(|&hash| self.pool.may_have(hash));
+        let most = (sequence.cacheable() / self.config.block_tokens) as usize;
+        let cached = sequence.hashes.partition_point(|&hash| self.pool.may_have(hash)).min(most);
         let held = sequence.hashes[..cached].partition_point(|&hash| self.pool.may_hold(hash));
         Estimate { cached, held }
     }
@@ -240,8 +260,9 @@ impl Scheduler {
     fn take_cached(&mut self, slot: u32) -> (usize, Option<BlockId>) {
         let block_tokens = self.config.block_tokens as usize;
         let sequence = self.sequences.get_mut(slot);
+        let most = sequence.cacheable() as usize / block_tokens;
         let mut parent = Serial::ROOT;
-        for (&hash, tokens) in sequence.hashes.iter().zip(sequence.tokens.chunks_exact(block_tokens)) {
+        for (&hash, tokens) in sequence.hashes.iter().zip(sequence.tokens.chunks_exact(block_tokens)).take(most) {
             let Some(block) = self.pool.find(Content { hash, parent, tokens }) else { break };
             if (sequence.table.len() + 1) * block_tokens == sequence.tokens.len() {
                 return (sequence.table.len() + 1, Some(block));

@@ -312,3 +312,49 @@ fn the_least_recently_used_prefix_goes_first_and_its_end_before_its_start() {
     "#]],
     );
 }
+
+#[test]
+fn a_prompt_that_is_scored_is_computed_whole_and_what_it_computes_is_kept() {
+    let script = "
+        submit 1 abcdefghij max=1
+        step
+        submit 2 abcdefghij max=1 scores=prompt
+        step
+        submit 3 abcdefghxy max=1
+        step
+    ";
+    check(config(), script, expect![[""]]);
+}
+
+#[test]
+fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahead() {
+    let config = SchedulerConfig {
+        block_tokens: 64,
+        batch_tokens_max: 512,
+        chunk_tokens_max: 512,
+        sequence_tokens_max: 512,
+        ..config()
+    };
+    let script = "
+        submit 1 a*300 max=1 scores=prompt
+        submit 2 b*20 max=1 scores=prompt
+        submit 3 c*200 max=1
+        step
+        step
+        step
+    ";
+    check(config, script, expect![[""]]);
+}
+
+#[test]
+fn nothing_is_shared_between_roots() {
+    let script = "
+        submit 1 abcdefghij max=1
+        step
+        submit 2 abcdefghij max=1 root=7
+        step
+        submit 3 abcdefghij max=1 root=7
+        step
+    ";
+    check(config(), script, expect![[""]]);
+}

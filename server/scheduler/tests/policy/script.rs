@@ -3,6 +3,8 @@
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
 //!        min=1 stop=xy      the rest of the stop rule
+//!        root=7             what its first block follows
+//!        scores=prompt      the logits of the prompt are wanted
 //! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
 //! steps 9                   as many steps, of which only events are written down
 //! schedule                  the first half of a step,
@@ -12,12 +14,12 @@
 //! load
 //! ```
 //! A row `1: 8+4 [0 3 2] -> 1,2` computes 4 tokens of sequence 1 after 8 others, in the blocks 0, 3 and 2, and
-//! sequences 1 and 2 sample from it.
+//! sequences 1 and 2 sample from it. With ` scores 8+3` the logits of three tokens from the eighth on are wanted.
 
 use std::fmt::Write;
 
 use expect_test::Expect;
-use server_scheduler::{Batch, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId};
+use server_scheduler::{Batch, BlockHash, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId};
 
 /// Small enough to see, with room for what is not about room.
 pub(crate) fn config() -> SchedulerConfig {
@@ -109,16 +111,19 @@ impl Run {
         let sequences = words.next().into_iter().flat_map(|ids| ids.split(','));
         let sequences = sequences.map(|id| SequenceId(number(id))).collect();
         let prompt = words.next().map(tokens).unwrap_or_default();
-        let mut stop = StopRule { tokens_max: 1, ..StopRule::default() };
+        let stop = StopRule { tokens_max: 1, ..StopRule::default() };
+        let mut request = NewRequest::new(sequences, prompt, stop);
         for word in words {
             match word.split_once('=').expect("a value") {
-                ("max", value) => stop.tokens_max = number(value) as u32,
-                ("min", value) => stop.tokens_min = number(value) as u32,
-                ("stop", value) => stop.tokens = tokens(value),
+                ("max", value) => request.stop.tokens_max = number(value) as u32,
+                ("min", value) => request.stop.tokens_min = number(value) as u32,
+                ("stop", value) => request.stop.tokens = tokens(value),
+                ("root", value) => request.root = BlockHash(number(value)),
+                ("scores", value) => request.scores_prompt = value == "prompt",
                 (other, _) => panic!("unknown word {other}"),
             }
         }
-        if let Err(rejected) = self.scheduler.submit(NewRequest { sequences, prompt, stop }) {
+        if let Err(rejected) = self.scheduler.submit(request) {
             self.write(&format!("{rejected:?}"));
         }
     }
@@ -137,6 +142,10 @@ impl Run {
             let blocks: Vec<_> = batch.row_blocks(row).iter().map(|block| block.0.to_string()).collect();
             let mut line =
                 format!("{}: {}+{} [{}]", row.sequence.0, row.past, row.tokens.len(), blocks.join(" "));
+            if !row.scored.is_empty() {
+                let first = row.past + row.scored.start - row.tokens.start;
+                write!(line, " scores {first}+{}", row.scored.len()).expect("a string takes all");
+            }
             if !row.samples.is_empty() {
                 write!(line, " -> {}", ids(batch.row_samples(row))).expect("a string takes all");
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::cache::Cache;
 use crate::random::Random;
 use server_scheduler::{
-    Batch, BlockHash, Event, FinishReason, NewRequest, Rejected, Scheduler, SchedulerConfig, SequenceId,
+    Batch, BlockHash, Event, FinishReason, NewRequest, Rejected, Row, Scheduler, SchedulerConfig, SequenceId,
     StopRule, TokenId,
 };
 
@@ -29,6 +29,7 @@ pub(crate) struct Totals {
     pub(crate) forked: u32,
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
+    pub(crate) scored: u32,
     pub(crate) preempted: u64,
     /// Of which sequences were in which blocks, in all steps.
     pub(crate) digest: u64,
@@ -44,6 +45,9 @@ struct Known {
 
 struct Request {
     stop: StopRule,
+    /// Tokens of the prompt whose logits are wanted, and of those that were computed.
+    to_score: u32,
+    scored: u32,
     started: bool,
     alive: u32,
     /// Steps since it is the oldest.
@@ -145,7 +149,10 @@ impl Harness {
         let sequences: Vec<_> = (self.ids..).map(SequenceId).take(count as usize).collect();
         self.ids += u64::from(count);
         let waiting = self.scheduler.load().waiting;
-        let request = NewRequest { sequences: sequences.clone(), prompt: prompt.clone(), stop: stop.clone() };
+        let mut request = NewRequest::new(sequences.clone(), prompt.clone(), stop.clone());
+        request.scores_prompt = random.once_in(6);
+        request.root = if random.once_in(3) { BlockHash(7) } else { BlockHash::ROOT };
+        let to_score = if request.scores_prompt { prompt_tokens.saturating_sub(1) } else { 0 };
         let result = self.scheduler.submit(request);
         let config = &self.config;
         let sequences_max = config.sequences_max.min(config.batch_tokens_max);
@@ -173,7 +180,8 @@ impl Harness {
             let known = Known { request: number, prompt_tokens: tokens.len(), tokens, alive: true };
             self.sequences.insert(id, known);
         }
-        self.requests.insert(number, Request { stop, started: false, alive: count, steps_as_oldest: 0 });
+        let request = Request { stop, to_score, scored: 0, started: false, alive: count, steps_as_oldest: 0 };
+        self.requests.insert(number, request);
     }
 
     fn abort(&mut self) {
@@ -245,6 +253,7 @@ impl Harness {
             assert_eq!(batch.row_tokens(row), &known.tokens[range.clone()], "a row has its own tokens");
             assert_eq!(row.blocks.len(), range.end.div_ceil(self.config.block_tokens as usize));
             assert_eq!(!row.samples.is_empty(), range.end == known.tokens.len(), "sampled at the end only");
+            self.check_scores(row);
             for &id in batch.row_samples(row) {
                 assert!(self.sequences[&id].alive && self.sequences[&id].request == known.request);
             }
@@ -259,6 +268,17 @@ impl Harness {
                 assert_eq!(writer, row.sequence, "nobody reads what another writes");
             }
         }
+    }
+
+    /// The logits of every token of the prompt but the last are wanted once, in order, and all before the first
+    /// token is sampled.
+    fn check_scores(&self, row: &Row) {
+        let Request { to_score, scored, .. } = self.requests[&self.sequences[&row.sequence].request];
+        let end = row.past + row.tokens.len() as u32;
+        let (first, count) = (row.scored.start + row.past - row.tokens.start, row.scored.len() as u32);
+        assert_eq!(count, end.min(to_score).saturating_sub(scored), "what is wanted is in the row");
+        assert!(count == 0 || first == scored, "nothing is left out and nothing comes twice");
+        assert!(row.samples.is_empty() || scored + count == to_score);
     }
 
     fn run(&mut self, batch: &Batch) {
@@ -296,6 +316,12 @@ impl Harness {
         self.scheduler.commit(batch, &sampled, &mut events);
         let mut expected = Vec::new();
         for row in &batch.rows {
+            let request = self.sequences[&row.sequence].request;
+            // Whoever was aborted meanwhile may have been the last of the request.
+            if let Some(request) = self.requests.get_mut(&request) {
+                request.scored += row.scored.len() as u32;
+            }
+            self.totals.scored += row.scored.len() as u32;
             self.totals.forked += (row.samples.len() as u32).saturating_sub(1);
             for &(id, token) in &sampled[row.samples.start as usize..row.samples.end as usize] {
                 let known = self.sequences.get_mut(&id).expect("a known one");

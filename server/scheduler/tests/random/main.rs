@@ -35,7 +35,7 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
     assert!(totals.finished > operations / 100, "{totals:?}");
     assert!(totals.aborted > operations / 100, "{totals:?}");
     assert!(totals.aborted_in_flight > 0 && totals.failed > 0 && totals.copies > 0, "{totals:?}");
-    assert!(totals.forked > 0, "{totals:?}");
+    assert!(totals.forked > 0 && totals.scored > operations / 100, "{totals:?}");
     totals
 }
 

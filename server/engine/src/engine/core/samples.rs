@@ -44,7 +44,15 @@ impl Samples {
         requests: &mut Requests,
         sampler: &mut Sampler,
     ) {
-        for (row, logits) in batch.sampling_rows().zip(logits.rows()) {
+        let mut logits = logits.rows();
+        for row in &batch.rows {
+            for (place, logits) in row.scored.clone().zip(&mut logits) {
+                score(row.sequence, (row.past + place - row.tokens.start) as usize, logits, (&mut *requests, &mut *sampler));
+            }
+            if row.samples.is_empty() {
+                continue;
+            }
+            let logits = logits.next().expect("invariant: there is a row of logits for each token wanted");
             for &sequence in batch.row_samples(row) {
                 let (token, outcome) = match sample(sequence, logits, requests, sampler) {
                     Ok(sampled) => sampled,
@@ -58,6 +66,20 @@ impl Samples {
             }
         }
     }
+}
+
+/// Takes the log probability of the token after the one at `position` of a prompt.
+fn score(
+    sequence: SequenceId,
+    position: usize,
+    logits: &[f32],
+    (requests, sampler): (&mut Requests, &mut Sampler),
+) {
+    let live = requests.live.get_mut(&request_of(sequence)).expect("invariant: what is scheduled is live");
+    let scores = live.scores.as_mut().zip(live.sampling.prompt_logprobs);
+    let (scores, count) = scores.expect("invariant: whose scores are wanted has asked for them");
+    assert_eq!(scores.tokens.len(), position, "invariant: a prompt is scored in order");
+    scores.tokens.push(sampler.score(logits, scores.prompt[position + 1], count));
 }
 
 fn sample(

@@ -55,6 +55,7 @@ fn push(batch: &mut Batch, tokens: &[u32], past: usize, table: impl Iterator<Ite
         tokens: start.0..batch.tokens.len() as u32,
         blocks: start.1..batch.blocks.len() as u32,
         samples: start.2..batch.samples.len() as u32,
+        scored: 0..0,
     });
 }
 
