@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
-use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner};
+use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
 use server_engine::{CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
-use server_text::ModelText;
+use server_parsers::{ReasoningFormat, ToolFormat};
+use server_text::{ModelText, RenderInput};
 
 use crate::app::Serving;
 use crate::args::{Backend, Properties, SimArgs, Unpack, WeightsForm};
@@ -21,6 +22,9 @@ pub(crate) struct Config {
     pub(crate) backend: Backend,
     pub(crate) model: Option<PathBuf>,
     pub(crate) names: Vec<String>,
+    /// How it writes calls and reasoning, where its chat template does not tell, or not rightly.
+    pub(crate) tool_format: Option<ToolFormat>,
+    pub(crate) reasoning_format: Option<ReasoningFormat>,
     #[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to tell"))]
     pub(crate) openvino: OpenVino,
     pub(crate) sim: SimArgs,
@@ -77,7 +81,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     tracing::info!(ms = started.elapsed().as_millis() as u64, "loaded the tokenizer");
     let context = config.sequence_tokens_max.or(text.context_tokens_max);
     let (runner, computed): (Box<dyn ModelRunner>, String) = match config.backend {
-        Backend::Sim => (sim(config, text.vocabulary_size), "sim".to_owned()),
+        Backend::Sim => (sim(config, &text)?, "sim".to_owned()),
         Backend::OpenVino => openvino(config, context)?,
     };
     let layout = runner.layout();
@@ -95,7 +99,8 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     };
     let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
-    let model = Model::new(config.names(), text, &computed);
+    let model =
+        Model::new(config.names(), text, &computed).with_formats(config.tool_format, config.reasoning_format)?;
     tracing::info!(
         model = model.name(),
         kv_cache_mib = (u64::from(blocks_total) * block_bytes) >> 20,
@@ -103,6 +108,8 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
         block_tokens,
         vocabulary,
         sequence_tokens_max = engine.handle().limits().sequence_tokens_max,
+        tool_parser = model.formats().tool.name(),
+        reasoning_parser = model.formats().reasoning.name(),
         ms = started.elapsed().as_millis() as u64,
         "loaded the model"
     );
@@ -118,7 +125,7 @@ fn text(config: &Config) -> anyhow::Result<ModelText> {
     }
 }
 
-fn sim(config: &Config, vocabulary: u32) -> Box<dyn ModelRunner> {
+fn sim(config: &Config, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>> {
     let SimArgs {
         sim_step_time,
         sim_prefill_token_time,
@@ -127,6 +134,7 @@ fn sim(config: &Config, vocabulary: u32) -> Box<dyn ModelRunner> {
         sim_block_tokens,
         sim_fatal_step,
         sim_model_len: _,
+        ref sim_answers,
     } = config.sim;
     let costs = SimCosts {
         step: sim_step_time,
@@ -137,11 +145,36 @@ fn sim(config: &Config, vocabulary: u32) -> Box<dyn ModelRunner> {
     let config = SimConfig {
         block_tokens: sim_block_tokens,
         blocks_total: sim_blocks,
-        vocabulary,
+        vocabulary: text.vocabulary_size,
         costs,
         faults: fatal.into_iter().collect(),
     };
-    Box::new(SimRunner::new(config, Clock::real()))
+    let runner = SimRunner::new(config, Clock::real());
+    Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.scripted(script(sim_answers, text)?) }))
+}
+
+/// What the simulated model says in its turns of a conversation.
+///
+/// # Errors
+/// The model has no turns, or no way to end one.
+pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript> {
+    let template = text.chat_template.as_ref().context("the model has no chat template, and so no turns")?;
+    let messages = [json!({"role": "user", "content": "x"})];
+    let render = |add_generation_prompt| {
+        let input = RenderInput { messages: &messages, add_generation_prompt, ..RenderInput::default() };
+        template.render(&input).context("failed to render the chat template")
+    };
+    let (with, without) = (render(true)?, render(false)?);
+    let opening = with.strip_prefix(&without).filter(|opening| !opening.is_empty());
+    let opening = opening.context("the chat template does not open the model's turn")?;
+    let end = *text.defaults.eos.first().context("the model has no token that ends a turn")?;
+    let encode = |said: &str| text.tokenizer.encode(said, false, true).context("failed to tokenise an answer");
+    let answer = |said: &String| {
+        let mut tokens = encode(said)?;
+        tokens.push(end);
+        Ok(tokens)
+    };
+    Ok(SimScript { opening: encode(opening)?, answers: answers.iter().map(answer).collect::<anyhow::Result<_>>()? })
 }
 
 #[cfg(feature = "openvino")]
@@ -223,15 +256,25 @@ fn openvino(_: &Config, _: Option<u32>) -> anyhow::Result<(Box<dyn ModelRunner>,
     bail!("this server was built without OpenVINO: only --backend sim is there")
 }
 
+/// The chat template of a model that has none.
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {{ message.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
 /// The text side of a model that has none: a token for each byte, and a plain chat template.
 ///
 /// # Errors
 /// There is no room for temporary files, by which it is loaded as any other.
 pub fn built_in_text() -> anyhow::Result<ModelText> {
-    const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
-        {{ message.content }}<|im_end|>\n{% endfor %}\
-        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    let special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+    built_in_text_with(TEMPLATE, &[])
+}
+
+/// The same with a chat template, and more special tokens after the three of its own.
+///
+/// # Errors
+/// As there, or the template is none.
+pub fn built_in_text_with(template: &str, special_tokens: &[&str]) -> anyhow::Result<ModelText> {
+    let special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].into_iter().chain(special_tokens.iter().copied());
     let mut vocabulary: Map<String, Value> =
         (0..=255).zip(0u32..).map(|(byte, id)| (byte_letter(byte).to_string(), json!(id))).collect();
     let mut added = Vec::new();
@@ -253,7 +296,7 @@ pub fn built_in_text() -> anyhow::Result<ModelText> {
             "vocab": vocabulary, "merges": []
         }
     });
-    let settings = json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE});
+    let settings = json!({"eos_token": "<|im_end|>", "chat_template": template});
     let folder = tempfile::tempdir().context("failed to make a temporary directory")?;
     for (name, content) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", settings)] {
         std::fs::write(folder.path().join(name), content.to_string())

@@ -2,9 +2,12 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use server_text::ModelText;
+use server_engine::TokenId;
+use server_parsers::{Formats, Incompatible, ReasoningFormat, ToolFormat, Tools};
+use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 
 /// A model that is served.
 #[derive(Debug)]
@@ -16,6 +19,13 @@ pub struct Model {
     pub(crate) created: u64,
     /// Changes with what may change its answers.
     pub(crate) fingerprint: String,
+    /// How it writes calls and reasoning.
+    pub(crate) formats: Formats,
+    /// What its chat template shows of tools.
+    pub(crate) abilities: Abilities,
+    /// Special tokens that are text to the parser of an answer, ascending: with tools and without.
+    pub(crate) kept_with_tools: Arc<[TokenId]>,
+    pub(crate) kept_without_tools: Arc<[TokenId]>,
 }
 
 impl Model {
@@ -28,7 +38,82 @@ impl Model {
         let mut hasher = DefaultHasher::new();
         (&names, &text.name, computed, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
         let fingerprint = format!("fp_{:012x}", hasher.finish() & 0xffff_ffff_ffff);
-        Self { names, text, created: unix_time(), fingerprint }
+        let abilities = text
+            .chat_template
+            .as_ref()
+            .map_or(Abilities { tools: ToolsPlace::Nowhere, calls: None }, ChatTemplate::abilities);
+        let model = Self {
+            names,
+            text,
+            created: unix_time(),
+            fingerprint,
+            formats: Formats::default(),
+            abilities,
+            kept_with_tools: Arc::default(),
+            kept_without_tools: Arc::default(),
+        };
+        let formats = model.detected(None, None);
+        model.reads(formats)
+    }
+
+    /// The same, with these formats of calls and of reasoning instead of those that its chat template tells.
+    ///
+    /// # Errors
+    /// They cannot be read together.
+    pub fn with_formats(
+        self,
+        tool: Option<ToolFormat>,
+        reasoning: Option<ReasoningFormat>,
+    ) -> Result<Self, Incompatible> {
+        let formats = self.detected(tool, reasoning);
+        formats.check()?;
+        Ok(self.reads(formats))
+    }
+
+    /// How it writes calls and reasoning.
+    pub fn formats(&self) -> Formats {
+        self.formats
+    }
+
+    /// The formats, told by the chat template where they are not given.
+    fn detected(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
+        let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
+        let told = template.as_deref().map_or(Formats::default(), Formats::detect);
+        // Harmony frames the whole text: what is one is the other, unless it is said to be none.
+        let is_harmony = tool == Some(ToolFormat::Gptoss) || reasoning == Some(ReasoningFormat::Gptoss);
+        let fits = |format: Formats| is_harmony || format.check().is_ok();
+        let detected = match (told.tool, told.reasoning) {
+            _ if is_harmony => Formats { tool: ToolFormat::Gptoss, reasoning: ReasoningFormat::Gptoss },
+            // A template that tells no format of calls is told of tools in words, which name this one.
+            (ToolFormat::None, reasoning) if template.is_some() => {
+                Formats { tool: ToolFormat::Hermes3, reasoning }
+            }
+            (tool, reasoning) => Formats { tool, reasoning },
+        };
+        let chosen = Formats {
+            tool: tool.unwrap_or(detected.tool),
+            reasoning: reasoning.unwrap_or(detected.reasoning),
+        };
+        if fits(chosen) {
+            return chosen;
+        }
+        // One is given that does not go with the Harmony that the template tells: the other is read as text.
+        Formats {
+            tool: tool.unwrap_or(ToolFormat::None),
+            reasoning: reasoning.unwrap_or(ReasoningFormat::None),
+        }
+    }
+
+    fn reads(self, formats: Formats) -> Self {
+        let tokenizer = &self.text.tokenizer;
+        let kept = |formats: Formats| {
+            let is_kept = |token: &TokenId| {
+                tokenizer.is_special(*token) && formats.needs_token(&tokenizer.token_text(*token))
+            };
+            (0..tokenizer.vocabulary_size()).filter(is_kept).collect()
+        };
+        let (kept_with_tools, kept_without_tools) = (kept(formats), kept(formats.with_tools(&Tools::default())));
+        Self { formats, kept_with_tools, kept_without_tools, ..self }
     }
 
     /// The name in the list of models.

@@ -2,14 +2,16 @@
 //! probabilities. Streaming sends the pieces; not streaming adds the same pieces up.
 
 mod choice;
+mod parsed;
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use server_engine::{Event, TokenId, TokenLogprob, TokenStream};
-use server_openai::{FinishReason, PromptTokensDetails, Usage};
+use server_engine::{Event, ScoredToken, TokenId, TokenLogprob, TokenStream};
+use server_openai::{CompletionTokensDetails, FinishReason, PromptTokensDetails, Usage};
+use server_parsers::ReasoningFormat;
 use server_text::Tokenizer;
 
 use crate::error::Error;
@@ -46,6 +48,35 @@ impl Delta {
             | Self::End { choice, .. } => *choice,
         }
     }
+
+    /// Takes in what follows it, or gives it back if it is of another kind, choice or call.
+    fn absorb(&mut self, next: Self) -> Option<Self> {
+        let of = |delta: &Self| match delta {
+            Self::Text { .. } => 0,
+            Self::Reasoning { .. } => 1,
+            Self::CallArguments { .. } => 2,
+            Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 3,
+        };
+        // Between the arguments of two calls is the beginning of the second.
+        if of(self) != of(&next) || self.choice() != next.choice() {
+            return Some(next);
+        }
+        match (self, next) {
+            (
+                Self::Text { text, tokens, .. }
+                | Self::Reasoning { text, tokens, .. }
+                | Self::CallArguments { text, tokens, .. },
+                Self::Text { text: more, tokens: more_tokens, .. }
+                | Self::Reasoning { text: more, tokens: more_tokens, .. }
+                | Self::CallArguments { text: more, tokens: more_tokens, .. },
+            ) => {
+                text.push_str(&more);
+                tokens.extend(more_tokens);
+                None
+            }
+            (_, next) => Some(next),
+        }
+    }
 }
 
 /// A token within a choice's text.
@@ -65,6 +96,8 @@ pub(crate) struct Answer {
     prompts: Vec<PromptAnswer>,
     usage: Usage,
     record: Record,
+    /// What came before the scores of all prompts had.
+    held: Vec<Delta>,
     end: End,
 }
 
@@ -87,6 +120,12 @@ struct PromptAnswer {
     choices: Vec<Choice>,
     /// The number of the first choice in the whole answer.
     first: u32,
+    /// Of the prompt, if they are asked for and have come.
+    scores: Option<Arc<[ScoredToken]>>,
+    /// Whether they are still to come.
+    awaits_scores: bool,
+    /// Whether nothing that is generated is wanted.
+    discards: bool,
 }
 
 /// The tokens of one prompt's choices, on their way.
@@ -94,6 +133,8 @@ pub(crate) struct Submitted {
     pub(crate) stream: TokenStream,
     pub(crate) choices: u32,
     pub(crate) prompt_tokens: usize,
+    /// Whether the log probabilities of the prompt are asked for.
+    pub(crate) scored: bool,
 }
 
 impl Answer {
@@ -104,21 +145,28 @@ impl Answer {
         record: Record,
     ) -> Self {
         let mut first = 0;
-        let mut usage = Usage::default();
+        let thinks = rule.reading.as_ref().is_some_and(|reading| reading.formats.reasoning != ReasoningFormat::None);
+        let mut usage = Usage {
+            completion_tokens_details: thinks.then(CompletionTokensDetails::default),
+            ..Usage::default()
+        };
         let prompts = submitted
             .into_iter()
-            .map(|Submitted { stream, choices, prompt_tokens }| {
+            .map(|Submitted { stream, choices, prompt_tokens, scored }| {
                 usage.prompt_tokens += prompt_tokens as u64;
                 let prompt = PromptAnswer {
                     stream: Some(stream),
                     choices: (0..choices).map(|_| Choice::new(tokenizer, rule)).collect(),
                     first,
+                    scores: None,
+                    awaits_scores: scored,
+                    discards: rule.discards,
                 };
                 first += choices;
                 prompt
             })
             .collect();
-        Self { prompts, usage, record, end: End::Open }
+        Self { prompts, usage, record, held: Vec::new(), end: End::Open }
     }
 
     /// What is new, at least one delta; nothing once all choices have ended. What has gathered since the last
@@ -136,7 +184,7 @@ impl Answer {
             End::Failing(error) => return Poll::Ready(Some(Err(error))),
             End::Reached => return Poll::Ready(None),
         }
-        let mut deltas = Vec::new();
+        let mut deltas = std::mem::take(&mut self.held);
         for prompt in &mut self.prompts {
             if let Err(error) = prompt.poll(context, &mut self.usage, &mut self.record, &mut deltas) {
                 self.record.failed(&error);
@@ -150,6 +198,10 @@ impl Answer {
             }
         }
         self.end = End::Open;
+        if self.prompts.iter().any(|prompt| prompt.awaits_scores) {
+            self.held = deltas;
+            return Poll::Pending;
+        }
         if !deltas.is_empty() {
             return Poll::Ready(Some(Ok(deltas)));
         }
@@ -159,6 +211,12 @@ impl Answer {
             return Poll::Ready(None);
         }
         Poll::Pending
+    }
+
+    /// The log probabilities of the prompts' tokens from the second on, by prompt; all there once anything is, where
+    /// they are asked for.
+    pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
+        self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()
     }
 
     /// The tokens used so far.
@@ -183,12 +241,21 @@ impl PromptAnswer {
                     let PromptTokensDetails { cached_tokens: cached } = &mut usage.prompt_tokens_details;
                     *cached += u64::from(cached_tokens);
                 }
+                Some(Event::Scored { mut tokens }) => {
+                    tokens.iter_mut().for_each(|scored| choice::floor(&mut scored.logprobs));
+                    self.scores = Some(tokens.into());
+                    self.awaits_scores = false;
+                }
+                Some(Event::Token { .. }) if self.discards => {}
                 Some(Event::Token { index, token, logprobs }) => {
                     let choice = &mut self.choices[index as usize];
                     usage.completion_tokens += 1;
                     let now = Instant::now();
                     record.token(now, choice.last_token.replace(now));
-                    choice.push(self.first + index, (token, logprobs), deltas);
+                    let thought = choice.push(self.first + index, (token, logprobs), deltas);
+                    if let Some(details) = &mut usage.completion_tokens_details {
+                        details.reasoning_tokens += thought;
+                    }
                     if choice.has_ended() {
                         // By a stop string, of which the engine knows nothing.
                         stream.abort(index);

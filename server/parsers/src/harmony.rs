@@ -86,6 +86,10 @@ impl Harmony {
         }
     }
 
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning)
+    }
+
     /// Takes the next character.
     pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
         out.worked(1);

@@ -85,6 +85,10 @@ impl Marked {
         }
     }
 
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.mode, Mode::Reasoning { .. })
+    }
+
     /// Takes the next character.
     pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
         self.again.push(letter);

@@ -60,6 +60,14 @@ impl Parser {
         self.out.take()
     }
 
+    /// Whether what comes next is reasoning, unless a marker ends it.
+    pub fn is_reasoning(&self) -> bool {
+        match &self.machine {
+            Machine::Marked(marked) => marked.is_reasoning(),
+            Machine::Harmony(harmony) => harmony.is_reasoning(),
+        }
+    }
+
     /// How many calls have begun.
     pub fn calls(&self) -> u32 {
         self.out.calls()

@@ -53,3 +53,26 @@ fn values_out_of_range_are_refused() {
         assert!(error.contains(wrong.split('=').next().unwrap()), "{error}");
     }
 }
+
+#[test]
+fn parsers_are_chosen_by_name_and_the_help_names_them_all() {
+    use clap::CommandFactory as _;
+    let args = parse(&["--backend=sim"]).unwrap();
+    assert_eq!((args.tool_parser, args.reasoning_parser), (Choice::Auto, Choice::Auto));
+    let args = parse(&["--backend=sim", "--tool-parser=hermes3", "--reasoning-parser=none"]).unwrap();
+    assert_eq!(args.tool_parser.given(), Some(ToolFormat::Hermes3));
+    assert_eq!(args.reasoning_parser.given(), Some(ReasoningFormat::None));
+    let error = parse(&["--tool-parser=hermes"]).unwrap_err().to_string();
+    assert!(error.contains("unknown parser \"hermes\": one of none, hermes3"), "{error}");
+    let command = Args::command();
+    let help = |flag: &str| {
+        let argument = command.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();
+        argument.get_long_help().unwrap().to_string()
+    };
+    for format in ToolFormat::ALL {
+        assert!(help("tool-parser").contains(format.name()), "{}", format.name());
+    }
+    for format in ReasoningFormat::ALL {
+        assert!(help("reasoning-parser").contains(format.name()), "{}", format.name());
+    }
+}

@@ -16,7 +16,7 @@ pub(crate) struct Conversation {
     /// The tools of the request, whether or not they may be called.
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
-    /// Whether several calls may go out in one answer; `None` if the request does not say.
+    /// Whether several calls may go out in one answer; they may if the request does not say.
     pub(crate) parallel: Option<bool>,
     pub(crate) reasoning: Reasoning,
     /// The documents to answer from, for the template.

@@ -1,163 +1,144 @@
-//! Prompts to tokens: conversations by way of the chat template.
+//! A conversation to a prompt, by way of the chat template: what the template is told, and in which form. Whether
+//! the template knows tools is known of the model ([`Abilities`]); where it does not, they are told in words.
 
-use serde_json::{Map, Value};
+mod messages;
+mod words;
+
+use serde_json::{Map, Value, json};
 use server_engine::TokenId;
-use server_openai::{ChatRequest, Content, ContentPart, Message, Prompt};
-use server_text::{RenderError, RenderInput};
+use server_parsers::ReasoningFormat;
+use server_text::{Abilities, ChatTemplate, RenderError, RenderInput, ToolsPlace};
 
+use super::conversation::{Conversation, Effort};
 use crate::error::Error;
-use crate::limits::CHOICES_MAX;
 use crate::model::Model;
 
-/// Who may speak. `developer` is what OpenAI calls `system` lately; templates know only the latter.
-const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+/// Variables of a template that are parameters of their own, or the model's.
+const RESERVED: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
-/// The tokens of a conversation.
-pub(super) fn render(request: &ChatRequest, model: &Model) -> Result<Vec<TokenId>, Error> {
-    let messages = request.messages.as_deref().ok_or_else(|| Error::invalid("messages", "is missing"))?;
-    if messages.is_empty() {
-        return Err(Error::invalid("messages", "is empty"));
+/// Bytes of a prompt's end that are looked at for what the template has opened.
+const END_BYTES: usize = 256;
+
+/// A prompt.
+pub(super) struct Rendered {
+    pub(super) tokens: Vec<TokenId>,
+    /// The end of its text.
+    pub(super) end: String,
+}
+
+/// The prompt of a conversation.
+pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rendered, Error> {
+    let param = conversation.param;
+    if conversation.messages.is_empty() {
+        return Err(Error::coded("empty_array", param, "is empty"));
     }
-    let template = model
-        .text
-        .chat_template
-        .as_ref()
-        .ok_or_else(|| Error::invalid("messages", "this model has no chat template; use /completions"))?;
-    let messages = messages.iter().enumerate().map(message).collect::<Result<Vec<_>, Error>>()?;
-    let tools = tools(request)?;
-    let documents: Option<Vec<Value>> = request.documents.as_ref().map(|documents| objects(documents));
-    for reserved in ["messages", "tools", "documents", "add_generation_prompt"] {
-        if request.chat_template_kwargs.as_ref().is_some_and(|extra| extra.contains_key(reserved)) {
-            let problem = "is a parameter of its own";
+    let template =
+        model.text.chat_template.as_ref().ok_or_else(|| {
+            Error::invalid(param, "this model has no chat template; use /completions")
+        })?;
+    for reserved in RESERVED {
+        if conversation.variables.contains_key(reserved) {
+            let problem = "is a parameter of its own, or the model's";
             return Err(Error::invalid(format!("chat_template_kwargs.{reserved}"), problem));
         }
     }
-    let input = RenderInput {
-        messages: &messages,
-        tools: tools.as_deref(),
-        documents: documents.as_deref(),
-        add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
-        extra: request.chat_template_kwargs.as_ref(),
-        name: None,
-        now: None,
-    };
-    let text = template.render(&input).map_err(|error| match error {
-        RenderError::Refused(reason) => {
-            Error::invalid("messages", format!("the chat template refuses the conversation: {reason}"))
+    let text = text(conversation, template, model).map_err(|error| match error {
+        Failed::Conversation(error) => error,
+        Failed::Render(RenderError::Refused(reason)) => {
+            Error::invalid(param, format!("the chat template refuses the conversation: {reason}"))
         }
-        error @ (RenderError::NoTemplate { .. } | RenderError::TooLong) => Error::invalid("messages", error),
-        RenderError::Render(source) => {
-            Error::invalid("messages", format!("failed to render the chat template: {source}"))
+        Failed::Render(error @ (RenderError::NoTemplate { .. } | RenderError::TooLong)) => {
+            Error::invalid(param, error)
+        }
+        Failed::Render(RenderError::Render(source)) => {
+            Error::invalid(param, format!("failed to render the chat template: {source}"))
         }
     })?;
-    encode(&text, false, "messages", model)
+    let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
+    let end = text[start.unwrap_or(text.len())..].to_owned();
+    Ok(Rendered { tokens: encode(&text, false, param, model)?, end })
 }
 
-/// A message as templates want it.
-fn message((index, message): (usize, &Message)) -> Result<Value, Error> {
-    let at = |field: &str| format!("messages[{index}].{field}");
-    if !ROLES.contains(&message.role.as_str()) {
-        let problem = format!("{:?} is none of {}", message.role, ROLES.join(", "));
-        return Err(Error::invalid(at("role"), problem));
-    }
-    if message.content.is_none() && message.role != "assistant" {
-        return Err(Error::invalid(at("content"), "is missing"));
-    }
-    let mut message = message.clone();
-    if message.role == "developer" {
-        "system".clone_into(&mut message.role);
-    }
-    // Templates add texts up: they want a string even where there is none.
-    message.content = Some(Content::Text(match message.content.take() {
-        None => String::new(),
-        Some(Content::Text(text)) => text,
-        Some(Content::Parts(parts)) => join(&parts, &at("content"))?,
-    }));
-    match &mut message.tool_calls {
-        Some(calls) if calls.is_empty() => message.tool_calls = None,
-        Some(calls) => calls.iter_mut().for_each(parse_arguments),
-        None => {}
-    }
-    serde_json::to_value(message).map_err(|error| Error::Internal(error.to_string()))
+/// Why there is no text.
+enum Failed {
+    Conversation(Error),
+    Render(RenderError),
 }
 
-/// The text of a message in parts, a line for each.
-fn join(parts: &[ContentPart], at: &str) -> Result<String, Error> {
-    let mut texts = Vec::with_capacity(parts.len());
-    for (index, part) in parts.iter().enumerate() {
-        match (part.r#type.as_str(), &part.text) {
-            ("text" | "input_text" | "output_text", Some(text)) => texts.push(text.as_str()),
-            ("text" | "input_text" | "output_text", None) => {
-                return Err(Error::invalid(format!("{at}[{index}].text"), "is missing"));
-            }
-            (kind, _) => {
-                let problem = format!("a part of type {kind:?} is given, but this model takes only text");
-                return Err(Error::invalid(format!("{at}[{index}].type"), problem));
-            }
-        }
-    }
-    Ok(texts.join("\n"))
-}
-
-/// Clients send the arguments of a call as JSON in a string, templates want the object.
-fn parse_arguments(call: &mut Map<String, Value>) {
-    let Some(Value::Object(function)) = call.get_mut("function") else { return };
-    let Some(Value::String(arguments)) = function.get("arguments") else { return };
-    // What is no object is the model's own writing, and stays as it was.
-    if let Ok(object @ Value::Object(_)) = serde_json::from_str(arguments) {
-        function.insert("arguments".to_owned(), object);
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Conversation(error)
     }
 }
 
-/// The tools for the template.
-fn tools(request: &ChatRequest) -> Result<Option<Vec<Value>>, Error> {
-    let tools = request.tools.as_ref().filter(|tools| !tools.is_empty());
-    match &request.tool_choice {
-        Some(Value::String(choice)) if choice == "none" => return Ok(None),
-        None => {}
-        Some(Value::String(choice)) if choice == "auto" => {}
-        Some(_) => return Err(Error::invalid("tool_choice", "only \"none\" and \"auto\" are supported")),
-    }
-    Ok(tools.map(|tools| objects(tools)))
-}
-
-fn objects(objects: &[Map<String, Value>]) -> Vec<Value> {
-    objects.iter().cloned().map(Value::Object).collect()
-}
-
-/// The tokens of plain prompts, and the texts to echo.
-pub(super) fn tokenise(
-    prompt: Prompt,
-    echo: bool,
-    model: &Model,
-) -> Result<(Vec<Vec<TokenId>>, Vec<String>), Error> {
-    let count = match &prompt {
-        Prompt::Texts(texts) => texts.len(),
-        Prompt::Tokens(prompts) => prompts.len(),
+fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> Result<String, Failed> {
+    let Abilities { tools: place, .. } = model.abilities;
+    let mut messages = messages::for_template(conversation, model)?;
+    let variables = variables(conversation, model);
+    let render = |messages: &[Value], tools: Option<&[Value]>| {
+        let input = RenderInput {
+            messages,
+            tools,
+            documents: conversation.documents.as_deref(),
+            add_generation_prompt: conversation.add_generation_prompt,
+            extra: Some(&variables),
+            name: None,
+            now: None,
+        };
+        template.render(&input).map_err(Failed::Render)
     };
-    if count == 0 {
-        return Err(Error::invalid("prompt", "is empty"));
+    if !conversation.may_call() {
+        return render(&messages, None);
     }
-    if count > CHOICES_MAX as usize {
-        return Err(Error::invalid("prompt", format!("has more than {CHOICES_MAX} prompts")));
-    }
-    match prompt {
-        Prompt::Texts(texts) => {
-            let tokens =
-                texts.iter().map(|text| encode(text, true, "prompt", model)).collect::<Result<_, _>>()?;
-            let echoes = texts.into_iter().map(|text| if echo { text } else { String::new() }).collect();
-            Ok((tokens, echoes))
+    let tools: Vec<Value> = conversation.tools.iter().map(super::tools::Tool::shown).collect();
+    match place {
+        ToolsPlace::Variable => render(&messages, Some(&tools)),
+        ToolsPlace::SystemMessage => {
+            words::system(&mut messages)["tools"] = json!(Value::Array(tools).to_string());
+            render(&messages, None)
         }
-        Prompt::Tokens(prompts) => {
-            let text = |tokens: &Vec<TokenId>| model.text.tokenizer.decode(tokens, false);
-            let echoes =
-                prompts.iter().map(|tokens| if echo { text(tokens) } else { String::new() }).collect();
-            Ok((prompts, echoes))
+        ToolsPlace::Nowhere => {
+            let told = words::tools(&tools);
+            let mut with_system = messages.clone();
+            words::add(words::system(&mut with_system), &told);
+            match render(&with_system, None) {
+                // Some templates know no system.
+                Err(Failed::Render(RenderError::Refused(_))) => {
+                    if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
+                        words::add_before(user, &told);
+                    }
+                    render(&messages, None)
+                }
+                rendered => rendered,
+            }
         }
     }
 }
 
-fn encode(text: &str, plain: bool, param: &'static str, model: &Model) -> Result<Vec<TokenId>, Error> {
+/// The variables that parameters set, and over them those that the request names itself.
+fn variables(conversation: &Conversation, model: &Model) -> Map<String, Value> {
+    let mut variables = Map::new();
+    if let Some(effort) = conversation.reasoning.effort {
+        let has_three = model.formats.reasoning == ReasoningFormat::Gptoss;
+        let name = if has_three { effort.of_three() } else { effort.name() };
+        variables.insert("reasoning_effort".to_owned(), json!(name));
+        // What Qwen's and what DeepSeek's and Granite's templates ask for.
+        for name in ["enable_thinking", "thinking"] {
+            variables.insert(name.to_owned(), json!(effort != Effort::None));
+        }
+    }
+    variables.extend(conversation.variables.clone());
+    variables
+}
+
+/// The tokens of a text; `plain` ones get what the model wants around every text.
+pub(super) fn encode(
+    text: &str,
+    plain: bool,
+    param: &'static str,
+    model: &Model,
+) -> Result<Vec<TokenId>, Error> {
     // Even where a beginning token is added, nothing is no prompt.
     if text.is_empty() {
         return Err(Error::invalid(param, "is empty"));

@@ -1,4 +1,4 @@
-//! One choice: its tokens become text, up to the stop string.
+//! One choice: its tokens become text, up to the stop string. Text that has to be read is `parsed`'s.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,6 +7,7 @@ use server_engine::{FinishReason as EngineReason, TokenId, TokenLogprobs};
 use server_openai::FinishReason;
 use server_text::{DetokenizeOptions, Detokenizer, Filtered, StopFilter, Tokenizer};
 
+use super::parsed::{Parsed, put};
 use super::{Delta, TokenText};
 use crate::prepare::TextRule;
 
@@ -16,8 +17,9 @@ const LOGPROB_MIN: f32 = -9999.0;
 #[derive(Debug)]
 pub(super) struct Choice {
     /// None once the choice has ended.
-    text: Option<(Detokenizer, StopFilter)>,
+    text: Option<(Detokenizer, Reader)>,
     include_stop: bool,
+    detokenize: bool,
     /// Sorted.
     stop_tokens: Vec<TokenId>,
     /// Tokens whose text is not certain yet, with where it begins in bytes.
@@ -31,14 +33,32 @@ pub(super) struct Choice {
     pub(super) last_token: Option<Instant>,
 }
 
+/// What becomes of the text.
+#[derive(Debug)]
+enum Reader {
+    /// It is the answer, up to the stop string.
+    Plain(StopFilter),
+    /// It is read.
+    Parsed(Box<Parsed>),
+}
+
 impl Choice {
     pub(super) fn new(tokenizer: &Arc<Tokenizer>, rule: &TextRule) -> Self {
         let options =
             DetokenizeOptions { skip_special: rule.skip_special, continues_text: rule.continues_text };
         let detokenizer = Detokenizer::new(Arc::clone(tokenizer), options);
+        let stops = StopFilter::new(&rule.stops, rule.include_stop);
+        let text = match &rule.reading {
+            None => (detokenizer, Reader::Plain(stops)),
+            Some(reading) => {
+                let parsed = Box::new(Parsed::new(reading, stops));
+                (detokenizer.keeping(Arc::clone(&reading.kept)), Reader::Parsed(parsed))
+            }
+        };
         Self {
-            text: Some((detokenizer, StopFilter::new(&rule.stops, rule.include_stop))),
+            text: Some(text),
             include_stop: rule.include_stop,
+            detokenize: rule.detokenize,
             stop_tokens: rule.stop_tokens.clone(),
             held: Vec::new(),
             bytes: 0,
@@ -52,42 +72,58 @@ impl Choice {
         self.text.is_none()
     }
 
-    /// Takes the next token.
+    /// Takes the next token. Returns how many tokens of reasoning it is, none or one.
     pub(super) fn push(
         &mut self,
         choice: u32,
         (token, logprobs): (TokenId, Option<Box<TokenLogprobs>>),
         deltas: &mut Vec<Delta>,
-    ) {
+    ) -> u64 {
+        let Some((detokenizer, reader)) = &mut self.text else { return 0 };
         // A stop token always ends the sequence (before `tokens_min` none is sampled), and is no text.
-        if !self.include_stop && self.stop_tokens.binary_search(&token).is_ok() {
-            return;
-        }
-        let Some((detokenizer, filter)) = &mut self.text else { return };
-        if let Some(logprobs) = logprobs {
-            let TokenLogprobs { chosen, mut top } = *logprobs;
-            for top in &mut top {
-                top.logprob = top.logprob.max(LOGPROB_MIN);
+        let ends = !self.include_stop && self.stop_tokens.binary_search(&token).is_ok();
+        match reader {
+            Reader::Parsed(parsed) if ends && !parsed.reads(token) => return 0,
+            Reader::Parsed(parsed) => {
+                let before = parsed.reasoning_tokens;
+                let token_text = logprobs.filter(|_| !ends).map(|logprobs| told(token, *logprobs, self.characters));
+                let text = detokenizer.push(token);
+                self.characters += text.chars().count();
+                let ended = parsed.push(choice, (&text, token_text), deltas);
+                let thought = parsed.reasoning_tokens - before;
+                if let Some(reason) = ended {
+                    self.text = None;
+                    deltas.push(Delta::End { choice, reason });
+                }
+                return thought;
             }
-            let logprob = chosen.logprob.max(LOGPROB_MIN);
-            let text = TokenText { token, start: self.characters, logprob, top };
-            self.held.push((self.bytes, text));
+            Reader::Plain(_) if ends => return 0,
+            Reader::Plain(_) => {}
         }
-        let text = detokenizer.push(token);
+        if let Some(logprobs) = logprobs {
+            self.held.push((self.bytes, told(token, *logprobs, self.characters)));
+        }
+        let text = if self.detokenize { detokenizer.push(token) } else { String::new() };
+        self.push_plain(choice, &text, deltas);
+        0
+    }
+
+    fn push_plain(&mut self, choice: u32, text: &str, deltas: &mut Vec<Delta>) {
+        let Some((_, Reader::Plain(filter))) = &mut self.text else { return };
         self.bytes += text.len();
         self.characters += text.chars().count();
-        match filter.push(&text) {
+        match filter.push(text) {
             Filtered::Text(text) => {
                 self.bytes_out += text.len();
                 // A token goes out with the last of its text.
                 let certain = if self.bytes_out == self.bytes { usize::MAX } else { self.bytes_out };
                 let tokens = self.release(certain);
-                put(choice, text, tokens, deltas);
+                put(Delta::Text { choice, text, tokens }, deltas);
             }
             // A token without text of its own does not wait for any, unless text before it does.
             Filtered::Held if self.bytes_out == self.bytes && !self.held.is_empty() => {
                 let tokens = self.release(usize::MAX);
-                put(choice, String::new(), tokens, deltas);
+                put(Delta::Text { choice, text: String::new(), tokens }, deltas);
             }
             Filtered::Held => {}
             Filtered::Stopped { text, .. } => {
@@ -95,7 +131,7 @@ impl Choice {
                 self.bytes_out += text.len();
                 let tokens = self.release(self.bytes_out);
                 self.held.clear();
-                put(choice, text, tokens, deltas);
+                put(Delta::Text { choice, text, tokens }, deltas);
                 deltas.push(Delta::End { choice, reason: FinishReason::Stop });
             }
         }
@@ -103,15 +139,23 @@ impl Choice {
 
     /// The sequence ended by itself.
     pub(super) fn finish(&mut self, choice: u32, reason: EngineReason, deltas: &mut Vec<Delta>) {
-        let Some((detokenizer, mut filter)) = self.text.take() else { return };
+        let Some((detokenizer, reader)) = self.text.take() else { return };
         let rest = detokenizer.finish();
+        let mut filter = match reader {
+            Reader::Plain(filter) => filter,
+            Reader::Parsed(mut parsed) => {
+                let reason = parsed.finish(choice, (&rest, reason), deltas);
+                deltas.push(Delta::End { choice, reason });
+                return;
+            }
+        };
         let (text, reason) = match filter.push(&rest) {
             Filtered::Stopped { text, .. } => (text, FinishReason::Stop),
             Filtered::Text(text) => (text + &filter.finish(), wire(reason)),
             Filtered::Held => (filter.finish(), wire(reason)),
         };
         let tokens = self.release(usize::MAX);
-        put(choice, text, tokens, deltas);
+        put(Delta::Text { choice, text, tokens }, deltas);
         deltas.push(Delta::End { choice, reason });
     }
 
@@ -129,16 +173,16 @@ fn wire(reason: EngineReason) -> FinishReason {
     }
 }
 
-/// Adds to the last delta if it is of the same choice, so that what has gathered is one.
-fn put(choice: u32, text: String, tokens: Vec<TokenText>, deltas: &mut Vec<Delta>) {
-    if text.is_empty() && tokens.is_empty() {
-        return;
-    }
-    match deltas.last_mut() {
-        Some(Delta::Text { choice: last, text: before, tokens: tokens_before }) if *last == choice => {
-            before.push_str(&text);
-            tokens_before.extend(tokens);
-        }
-        _ => deltas.push(Delta::Text { choice, text, tokens }),
+/// A token with its probabilities, whose text begins at the character `start`.
+fn told(token: TokenId, mut logprobs: TokenLogprobs, start: usize) -> TokenText {
+    floor(&mut logprobs);
+    let TokenLogprobs { chosen, top } = logprobs;
+    TokenText { token, start, logprob: chosen.logprob, top }
+}
+
+/// No log probability is less than can be told.
+pub(super) fn floor(logprobs: &mut TokenLogprobs) {
+    for told in logprobs.top.iter_mut().chain([&mut logprobs.chosen]) {
+        told.logprob = told.logprob.max(LOGPROB_MIN);
     }
 }

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::{Router, response::Response};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use server::{App, Limits, Metrics, Model, Serving, built_in_text, router};
+use server::{App, Limits, Metrics, Model, Serving, built_in_text, built_in_text_with, router};
 use server_engine::{
     CacheLayout, Clock, Engine, EngineConfig, Logits, ModelRunner, RunError, TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
@@ -35,6 +35,8 @@ pub(crate) struct Setup {
     pub(crate) limits: Limits,
     pub(crate) waiting_max: u32,
     pub(crate) sequence_tokens_max: u32,
+    /// The built-in one if `None`.
+    pub(crate) model: Option<Model>,
 }
 
 impl Setup {
@@ -49,7 +51,26 @@ impl Setup {
             },
             waiting_max: 256,
             sequence_tokens_max: 512,
+            model: None,
         }
+    }
+
+    /// A model with this chat template and these special tokens, after the built-in three, that says `answers` in its
+    /// turns.
+    pub(crate) fn scripted(template: &str, special_tokens: &[&str], answers: &[&str]) -> Self {
+        let text = built_in_text_with(template, special_tokens).unwrap();
+        let config = SimConfig {
+            block_tokens: BLOCK_TOKENS,
+            blocks_total: 1024,
+            vocabulary: text.vocabulary_size,
+            costs: SimCosts::default(),
+            faults: Vec::new(),
+        };
+        let answers: Vec<String> = answers.iter().map(|answer| (*answer).to_owned()).collect();
+        let script = server::script(&answers, &text).unwrap();
+        let runner = SimRunner::new(config, Clock::simulated()).scripted(script);
+        let model = Model::new(names(), text, "test");
+        Self { sequence_tokens_max: 8192, model: Some(model), ..Self::new(runner) }
     }
 
     pub(crate) fn start(self) -> Server {
@@ -65,15 +86,19 @@ impl Setup {
         };
         let engine = Engine::start(config, self.runner, metrics.observer()).unwrap();
         let app = App::new(self.limits, metrics);
-        let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
+        let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
         app.serve(Serving {
-            model: Model::new(names, built_in_text().unwrap(), "test"),
+            model: self.model.unwrap_or_else(built_in),
             engine: engine.handle(),
             sequences_max: 32,
             block_tokens: BLOCK_TOKENS,
         });
         Server { router: router(app.clone()), app, engine }
     }
+}
+
+fn names() -> Vec<String> {
+    vec!["parrot".to_owned(), "group/parrot".to_owned()]
 }
 
 impl Server {

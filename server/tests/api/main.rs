@@ -9,5 +9,7 @@ mod health;
 mod limits;
 mod load;
 mod metrics;
+mod reasoning;
 mod refusals;
 mod routes;
+mod tools;
