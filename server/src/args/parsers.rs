@@ -4,14 +4,14 @@ use std::str::FromStr;
 
 /// A format of calls or of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice<T> {
+pub enum ParserChoice<T> {
     /// As the chat template tells.
     Auto,
     /// This one.
     Format(T),
 }
 
-impl<T> Choice<T> {
+impl<T> ParserChoice<T> {
     /// The format, if it is given.
     pub fn given(self) -> Option<T> {
         match self {
@@ -21,6 +21,6 @@ impl<T> Choice<T> {
     }
 }
 
-pub(super) fn choice<T: FromStr>(name: &str) -> Result<Choice<T>, T::Err> {
-    if name == "auto" { Ok(Choice::Auto) } else { name.parse().map(Choice::Format) }
+pub(super) fn choice<T: FromStr>(name: &str) -> Result<ParserChoice<T>, T::Err> {
+    if name == "auto" { Ok(ParserChoice::Auto) } else { name.parse().map(ParserChoice::Format) }
 }

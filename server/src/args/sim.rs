@@ -72,7 +72,7 @@ pub struct SimArgs {
 
     /// What the simulated model says in the first, the second and so on of its turns in a conversation; after the last
     /// the last one again. Repeatable. Special tokens may be written out. Default: gibberish.
-    #[arg(long = "sim-answer", env = "OVFLEET_SIM_ANSWER", value_name = "TEXT", value_delimiter = None)]
+    #[arg(long = "sim-answer", env = "OVFLEET_SIM_ANSWER", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
     /// Tokens of the longest sequence, if the model does not say.

@@ -58,7 +58,7 @@ fn values_out_of_range_are_refused() {
 fn parsers_are_chosen_by_name_and_the_help_names_them_all() {
     use clap::CommandFactory as _;
     let args = parse(&["--backend=sim"]).unwrap();
-    assert_eq!((args.tool_parser, args.reasoning_parser), (Choice::Auto, Choice::Auto));
+    assert_eq!((args.tool_parser, args.reasoning_parser), (ParserChoice::Auto, ParserChoice::Auto));
     let args = parse(&["--backend=sim", "--tool-parser=hermes3", "--reasoning-parser=none"]).unwrap();
     assert_eq!(args.tool_parser.given(), Some(ToolFormat::Hermes3));
     assert_eq!(args.reasoning_parser.given(), Some(ReasoningFormat::None));

@@ -145,3 +145,6 @@ pub(super) fn encode(
     }
     model.text.tokenizer.encode(text, plain, true).map_err(|error| Error::invalid(param, error))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+use expect_test::{Expect, expect};
+use serde_json::json;
+use server_openai::ChatRequest;
+
+use super::*;
+use crate::backend::built_in_text_with;
+
+/// Templates of the families, as the tests of `server-text` have them.
+fn golden(name: &str) -> String {
+    let golden: Value = serde_json::from_str(include_str!("../../../text/tests/golden/templates.json")).unwrap();
+    golden["templates"][name].as_str().unwrap().to_owned()
+}
+
+fn prompt(template: &str, mut request: Value) -> Result<String, Error> {
+    request["model"] = json!("m");
+    let model = Model::new(vec!["m".to_owned()], built_in_text_with(template, &[]).unwrap(), "test");
+    let request = ChatRequest::read(&request).unwrap();
+    let rendered = render(&Conversation::of_chat(request)?, &model)?;
+    let text = model.text.tokenizer.decode(&rendered.tokens, false);
+    assert!(text.ends_with(&rendered.end));
+    Ok(text)
+}
+
+fn check(template: &str, request: Value, expect: Expect) {
+    expect.assert_eq(&prompt(template, request).unwrap());
+}
+
+fn tools() -> Value {
+    json!([
+        {"type": "function", "function": {
+            "name": "f", "description": "d", "strict": true,
+            "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}},
+        }},
+        {"type": "function", "name": "g"},
+    ])
+}
+
+/// Two calls in one message, their results in the other order, and a question.
+fn history() -> Value {
+    let call = |id: &str, name: &str, arguments: Value| {
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    };
+    json!([
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            call("call_one", "f", json!("{\"a\": \"b\"}")), call("call_two", "g", json!("")),
+        ]},
+        {"role": "tool", "tool_call_id": "call_two", "content": [{"type": "text", "text": "two"}]},
+        {"role": "tool", "tool_call_id": "call_one", "content": "one"},
+    ])
+}
+
+#[test]
+fn a_template_that_knows_tools_shows_them_and_calls_and_results() {
+    check(&golden("qwen3"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+}
+
+#[test]
+fn a_template_that_takes_one_call_gets_each_with_its_result() {
+    check(&golden("llama3"), json!({"messages": history()}), expect![[r#""#]]);
+}
+
+#[test]
+fn a_template_that_wants_ids_of_nine_letters_gets_them() {
+    check(&golden("mistral"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+}
+
+#[test]
+fn a_template_that_knows_no_tools_gets_them_in_words() {
+    check(&golden("chatml"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+    // Its system is added to.
+    let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
+    let told = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
+    assert!(told.starts_with("<|im_start|>system\ns\n\n# Tools\n\n"), "{told}");
+}
+
+#[test]
+fn a_template_that_refuses_a_system_has_the_user_tell_of_tools() {
+    let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.content }}]{% endfor %}";
+    let told = prompt(template, json!({"tools": tools(), "messages": [{"role": "user", "content": "q"}]})).unwrap();
+    assert!(told.starts_with("[# Tools\n\n") && told.ends_with("</tool_call>\n\nq]"), "{told}");
+}
+
+#[test]
+fn phi_takes_tools_from_the_systems_message() {
+    check(&golden("phi"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+}
+
+#[test]
+fn tools_that_may_not_be_called_are_not_shown() {
+    let with = |more: Value| {
+        let mut request = json!({"messages": [{"role": "user", "content": "q"}]});
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        prompt(&golden("qwen3"), request).unwrap()
+    };
+    let without = with(json!({}));
+    assert_eq!(with(json!({"tools": tools(), "tool_choice": "none"})), without);
+    assert_eq!(with(json!({"tools": []})), without);
+    let auto = with(json!({"tools": tools()}));
+    assert_ne!(auto, without);
+    for choice in [json!("auto"), json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
+        assert_eq!(with(json!({"tools": tools(), "tool_choice": choice})), auto, "turns share their prefix");
+    }
+}
+
+#[test]
+fn arguments_that_are_no_object_stay_as_the_model_wrote_them() {
+    let call = |arguments: &str| {
+        json!({"messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "t", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]},
+        ]})
+    };
+    for (arguments, shown) in
+        [("{\"b\": 1, \"a\": 2}", "{\"b\": 1, \"a\": 2}"), ("", "{}"), ("{\"a\": ", "{\"a\": "), ("[1]", "[1]")]
+    {
+        let told = prompt(&golden("qwen3"), call(arguments)).unwrap();
+        assert!(told.contains(&format!("t\n<tool_call>\n{{\"name\": \"f\", \"arguments\": {shown}}}\n</tool_call>")), "{told}");
+    }
+}
+
+#[test]
+fn what_the_assistant_thought_is_shown_as_the_template_shows_it() {
+    let messages = |field: &str| {
+        json!({"messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", field: "hm", "tool_calls": [{"id": "a", "function": {"name": "g"}}]},
+            {"role": "tool", "tool_call_id": "a", "content": "r"},
+        ]})
+    };
+    for field in ["reasoning", "reasoning_content"] {
+        let told = prompt(&golden("qwen3"), messages(field)).unwrap();
+        assert!(told.contains("<think>\nhm\n</think>"), "{told}");
+    }
+    let harmony = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>{% if m.thinking %}analysis<|message|>{{ m.thinking }}{% endif %}final<|message|>{{ m.content }}<|end|>{% endfor %}{{ reasoning_effort }}";
+    let mut request = messages("reasoning");
+    request["reasoning_effort"] = json!("xhigh");
+    let told = prompt(harmony, request).unwrap();
+    assert!(told.contains("analysis<|message|>hm") && told.ends_with("high"), "{told}");
+    assert!(!told.ends_with("xhigh"), "gpt-oss knows three: {told}");
+}
+
+#[test]
+fn variables_that_are_parameters_of_their_own_are_refused() {
+    for name in RESERVED {
+        let request = json!({"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": {name: 1}});
+        let error = prompt(&golden("chatml"), request).unwrap_err();
+        assert!(error.to_string().contains(&format!("chat_template_kwargs.{name}")), "{error}");
+    }
+}
