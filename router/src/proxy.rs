@@ -36,6 +36,7 @@ mod body;
 mod failure;
 pub mod fields;
 mod headers;
+mod kept;
 mod record;
 mod relay;
 mod retry;
@@ -69,6 +70,7 @@ pub(crate) enum Endpoint {
     Chat,
     Completions,
     Responses,
+    Conversations,
     Models,
     Other,
 }
@@ -76,12 +78,19 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     /// By the path; `None` if that is not of the API.
     fn of(path: &str) -> Option<Self> {
+        // vLLM has these two without a prefix.
+        if matches!(path, "/tokenize" | "/detokenize") {
+            return Some(Self::Other);
+        }
         let rest = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v1/"))?;
         Some(match rest {
             "chat/completions" => Self::Chat,
             "completions" => Self::Completions,
             "responses" => Self::Responses,
+            "conversations" => Self::Conversations,
             "models" => Self::Models,
+            rest if rest.starts_with("responses/") => Self::Responses,
+            rest if rest.starts_with("conversations/") => Self::Conversations,
             rest if rest.starts_with("models/") => Self::Models,
             _ => Self::Other,
         })
@@ -93,6 +102,7 @@ impl Endpoint {
             Self::Chat => "chat_completions",
             Self::Completions => "completions",
             Self::Responses => "responses",
+            Self::Conversations => "conversations",
             Self::Models => "models",
             Self::Other => "other",
         }
@@ -147,8 +157,15 @@ async fn forward(
     let waiter = waiter(&parts)?;
     let body = read(app, body).await?;
     let fields = routing_fields(endpoint, &parts, &body)?;
-    let fleet = fleet(app, &fields).await?;
-    let wanted = wanted(app, &fleet, &parts, &fields);
+    let kept = match kept::named(parts.uri.path(), &fields) {
+        Some(named) => Some(kept::find(app, named, fields.model.as_deref()).await?),
+        None => None,
+    };
+    let (fleet, only) = match kept {
+        Some((fleet, replica)) => (fleet, Some(replica)),
+        None => (fleet(app, &fields).await?, None),
+    };
+    let wanted = Wanted { only, ..wanted(app, &fleet, &parts, &fields) };
     if let Some(client) = &client {
         take(app, client, &wanted.demand, record)?;
     }
@@ -264,7 +281,7 @@ fn wanted(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> Wante
     } else {
         Chain::default()
     };
-    Wanted { demand, chain: Arc::new(chain), tried: Vec::new() }
+    Wanted { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
 /// Takes the request from what its client may use.

@@ -1,13 +1,22 @@
 //! The command line, which is also where the environment is read. The comments on the fields are the help
 //! text and the reference in the documentation.
 
+mod parsers;
+mod sim;
+mod store;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
+use server_parsers::{ReasoningFormat, ToolFormat};
+
+pub use parsers::ParserChoice;
+pub use sim::SimArgs;
+pub use store::StoreArgs;
 
 use crate::drain::DrainArgs;
 use crate::fetch::FetchArgs;
@@ -35,6 +44,32 @@ pub struct Args {
     /// Default: the file's or directory's name.
     #[arg(long = "model-name", env = "OVFLEET_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     pub model_names: Vec<String>,
+
+    /// How the model writes calls of tools: auto, none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder,
+    /// lfm2, gemma4, minicpm5, deepseek or granite.
+    ///
+    /// auto tells it by the chat template; a model whose template tells nothing is asked to write hermes3. With none
+    /// calls are text.
+    #[arg(
+        long,
+        env = "OVFLEET_TOOL_PARSER",
+        value_name = "NAME",
+        default_value = "auto",
+        value_parser = parsers::choice::<ToolFormat>
+    )]
+    pub tool_parser: ParserChoice<ToolFormat>,
+
+    /// How the model writes its reasoning: auto, none, qwen3, deepseek, gptoss, gemma4, minicpm5 or granite.
+    ///
+    /// auto tells it by the chat template. With none reasoning is text.
+    #[arg(
+        long,
+        env = "OVFLEET_REASONING_PARSER",
+        value_name = "NAME",
+        default_value = "auto",
+        value_parser = parsers::choice::<ReasoningFormat>
+    )]
+    pub reasoning_parser: ParserChoice<ReasoningFormat>,
 
     /// The address to listen on. 0.0.0.0 makes the server reachable from other machines.
     #[arg(long, env = "OVFLEET_HOST", default_value = "127.0.0.1", help_heading = "Network")]
@@ -207,6 +242,12 @@ pub struct Args {
     )]
     pub drain_timeout: Duration,
 
+    /// Tell errors as OVMS does, `{"error": "what is wrong"}`, to clients that read a string there.
+    ///
+    /// Statuses stay as they are, and so does the event of an error within a stream.
+    #[arg(long, env = "OVFLEET_OVMS_COMPAT", help_heading = "Network")]
+    pub ovms_compat: bool,
+
     /// What is logged: error, warn, info, debug, trace, or per part, e.g. info,server=debug. One line for
     /// each request at debug. Prompts and answers are never logged.
     #[arg(long, env = "OVFLEET_LOG", value_name = "FILTER", default_value = "info", help_heading = "Logs")]
@@ -215,6 +256,10 @@ pub struct Args {
     /// How logs are written, to standard error.
     #[arg(long, env = "OVFLEET_LOG_FORMAT", value_enum, default_value = "text", help_heading = "Logs")]
     pub log_format: LogFormat,
+
+    /// What is kept of responses.
+    #[command(flatten)]
+    pub store: StoreArgs,
 
     /// What the simulator simulates.
     #[command(flatten)]
@@ -238,81 +283,6 @@ pub enum Command {
     Fetch(Box<FetchArgs>),
     /// Tell a running server that no more requests will be sent, and wait until it has finished those it has.
     Drain(DrainArgs),
-}
-
-/// What the simulator simulates.
-#[derive(Clone, Debug, ClapArgs)]
-#[command(next_help_heading = "Simulator")]
-pub struct SimArgs {
-    /// Time of a step, whatever it computes.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_STEP_TIME",
-        value_name = "TIME",
-        default_value = "5ms",
-        value_parser = duration
-    )]
-    pub sim_step_time: Duration,
-
-    /// Time of each prompt token in a step.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_PREFILL_TOKEN_TIME",
-        value_name = "TIME",
-        default_value = "250us",
-        value_parser = duration
-    )]
-    pub sim_prefill_token_time: Duration,
-
-    /// Time of each generating sequence in a step.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_DECODE_ROW_TIME",
-        value_name = "TIME",
-        default_value = "400us",
-        value_parser = duration
-    )]
-    pub sim_decode_row_time: Duration,
-
-    /// Blocks in the KV cache.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_BLOCKS",
-        value_name = "COUNT",
-        default_value_t = 4096,
-        value_parser = clap::value_parser!(u32).range(1..=16_777_216)
-    )]
-    pub sim_blocks: u32,
-
-    /// Tokens that a block holds.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_BLOCK_TOKENS",
-        value_name = "COUNT",
-        default_value_t = 16,
-        value_parser = clap::value_parser!(u32).range(1..=1024)
-    )]
-    pub sim_block_tokens: u32,
-
-    /// The step at which the simulated device fails for good, the first being 1: what a replica does whose engine
-    /// dies. Default: none.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_FATAL_STEP",
-        value_name = "COUNT",
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
-    pub sim_fatal_step: Option<u64>,
-
-    /// Tokens of the longest sequence, if the model does not say.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_MODEL_LEN",
-        value_name = "COUNT",
-        default_value_t = 8192,
-        value_parser = clap::value_parser!(u32).range(2..)
-    )]
-    pub sim_model_len: u32,
 }
 
 /// What computes.

@@ -16,12 +16,15 @@ pub(crate) enum Error {
     Malformed(Malformed),
     /// A value is missing or out of range, or asks for what this server does not do.
     #[error("{message}")]
-    Invalid { param: String, message: String },
+    Invalid { code: &'static str, param: String, message: String },
     /// Prompt and tokens asked for are more than the model takes.
     #[error("{message}")]
     ContextLength { param: &'static str, message: String },
     #[error("the model {0:?} is not served here")]
     UnknownModel(String),
+    /// What a name refers to is not kept here, or no more.
+    #[error("{message}")]
+    NotKept { code: &'static str, param: Option<String>, message: String },
     #[error("there is nothing at {0}")]
     UnknownPath(String),
     #[error("{path} does not take {method}")]
@@ -53,9 +56,23 @@ const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 impl Error {
     /// A value that is not acceptable; the message begins with the parameter's name.
     pub(crate) fn invalid(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        Self::coded("invalid_value", param, problem)
+    }
+
+    /// As [`Self::invalid`], with a code that says more, one of OpenAI's.
+    pub(crate) fn coded(
+        code: &'static str,
+        param: impl Into<String>,
+        problem: impl std::fmt::Display,
+    ) -> Self {
         let param = param.into();
         let message = format!("{param}: {problem}");
-        Self::Invalid { param, message }
+        Self::Invalid { code, param, message }
+    }
+
+    /// A value that has to be there and is not.
+    pub(crate) fn missing(param: impl Into<String>) -> Self {
+        Self::coded("missing_required_parameter", param, "is missing")
     }
 
     /// What the client is told: status, class, code and parameter.
@@ -65,13 +82,17 @@ impl Error {
         const RATE: &str = "rate_limit_error";
         match self {
             Self::Malformed(malformed) => {
-                (StatusCode::BAD_REQUEST, REQUEST, None, malformed.param.as_deref())
+                let param = malformed.param.as_deref();
+                (StatusCode::BAD_REQUEST, REQUEST, param.map(|_| "invalid_type"), param)
             }
-            Self::Invalid { param, .. } => (StatusCode::BAD_REQUEST, REQUEST, None, Some(param)),
+            Self::Invalid { code, param, .. } => (StatusCode::BAD_REQUEST, REQUEST, Some(code), Some(param)),
             Self::ContextLength { param, .. } => {
                 (StatusCode::BAD_REQUEST, REQUEST, Some("context_length_exceeded"), Some(param))
             }
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found"), Some("model")),
+            Self::NotKept { code, param, .. } => {
+                (StatusCode::NOT_FOUND, REQUEST, Some(code), param.as_deref())
+            }
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url"), None),
             Self::Method { .. } => {
                 (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported"), None)
@@ -103,6 +124,7 @@ impl Error {
             Self::Invalid { .. } => "invalid",
             Self::ContextLength { .. } => "too_long",
             Self::UnknownModel(_) => "unknown_model",
+            Self::NotKept { .. } => "not_kept",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
@@ -142,13 +164,13 @@ impl Error {
         match error {
             SubmitError::Rejected(Rejected::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
             SubmitError::Rejected(Rejected::TooManySequences { .. }) => {
-                Self::Invalid { param: "n".to_owned(), message: error.to_string() }
+                Self::coded("integer_above_max_value", "n", error)
             }
             SubmitError::Rejected(Rejected::TooLong { .. }) => {
                 Self::ContextLength { param: "max_tokens", message: error.to_string() }
             }
             SubmitError::UnknownToken { .. } => {
-                Self::Invalid { param: "prompt".to_owned(), message: error.to_string() }
+                Self::invalid("prompt", error)
             }
             SubmitError::Draining => Self::Stopping,
             SubmitError::Stopped => Self::Failed(Failure::Stopped),

@@ -34,6 +34,14 @@ pub(crate) const STOP_BYTES_MAX: usize = 1024;
 pub(crate) const STOP_TOKENS_MAX: usize = 256;
 /// Most tokens with a bias.
 pub(crate) const BIASES_MAX: usize = 1024;
+/// Most words that are not to be generated. Each has the bytes of a stop string at most.
+pub(crate) const BAD_WORDS_MAX: usize = 256;
+/// Most tokens of a list of those that alone may be generated.
+pub(crate) const ALLOWED_TOKENS_MAX: usize = 1 << 18;
+/// Bytes of a name, such as a user's.
+pub(crate) const NAME_BYTES_MAX: usize = 512;
+/// Most texts that are tokenised at once.
+pub(crate) const TEXTS_MAX: usize = 1024;
 /// Most probable tokens reported at a position.
 pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 

@@ -3,14 +3,30 @@
 //!
 //! Pure: it takes no time but computing, and the same request gives the same result.
 
+mod completion;
+mod conversation;
+mod infill;
 mod parameters;
 mod prompt;
+mod reading;
+mod resolved;
+pub(crate) mod responses;
+mod tokens;
+mod tools;
 
-use server_engine::{Request, Sampling, StopRule, TokenId};
-use server_openai::{ChatRequest, CompletionRequest};
+use std::sync::Arc;
+
+use server_engine::{Request, TokenId};
+use server_openai::{ChatRequest, Generation};
+
+pub(crate) use completion::completion;
+pub(crate) use parameters::{Endpoint, Here, Kind, Parameter, Peer, checked};
+pub(crate) use reading::Reading;
+pub(crate) use tokens::{detokenize, tokenize};
+use conversation::Conversation;
+use resolved::{Source, TokensMax};
 
 use crate::error::Error;
-use crate::limits::CHOICES_MAX;
 use crate::model::Model;
 
 /// What requests are prepared for.
@@ -37,9 +53,11 @@ pub(crate) struct Prepared {
 }
 
 /// How tokens become the text of a choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct TextRule {
-    /// Strings that end a choice.
+    /// How the text is read; `None` if all of it is content.
+    pub(crate) reading: Option<Arc<Reading>>,
+    /// Strings that end a choice: within its content, where the text is read.
     pub(crate) stops: Vec<String>,
     /// Whether the string or token that ended a choice is part of its text.
     pub(crate) include_stop: bool,
@@ -49,6 +67,10 @@ pub(crate) struct TextRule {
     pub(crate) continues_text: bool,
     /// The engine's stop tokens.
     pub(crate) stop_tokens: Vec<TokenId>,
+    /// Whether tokens become text at all.
+    pub(crate) detokenize: bool,
+    /// Whether nothing that is generated is wanted: the engine generates a token in any case.
+    pub(crate) discards: bool,
 }
 
 /// How the answer is put.
@@ -57,156 +79,80 @@ pub(crate) struct Reply {
     /// The model's name as the request gave it.
     pub(crate) model: String,
     pub(crate) stream: bool,
-    pub(crate) include_usage: bool,
+    /// When a streamed answer tells the usage.
+    pub(crate) usage: UsageRule,
+    /// How many choices of each prompt are wanted: the best, where more are generated.
+    pub(crate) choices: u32,
     /// `Some(k)`: log probabilities are wanted, of the `k` most probable tokens too.
     pub(crate) logprobs: Option<u32>,
+    /// The same of the prompt's tokens.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// Whether the tokens themselves are wanted.
+    pub(crate) token_ids: bool,
+    /// Whether log probabilities name tokens by their numbers.
+    pub(crate) names_by_id: bool,
+    /// The prompts' tokens, if they or their log probabilities are wanted.
+    pub(crate) prompts: Vec<Vec<TokenId>>,
+}
+
+/// When a streamed answer tells the usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UsageRule {
+    Never,
+    /// In a chunk after all others.
+    Last,
+    /// There, and so far in each chunk.
+    Always,
 }
 
 /// Prepares a request to the chat endpoint.
 ///
 /// # Errors
 /// It cannot be served.
-pub(crate) fn chat(request: &ChatRequest, target: Target<'_>) -> Result<Prepared, Error> {
-    let model = parameters::model(&request.generation, target.model)?;
+pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepared, Error> {
+    let generation = std::mem::take(&mut request.generation);
     let wanted = request.logprobs.unwrap_or(false);
     if request.top_logprobs.is_some() && !wanted {
         return Err(Error::invalid("top_logprobs", "is given, but logprobs is not true"));
     }
     let logprobs = wanted.then(|| request.top_logprobs.unwrap_or(0));
-    let resolved = parameters::resolve(&request.generation, target, ("top_logprobs", logprobs))?;
-    let tokens = prompt::render(request, target.model)?;
-    let (requested, defaults) = (requested_tokens(&request.generation), &target.model.text.defaults);
-    let tokens_max = requested.or(defaults.tokens_max.map(|tokens| ("max_tokens", tokens)));
-    resolved.prepare(model, Source { prompts: vec![tokens], param: "messages" }, tokens_max, target)
+    let tokens_max = requested_tokens(&generation);
+    // Another model's request has errors of another model.
+    parameters::model(&generation, target.model)?;
+    conversation(&generation, Conversation::of_chat(request)?, (logprobs, tokens_max), target)
 }
 
-/// Prepares a request to the completions endpoint.
+/// Prepares a conversation. With it go of how many of the most probable tokens log probabilities are wanted, if they
+/// are, and the tokens that the request asks for.
 ///
 /// # Errors
 /// It cannot be served.
-pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Result<Prepared, Error> {
-    /// As OpenAI has it.
-    const TOKENS_DEFAULT: u32 = 16;
-
-    let model = parameters::model(&request.generation, target.model)?;
-    if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(Error::invalid("suffix", "is not supported"));
+pub(crate) fn conversation(
+    generation: &Generation,
+    conversation: Conversation,
+    (logprobs, tokens_max): (Option<u32>, Option<TokensMax>),
+    target: Target<'_>,
+) -> Result<Prepared, Error> {
+    let model = parameters::model(generation, target.model)?;
+    let mut resolved = parameters::resolve(generation, target, ("top_logprobs", logprobs))?;
+    let defaults = &target.model.text.defaults;
+    let tokens_max = tokens_max.or(defaults.tokens_max.map(|tokens| TokensMax { param: "max_tokens", tokens }));
+    if let Some(TokensMax { param, tokens: 0 }) = tokens_max {
+        return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
-    let mut resolved = parameters::resolve(&request.generation, target, ("logprobs", request.logprobs))?;
-    resolved.text.continues_text = true;
-    let echo = request.echo.unwrap_or(false);
-    if echo && request.logprobs.is_some() {
-        return Err(Error::invalid(
-            "echo",
-            "cannot be combined with logprobs: those of prompts are not computed",
-        ));
+    let rendered = prompt::render(&conversation, target.model)?;
+    // Whoever wants special tokens wants the text as it is; so it is with OVMS.
+    if resolved.text.skip_special && resolved.text.detokenize {
+        let reading = Reading::of(&conversation, rendered.end, target.model, target.seed);
+        resolved.text.reading = reading.map(Arc::new);
     }
-    let prompt = request.prompt.ok_or_else(|| Error::invalid("prompt", "is missing"))?;
-    let (prompts, echoes) = prompt::tokenise(prompt, echo, target.model)?;
-    let tokens_max = requested_tokens(&request.generation)
-        .or(target.model.text.defaults.tokens_max.map(|tokens| ("max_tokens", tokens)))
-        .unwrap_or(("max_tokens", TOKENS_DEFAULT));
-    let source = Source { prompts, param: "prompt" };
-    let prepared = resolved.prepare(model, source, Some(tokens_max), target)?;
-    Ok(Prepared { echoes, ..prepared })
+    let source = Source { prompts: vec![rendered.tokens], param: conversation.param, echoes: Vec::new() };
+    resolved.prepare(model, source, tokens_max, target)
 }
 
 /// What the request asks for, and by which parameter.
-fn requested_tokens(generation: &server_openai::Generation) -> Option<(&'static str, u32)> {
-    let later = generation.max_completion_tokens.map(|tokens| ("max_completion_tokens", tokens));
-    later.or(generation.max_tokens.map(|tokens| ("max_tokens", tokens)))
-}
-
-/// Tokenised prompts and the parameter they come from.
-struct Source {
-    prompts: Vec<Vec<TokenId>>,
-    param: &'static str,
-}
-
-/// What is the same for all prompts of a request.
-struct Resolved {
-    choices: u32,
-    tokens_min: u32,
-    sampling: Sampling,
-    text: TextRule,
-    stream: bool,
-    include_usage: bool,
-}
-
-impl Resolved {
-    fn prepare(
-        self,
-        model: String,
-        source: Source,
-        tokens_max: Option<(&'static str, u32)>,
-        target: Target<'_>,
-    ) -> Result<Prepared, Error> {
-        let prompts = source.prompts.len();
-        if prompts as u64 * u64::from(self.choices) > u64::from(CHOICES_MAX) {
-            let problem =
-                format!("{prompts} prompts with n = {} are more than {CHOICES_MAX} choices", self.choices);
-            return Err(Error::invalid("n", problem));
-        }
-        let requests = source
-            .prompts
-            .into_iter()
-            .map(|prompt| {
-                let tokens_max = room(&prompt, source.param, tokens_max, target)?;
-                if self.tokens_min > tokens_max {
-                    return Err(Error::invalid(
-                        "min_tokens",
-                        format!(
-                            "{} is more than the {tokens_max} tokens that may be generated",
-                            self.tokens_min
-                        ),
-                    ));
-                }
-                let stop = StopRule {
-                    tokens: self.text.stop_tokens.clone(),
-                    tokens_max,
-                    tokens_min: self.tokens_min,
-                };
-                let sampling = self.sampling.clone();
-                Ok(Request { prompt, sequences: self.choices, sampling, stop, guide: None })
-            })
-            .collect::<Result<Vec<_>, Error>>()?;
-        let reply = Reply {
-            model,
-            stream: self.stream,
-            include_usage: self.include_usage,
-            logprobs: self.sampling.logprobs,
-        };
-        Ok(Prepared { prompts: requests, echoes: vec![String::new(); prompts], text: self.text, reply })
-    }
-}
-
-/// Tokens that may be generated after `prompt`.
-fn room(
-    prompt: &[TokenId],
-    param: &'static str,
-    tokens_max: Option<(&'static str, u32)>,
-    target: Target<'_>,
-) -> Result<u32, Error> {
-    let most = target.limits.sequence_tokens_max;
-    if prompt.is_empty() {
-        return Err(Error::invalid(param, "is empty"));
-    }
-    let room = u32::try_from(prompt.len()).ok().and_then(|tokens| most.checked_sub(tokens)).unwrap_or(0);
-    let tokens = prompt.len();
-    if room == 0 {
-        let message =
-            format!("{param}: the prompt of {tokens} tokens leaves no room in this model's {most} tokens");
-        return Err(Error::ContextLength { param, message });
-    }
-    match tokens_max {
-        None => Ok(room),
-        Some((param, 0)) => Err(Error::invalid(param, "must be at least 1")),
-        Some((_, wanted)) if wanted <= room => Ok(wanted),
-        Some((param, wanted)) => {
-            let message = format!(
-                "{param}: a prompt of {tokens} tokens and {wanted} to generate are more than this model's {most}"
-            );
-            Err(Error::ContextLength { param, message })
-        }
-    }
+fn requested_tokens(generation: &Generation) -> Option<TokensMax> {
+    let later = generation.max_completion_tokens;
+    let later = later.map(|tokens| TokensMax { param: "max_completion_tokens", tokens });
+    later.or(generation.max_tokens.map(|tokens| TokensMax { param: "max_tokens", tokens }))
 }

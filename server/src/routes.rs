@@ -2,9 +2,14 @@
 
 mod chat;
 mod completions;
+mod conversations;
 mod generate;
 mod health;
 mod models;
+mod openapi;
+mod probabilities;
+mod tokenize;
+mod responses;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
@@ -20,11 +25,32 @@ pub fn router(app: App) -> Router {
     let api = Router::new()
         .route("/chat/completions", post(chat::chat))
         .route("/completions", post(completions::completions))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/responses", post(responses::create))
+        .route("/responses/input_tokens", post(responses::input_tokens))
+        .route("/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/responses/{id}/cancel", post(responses::cancel))
+        .route("/responses/{id}/input_items", get(responses::input_items))
+        .route("/conversations", post(conversations::create))
+        .route(
+            "/conversations/{id}",
+            get(conversations::retrieve).post(conversations::update).delete(conversations::delete),
+        )
+        .route("/conversations/{id}/items", get(conversations::items).post(conversations::add))
+        .route(
+            "/conversations/{id}/items/{item}",
+            get(conversations::item).delete(conversations::remove),
+        )
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::retrieve));
     Router::new()
         .nest("/v1", api.clone())
         .nest("/v3", api)
+        // As vLLM has them.
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/openapi.json", get(openapi::openapi))
         .route("/v2/health/live", get(health::live))
         .route("/v2/health/ready", get(health::ready))
         .route("/metrics", get(health::metrics))

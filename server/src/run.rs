@@ -19,11 +19,13 @@ use tonic_health::server::HealthReporter;
 
 use crate::app::{App, Serving};
 use crate::args::{Args, Command};
+use crate::compat::ovms_errors;
 use crate::lifecycle::Phase;
 use crate::limits::Limits;
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
 use crate::routes::router;
+use crate::store::StoreConfig;
 use crate::{backend, fetch, listen, telemetry};
 
 /// Time for the errors to reach the clients when the engine has died.
@@ -61,6 +63,8 @@ impl Args {
             command: _,
             model,
             model_names,
+            tool_parser,
+            reasoning_parser,
             host,
             port,
             grpc_port,
@@ -83,8 +87,10 @@ impl Args {
             max_connections,
             read_timeout,
             drain_timeout,
+            ovms_compat,
             log: _,
             log_format: _,
+            store,
             sim,
         } = self;
         Settings {
@@ -97,10 +103,14 @@ impl Args {
                 connections_max: max_connections as usize,
                 read_timeout,
             },
+            ovms_compat,
+            store: store.config(),
             backend: backend::Config {
                 backend,
                 model,
                 names: model_names,
+                tool_format: tool_parser.given(),
+                reasoning_format: reasoning_parser.given(),
                 openvino: backend::OpenVino {
                     device,
                     cache_bytes: kv_cache_size.map(|size| size.0),
@@ -128,6 +138,8 @@ struct Settings {
     ports: [u16; 2],
     drain_timeout: Duration,
     limits: Limits,
+    ovms_compat: bool,
+    store: StoreConfig,
     backend: backend::Config,
 }
 
@@ -139,11 +151,13 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let grpc = listen::bind(settings.host, settings.ports[1]).await?;
     let names = settings.backend.names();
     let metrics = Metrics::new(&names[0], settings.backend.backend.name());
-    let app = App::new(settings.limits, metrics.clone());
+    let app = App::with_store(settings.limits, metrics.clone(), &settings.store)?;
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
     let stop = CancellationToken::new();
     let mut listener = JoinSet::new();
-    listener.spawn(listen::serve(http, router(app.clone()), settings.limits, stop.clone()));
+    let api = router(app.clone());
+    let api = if settings.ovms_compat { ovms_errors(api) } else { api };
+    listener.spawn(listen::serve(http, api, settings.limits, stop.clone()));
     let mut services = JoinSet::new();
     spawn_services(&mut services, &app, grpc).await;
 
@@ -242,8 +256,12 @@ async fn drain(
     app.lifecycle().advance(Phase::Stopping);
     stop.cancel();
     tracing::info!(requests = app.requests(), ?timeout, "asked to end: finishing what is under way");
+    let finished = async {
+        listener.join_next().await;
+        app.background().finished().await;
+    };
     tokio::select! {
-        _ = listener.join_next() => {}
+        () = finished => {}
         () = tokio::time::sleep(timeout) => {
             tracing::warn!(requests = app.requests(), "out of time: cutting off what is left");
             listener.shutdown().await;

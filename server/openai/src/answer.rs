@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{ChatLogprobs, CompletionLogprobs};
+use crate::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 
 /// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -27,6 +27,16 @@ pub struct Usage {
     pub total_tokens: u64,
     /// What is to be known about the prompt tokens.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// What is to be known about the generated tokens, of models that think.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// What is to be known about the generated tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Those that the model thought with.
+    pub reasoning_tokens: u64,
 }
 
 /// What is to be known about the prompt tokens.
@@ -53,6 +63,12 @@ pub struct ChatCompletion {
     pub usage: Usage,
     /// Changes when the same seed may give another answer.
     pub system_fingerprint: String,
+    /// The prompt's tokens, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// The log probabilities of the prompt, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// A choice of a whole chat answer.
@@ -66,6 +82,9 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// Its tokens, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// What the model said.
@@ -126,6 +145,9 @@ pub struct ChatChunk {
     pub usage: Option<Option<Usage>>,
     /// As in [`ChatCompletion`].
     pub system_fingerprint: String,
+    /// The prompt's tokens, in the first chunk; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// What is new in a choice.
@@ -139,6 +161,9 @@ pub struct ChatChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended; `null` until it has.
     pub finish_reason: Option<FinishReason>,
+    /// The tokens whose text this is, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// What is new in a message.
@@ -220,4 +245,13 @@ pub struct CompletionChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// Why it ended; `null` in a chunk until it has.
     pub finish_reason: Option<FinishReason>,
+    /// Its tokens, in a chunk those whose text this is; absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+    /// The prompt's tokens, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// The log probabilities of the prompt, absent unless asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }

@@ -11,17 +11,21 @@ mod logprobs;
 mod model;
 mod parse;
 mod request;
+mod tokens;
 pub mod responses;
 
 pub use answer::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Completion,
-    CompletionChoice, FinishReason, FunctionCall, FunctionDelta, PromptTokensDetails, ToolCall, ToolCallDelta,
+    CompletionChoice, CompletionTokensDetails, FinishReason, FunctionCall, FunctionDelta, PromptTokensDetails, ToolCall, ToolCallDelta,
     Usage,
 };
 pub use error::{ErrorBody, ErrorObject};
-pub use logprobs::{ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob};
+pub use logprobs::{
+    ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
+};
 pub use model::{Model, ModelList};
 pub use parse::{Malformed, object};
 pub use request::{
     ChatRequest, CompletionRequest, Content, ContentPart, Generation, Message, Prompt, Stop, StreamOptions,
 };
+pub use tokens::{DetokenizeRequest, Detokenized, Lists, Texts, TokenizeRequest, Tokenized};

@@ -41,10 +41,25 @@ pub struct TopLogprob {
 pub struct CompletionLogprobs {
     /// The texts of the tokens.
     pub tokens: Vec<String>,
-    /// The natural logarithms of their probabilities.
-    pub token_logprobs: Vec<f32>,
-    /// The most probable tokens at each position with theirs.
-    pub top_logprobs: Vec<Map<String, Value>>,
+    /// The natural logarithms of their probabilities; `null` for the first token of a prompt.
+    pub token_logprobs: Vec<Option<f32>>,
+    /// The most probable tokens at each position with theirs; `null` for the first token of a prompt.
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
     /// Where each token's text begins in the choice's text, in characters.
     pub text_offset: Vec<usize>,
+}
+
+/// The log probabilities of a prompt, as vLLM tells them: by the tokens' numbers, at each position those of the
+/// prompt's token and of the most probable ones; `null` at the first.
+pub type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
+
+/// A token of a prompt, or one that might have been there.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PromptLogprob {
+    /// The natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its place among all tokens by their probabilities, from 1.
+    pub rank: u32,
+    /// Its text.
+    pub decoded_token: String,
 }

@@ -124,6 +124,10 @@ pub struct Generation {
     pub add_special_tokens: Option<bool>,
     /// Keeps what is cached of this prompt from requests with another salt.
     pub cache_salt: Option<String>,
+    /// Tokens that a draft proposes at a time.
+    pub num_assistant_tokens: Option<u32>,
+    /// The probability below which a draft ends.
+    pub assistant_confidence_threshold: Option<f32>,
     /// Whether the choices are the best beams.
     pub use_beam_search: Option<bool>,
     /// The exponent of a beam's length that its score is divided by.

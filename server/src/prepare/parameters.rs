@@ -1,21 +1,45 @@
-//! The parameters that the endpoints share: request before model before built-in default, and the ranges.
+//! The parameters that the endpoints share: request before model before built-in default, and what holds between
+//! them. What holds for each by itself is in the [`table`](table.rs), which every request is checked against
+//! before it is read.
+
+mod biases;
+mod kind;
+mod table;
 
 use std::fmt::Display;
-use std::ops::RangeInclusive;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use server_engine::{Sampling, TokenId};
 use server_openai::Generation;
 
-use super::{Resolved, Target, TextRule};
+pub(in crate::prepare) use biases::all_known;
+pub(crate) use kind::Kind;
+pub(crate) use table::{Endpoint, Here, Parameter, Peer};
+
+use super::resolved::{Resolved, Truncate};
+use super::{Target, TextRule, UsageRule};
 use crate::error::Error;
-use crate::limits::{BIASES_MAX, CHOICES_MAX, STOP_BYTES_MAX, STOP_TOKENS_MAX, STOPS_MAX, TOP_LOGPROBS_MAX};
+use crate::limits::{CHOICES_MAX, TOP_LOGPROBS_MAX};
 use crate::model::Model;
+
+/// As OVMS has it.
+const TOP_K_DEFAULT: u32 = 40;
+
+/// Reads a body as a JSON object whose parameters are of the right types and in their ranges.
+///
+/// # Errors
+/// It is not.
+pub(crate) fn checked(endpoint: Endpoint, body: &[u8]) -> Result<Value, Error> {
+    let request = server_openai::object(body)?;
+    let object = request.as_object().ok_or_else(|| Error::Internal("an object is none".to_owned()))?;
+    endpoint.check(object)?;
+    Ok(request)
+}
 
 /// The name a request gives the model, if it is one of its names.
 pub(super) fn model(generation: &Generation, model: &Model) -> Result<String, Error> {
     match &generation.model {
-        None => Err(Error::invalid("model", "is missing")),
+        None => Err(Error::missing("model")),
         Some(name) if model.has_name(name) => Ok(name.clone()),
         Some(name) => Err(Error::UnknownModel(name.clone())),
     }
@@ -29,32 +53,34 @@ pub(super) fn resolve(
 ) -> Result<Resolved, Error> {
     refuse_unsupported(generation)?;
     let stream = generation.stream.unwrap_or(false);
-    if generation.stream_options.is_some() && !stream {
-        return Err(Error::invalid("stream_options", "is given, but stream is not true"));
-    }
-    let choices = within("n", generation.n.unwrap_or(1), 1..=CHOICES_MAX)?;
-    if generation.best_of.is_some_and(|best_of| best_of != choices) {
-        return Err(Error::invalid("best_of", "is not supported unless it is equal to n"));
-    }
+    let usage = usage(generation, stream)?;
+    let choices = within("n", generation.n.unwrap_or(1), 1, CHOICES_MAX)?;
+    let candidates = candidates(generation, choices, stream)?;
     if let (param, Some(top)) = logprobs {
-        within(param, top, 0..=TOP_LOGPROBS_MAX)?;
+        within(param, top, 0, TOP_LOGPROBS_MAX)?;
     }
-    let stop_tokens = stop_tokens(generation, target)?;
+    if stream && generation.prompt_logprobs.is_some() {
+        return Err(Error::invalid("prompt_logprobs", "cannot be combined with stream"));
+    }
+    let text = text(generation, target)?;
+    let token_ids = generation.return_token_ids.unwrap_or(false) || !text.detokenize;
+    // The engine names tokens with their log probabilities, by which the best choices are found too.
+    let reported = logprobs.1.or((token_ids || candidates > choices).then_some(0));
+    let prompt_logprobs = generation.prompt_logprobs;
     Ok(Resolved {
         choices,
+        candidates,
         tokens_min: generation.min_tokens.unwrap_or(0),
-        sampling: Sampling { logprobs: logprobs.1, ..sampling(generation, target)? },
-        text: TextRule {
-            stops: stops(generation, target.model)?,
-            include_stop: generation.include_stop_str_in_output.unwrap_or(false),
-            skip_special: generation.skip_special_tokens.unwrap_or(true),
-            continues_text: false,
-            stop_tokens,
-        },
+        sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
+        text,
+        truncate: truncate(generation)?,
+        logprobs: logprobs.1,
+        prompt_logprobs,
         stream,
-        include_usage: generation
-            .stream_options
-            .is_some_and(|options| options.include_usage.unwrap_or(false)),
+        usage,
+        token_ids,
+        names_by_id: generation.return_tokens_as_token_ids.unwrap_or(false),
+        salt: salt(generation)?,
     })
 }
 
@@ -69,86 +95,119 @@ fn refuse_unsupported(generation: &Generation) -> Result<(), Error> {
     }
 }
 
-fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Error> {
-    let defaults = &target.model.text.defaults;
-    let top_k = match generation.top_k {
-        None => defaults.top_k.unwrap_or(0),
-        // -1 is how others say "all".
-        Some(-1) => 0,
-        Some(top_k) => u32::try_from(top_k)
-            .map_err(|_| Error::invalid("top_k", format!("{top_k} is neither -1 (all), 0 (all) nor more")))?,
-    };
-    let temperature = generation.temperature.or(defaults.temperature).unwrap_or(1.0);
-    let penalty = generation.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
-    if !(penalty > 0.0 && penalty.is_finite()) {
-        return Err(Error::invalid("repetition_penalty", format!("{penalty} is not greater than 0")));
+fn usage(generation: &Generation, stream: bool) -> Result<UsageRule, Error> {
+    let Some(options) = generation.stream_options else { return Ok(UsageRule::Never) };
+    if !stream {
+        return Err(Error::invalid("stream_options", "is given, but stream is not true"));
     }
-    Ok(Sampling {
-        temperature: within("temperature", temperature, 0.0..=2.0)?,
-        top_p: within("top_p", generation.top_p.or(defaults.top_p).unwrap_or(1.0), 0.0..=1.0)?,
-        top_k,
-        min_p: within("min_p", generation.min_p.or(defaults.min_p).unwrap_or(0.0), 0.0..=1.0)?,
-        repetition_penalty: penalty,
-        frequency_penalty: within(
-            "frequency_penalty",
-            generation.frequency_penalty.unwrap_or(0.0),
-            -2.0..=2.0,
-        )?,
-        presence_penalty: within("presence_penalty", generation.presence_penalty.unwrap_or(0.0), -2.0..=2.0)?,
-        bias: generation.logit_bias.as_ref().map_or(Ok(Vec::new()), |bias| biases(bias, target))?,
-        seed: generation.seed.map_or(target.seed, |seed| seed as u64),
-        logprobs: None,
+    Ok(match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
+        (true, true) => UsageRule::Always,
+        (true, false) => UsageRule::Last,
+        // As with vLLM: it says how the usage is told, not that it is.
+        (false, _) => UsageRule::Never,
     })
 }
 
-fn within<T: PartialOrd + Display + Copy>(
-    param: &'static str,
-    value: T,
-    range: RangeInclusive<T>,
-) -> Result<T, Error> {
-    if range.contains(&value) {
-        return Ok(value);
+/// How many choices are generated for each prompt.
+fn candidates(generation: &Generation, choices: u32, stream: bool) -> Result<u32, Error> {
+    let Some(best_of) = generation.best_of else { return Ok(choices) };
+    within("best_of", best_of, 1, CHOICES_MAX)?;
+    if best_of < choices {
+        let problem = format!("{best_of} is less than n, which is {choices}");
+        return Err(Error::coded("integer_below_min_value", "best_of", problem));
     }
-    Err(Error::invalid(param, format!("{value} is not from {} to {}", range.start(), range.end())))
+    if best_of > choices && stream {
+        let problem = format!("{best_of} is more than n, which is {choices}, and the best are not known while streaming");
+        return Err(Error::invalid("best_of", problem));
+    }
+    Ok(best_of)
 }
 
-fn biases(bias: &Map<String, Value>, target: Target<'_>) -> Result<Vec<(TokenId, f32)>, Error> {
-    if bias.len() > BIASES_MAX {
-        return Err(Error::invalid("logit_bias", format!("has more than {BIASES_MAX} tokens")));
+fn text(generation: &Generation, target: Target<'_>) -> Result<TextRule, Error> {
+    let detokenize = generation.detokenize.unwrap_or(true);
+    let stops = stops(generation, target.model);
+    if !detokenize && generation.stop.as_ref().is_some_and(|stop| !stop.0.is_empty()) {
+        return Err(Error::invalid("stop", "is given, but detokenize is false: there is no text to find it in"));
     }
-    let read = |(token, value): (&String, &Value)| {
-        let param = || format!("logit_bias.{token}");
-        let token: TokenId = token
-            .parse()
-            .map_err(|_| Error::invalid(param(), "the name is no token: an integer from 0 is expected"))?;
-        known(token, target).map_err(|problem| Error::invalid(param(), problem))?;
-        let value = value.as_f64().ok_or_else(|| Error::invalid(param(), "the value is no number"))?;
-        if !(-100.0..=100.0).contains(&value) {
-            return Err(Error::invalid(param(), format!("{value} is not from -100 to 100")));
+    Ok(TextRule {
+        reading: None,
+        stops: if detokenize { stops } else { Vec::new() },
+        include_stop: generation.include_stop_str_in_output.unwrap_or(false),
+        skip_special: generation.skip_special_tokens.unwrap_or(true),
+        continues_text: false,
+        stop_tokens: stop_tokens(generation, target)?,
+        detokenize,
+        discards: false,
+    })
+}
+
+fn truncate(generation: &Generation) -> Result<Option<Truncate>, Error> {
+    match generation.truncate_prompt_tokens {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Truncate::ToRoom)),
+        Some(0) => Err(Error::invalid("truncate_prompt_tokens", "0 leaves nothing of the prompt")),
+        // More than any prompt has is all of it.
+        Some(tokens) => Ok(Some(Truncate::To(u32::try_from(tokens).unwrap_or(u32::MAX)))),
+    }
+}
+
+/// 0 for none.
+fn salt(generation: &Generation) -> Result<u64, Error> {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    match generation.cache_salt.as_deref() {
+        None => Ok(0),
+        Some("") => Err(Error::invalid("cache_salt", "is empty")),
+        Some(salt) => {
+            let mut hasher = DefaultHasher::new();
+            salt.hash(&mut hasher);
+            Ok(hasher.finish().max(1))
         }
-        Ok((token, value as f32))
-    };
-    bias.iter().map(read).collect()
+    }
 }
 
-fn known(token: TokenId, target: Target<'_>) -> Result<(), String> {
-    let vocabulary = target.limits.vocabulary;
-    if token < vocabulary {
-        Ok(())
-    } else {
-        Err(format!("token {token} is not in the vocabulary of {vocabulary} tokens"))
+fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Error> {
+    let defaults = &target.model.text.defaults;
+    let top_k = match generation.top_k {
+        None => defaults.top_k.unwrap_or(TOP_K_DEFAULT),
+        // -1 is how others say "all".
+        Some(top_k) => u32::try_from(top_k).unwrap_or(0),
+    };
+    if generation.num_assistant_tokens.is_some() && generation.assistant_confidence_threshold.is_some() {
+        let problem = "cannot be combined with num_assistant_tokens";
+        return Err(Error::invalid("assistant_confidence_threshold", problem));
     }
+    let number = |given: Option<f32>, recommended: Option<f32>, default: f32| given.or(recommended).unwrap_or(default);
+    Ok(Sampling {
+        temperature: number(generation.temperature, defaults.temperature, 1.0).max(0.0),
+        top_p: number(generation.top_p, defaults.top_p, 1.0).clamp(0.0, 1.0),
+        top_k,
+        min_p: number(generation.min_p, defaults.min_p, 0.0).clamp(0.0, 1.0),
+        repetition_penalty: number(generation.repetition_penalty, defaults.repetition_penalty, 1.0),
+        frequency_penalty: generation.frequency_penalty.unwrap_or(0.0),
+        presence_penalty: generation.presence_penalty.unwrap_or(0.0),
+        bias: biases::biases(generation, target)?,
+        allowed: biases::allowed(generation, target)?,
+        bad: biases::bad(generation, target)?,
+        seed: generation.seed.map_or(target.seed, |seed| seed as u64),
+        logprobs: None,
+        prompt_logprobs: None,
+    })
+}
+
+/// For what does not come from a request that the table was held against.
+fn within<T: PartialOrd + Display + Copy>(param: &'static str, value: T, min: T, max: T) -> Result<T, Error> {
+    if value < min {
+        return Err(Error::coded("integer_below_min_value", param, format!("{value} is less than {min}")));
+    }
+    if value > max {
+        return Err(Error::coded("integer_above_max_value", param, format!("{value} is more than {max}")));
+    }
+    Ok(value)
 }
 
 fn stop_tokens(generation: &Generation, target: Target<'_>) -> Result<Vec<TokenId>, Error> {
     let named = generation.stop_token_ids.as_deref().unwrap_or_default();
-    if named.len() > STOP_TOKENS_MAX {
-        return Err(Error::invalid("stop_token_ids", format!("has more than {STOP_TOKENS_MAX} tokens")));
-    }
-    for (index, &token) in named.iter().enumerate() {
-        known(token, target)
-            .map_err(|problem| Error::invalid(format!("stop_token_ids[{index}]"), problem))?;
-    }
+    all_known("stop_token_ids", named, target)?;
     let ends = target.model.text.defaults.eos.iter();
     let ends = ends.filter(|_| !generation.ignore_eos.unwrap_or(false));
     let mut tokens: Vec<TokenId> = ends.chain(named).copied().collect();
@@ -157,18 +216,9 @@ fn stop_tokens(generation: &Generation, target: Target<'_>) -> Result<Vec<TokenI
     Ok(tokens)
 }
 
-fn stops(generation: &Generation, model: &Model) -> Result<Vec<String>, Error> {
+fn stops(generation: &Generation, model: &Model) -> Vec<String> {
     let named = generation.stop.as_ref().map_or(&[][..], |stop| &stop.0);
-    if named.len() > STOPS_MAX {
-        return Err(Error::invalid("stop", format!("has more than {STOPS_MAX} strings")));
-    }
-    for (index, stop) in named.iter().enumerate() {
-        if stop.len() > STOP_BYTES_MAX {
-            let problem = format!("is longer than {STOP_BYTES_MAX} bytes");
-            return Err(Error::invalid(format!("stop[{index}]"), problem));
-        }
-    }
     // An empty string is in every text; it is taken as none, as others do.
     let stops = model.text.defaults.stop.iter().chain(named).filter(|stop| !stop.is_empty());
-    Ok(stops.cloned().collect())
+    stops.cloned().collect()
 }

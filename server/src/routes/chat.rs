@@ -3,13 +3,13 @@
 use axum::extract::{Request, State};
 use axum::response::Response;
 use server_openai::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatLogprobs, ChatMessage,
-    ChatRequest, ChatTokenLogprob, FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
-    TopLogprob, Usage,
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage,
+    ChatRequest, FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
+    Usage,
 };
-use server_text::Tokenizer;
 
 use super::generate::{CallPiece, Head, Shape, WholeCall, WholeChoice, generate};
+use super::probabilities;
 use crate::app::App;
 use crate::error::Error;
 use crate::prepare::{self, Prepared, Target};
@@ -29,25 +29,27 @@ impl Shape for Chat {
     type Whole = ChatCompletion;
 
     fn prepare(body: &[u8], target: Target<'_>) -> Result<Prepared, Error> {
-        prepare::chat(&ChatRequest::parse(body)?, target)
+        prepare::chat(ChatRequest::read(&prepare::checked(prepare::Endpoint::Chat, body)?)?, target)
     }
 
     fn begin(head: &Head, index: u32, events: &mut Events) {
         let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), refusal: Some(None), ..ChatDelta::default() };
-        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs: None, finish_reason: None }));
+        events.push(&ChatChunk {
+            prompt_token_ids: probabilities::prompt_token_ids(head, index),
+            ..part(head, index, delta, Vec::new())
+        });
     }
 
     fn text(head: &Head, index: u32, (text, tokens): (String, Vec<TokenText>), events: &mut Events) {
-        let delta = ChatDelta { content: Some(text), ..ChatDelta::default() };
-        let logprobs = logprobs(head, tokens);
-        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs, finish_reason: None }));
+        let content = (!text.is_empty()).then_some(text);
+        let delta = ChatDelta { content, ..ChatDelta::default() };
+        events.push(&part(head, index, delta, tokens));
     }
 
     fn reasoning(head: &Head, index: u32, (text, tokens): (String, Vec<TokenText>), events: &mut Events) {
         let both = (!text.is_empty()).then_some(text);
         let delta = ChatDelta { reasoning_content: both.clone(), reasoning: both, ..ChatDelta::default() };
-        let logprobs = logprobs(head, tokens);
-        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs, finish_reason: None }));
+        events.push(&part(head, index, delta, tokens));
     }
 
     fn call(head: &Head, index: u32, piece: CallPiece, events: &mut Events) {
@@ -62,14 +64,14 @@ impl Shape for Chat {
             }
         };
         let delta = ChatDelta { tool_calls: Some(vec![delta]), ..ChatDelta::default() };
-        let logprobs = logprobs(head, tokens);
-        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs, finish_reason: None }));
+        events.push(&part(head, index, delta, tokens));
     }
 
     fn end(head: &Head, index: u32, reason: FinishReason, events: &mut Events) {
         let delta = ChatDelta::default();
-        let finish_reason = Some(reason);
-        events.push(&chunk(head, ChatChunkChoice { index, delta, logprobs: None, finish_reason }));
+        let choice =
+            ChatChunkChoice { index, delta, logprobs: None, finish_reason: Some(reason), token_ids: None };
+        events.push(&ChatChunk { choices: vec![choice], ..blank(head) });
     }
 
     fn usage(head: &Head, usage: Usage, events: &mut Events) {
@@ -77,11 +79,14 @@ impl Shape for Chat {
     }
 
     fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> ChatCompletion {
+        let prompt_token_ids = probabilities::prompt_token_ids(&head, 0);
+        let prompt_logprobs = probabilities::prompt_logprobs(&head, 0);
         let choices = (0..)
             .zip(choices)
             .map(|(index, mut choice)| ChatChoice {
                 index,
-                logprobs: logprobs(&head, std::mem::take(&mut choice.tokens)),
+                token_ids: probabilities::token_ids(&head, &choice.tokens),
+                logprobs: probabilities::chat(&head, std::mem::take(&mut choice.tokens)),
                 finish_reason: choice.reason.unwrap_or(FinishReason::Stop),
                 message: message(choice),
             })
@@ -94,6 +99,8 @@ impl Shape for Chat {
             choices,
             usage,
             system_fingerprint: head.fingerprint,
+            prompt_token_ids,
+            prompt_logprobs,
         }
     }
 }
@@ -124,33 +131,16 @@ fn blank(head: &Head) -> ChatChunk {
         created: head.created,
         model: head.reply.model.clone(),
         choices: Vec::new(),
-        usage: head.no_usage(),
+        usage: head.chunk_usage(),
         system_fingerprint: head.fingerprint.clone(),
+        prompt_token_ids: None,
     }
 }
 
-fn chunk(head: &Head, choice: ChatChunkChoice) -> ChatChunk {
+/// A chunk with what is new in a choice, and the tokens that it is of.
+fn part(head: &Head, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
+    let token_ids = probabilities::token_ids(head, &tokens).filter(|tokens| !tokens.is_empty());
+    let logprobs = probabilities::chat(head, tokens);
+    let choice = ChatChunkChoice { index, delta, logprobs, finish_reason: None, token_ids };
     ChatChunk { choices: vec![choice], ..blank(head) }
-}
-
-fn logprobs(head: &Head, tokens: Vec<TokenText>) -> Option<ChatLogprobs> {
-    head.reply.logprobs?;
-    let tokenizer: &Tokenizer = &head.tokenizer;
-    let content = tokens
-        .into_iter()
-        .map(|TokenText { token, logprob, top, .. }| ChatTokenLogprob {
-            token: tokenizer.token_text(token),
-            logprob,
-            bytes: tokenizer.token_bytes(token).to_vec(),
-            top_logprobs: top
-                .into_iter()
-                .map(|top| TopLogprob {
-                    token: tokenizer.token_text(top.token),
-                    logprob: top.logprob,
-                    bytes: tokenizer.token_bytes(top.token).to_vec(),
-                })
-                .collect(),
-        })
-        .collect();
-    Some(ChatLogprobs { content, refusal: None })
 }

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
+use server_engine::ScoredToken;
 use server_openai::{FinishReason, Usage};
 use server_text::Tokenizer;
 
@@ -19,7 +20,7 @@ use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::metrics::Record;
 use crate::model::unix_time;
-use crate::prepare::{Prepared, Reply, Target};
+use crate::prepare::{Prepared, Reply, Target, UsageRule};
 use crate::respond::{Answer, Delta, Submitted, TokenText};
 use crate::sse::{self, Events};
 
@@ -59,12 +60,22 @@ pub(super) struct Head {
     /// What the text of each choice begins with.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
+    /// Choices that are generated for each prompt.
+    pub(super) candidates: u32,
+    /// The log probabilities of each prompt's tokens from the second on, if they are asked for.
+    pub(super) scores: Vec<Option<Arc<[ScoredToken]>>>,
+    /// The tokens used so far.
+    pub(super) usage: Usage,
 }
 
 impl Head {
-    /// The `usage` of a chunk that has none.
-    pub(super) fn no_usage(&self) -> Option<Option<Usage>> {
-        self.reply.include_usage.then_some(None)
+    /// The `usage` of a chunk with a choice in it.
+    pub(super) fn chunk_usage(&self) -> Option<Option<Usage>> {
+        match self.reply.usage {
+            UsageRule::Never => None,
+            UsageRule::Last => Some(None),
+            UsageRule::Always => Some(Some(self.usage)),
+        }
     }
 }
 
@@ -165,13 +176,16 @@ async fn begin<S: Shape>(
         reply,
         echoes: echoes.into_iter().flat_map(|echo| vec![echo; choices_each as usize]).collect(),
         tokenizer: Arc::clone(&serving.model.text.tokenizer),
+        candidates: choices_each,
+        scores: Vec::new(),
+        usage: Usage::default(),
     };
     let record = Record::new(app.clone(), S::ENDPOINT, head.id.clone(), (arrived, admitted));
     Ok((head, Answer::new(submitted, &serving.model.text.tokenizer, &text, record)))
 }
 
 /// The body, no larger and no slower than the limits have it.
-async fn read(app: &App, request: axum::extract::Request) -> Result<Bytes, Error> {
+pub(super) async fn read(app: &App, request: axum::extract::Request) -> Result<Bytes, Error> {
     let limits = app.limits();
     let body = tokio::time::timeout(limits.read_timeout, Bytes::from_request(request, &()))
         .await
@@ -183,7 +197,7 @@ async fn read(app: &App, request: axum::extract::Request) -> Result<Bytes, Error
 }
 
 /// Larger bodies are prepared on a thread of their own, so that others' tokens do not wait meanwhile.
-const INLINE_BYTES_MAX: usize = 16 * 1024;
+pub(super) const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prepared, Error> {
     let work = move |app: &App, body: &[u8]| {
@@ -199,7 +213,7 @@ async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prep
 }
 
 /// All prompts or none: those already submitted are dropped with the error.
-fn submit(
+pub(super) fn submit(
     app: &App,
     serving: &Serving,
     prompts: Vec<server_engine::Request>,
@@ -207,8 +221,9 @@ fn submit(
     let limits = serving.engine.limits();
     let submit = |prompt: server_engine::Request| {
         let (choices, prompt_tokens) = (prompt.sequences, prompt.prompt.len());
+        let scored = prompt.sampling.prompt_logprobs.is_some();
         match serving.engine.submit(prompt) {
-            Ok(stream) => Ok(Submitted { stream, choices, prompt_tokens }),
+            Ok(stream) => Ok(Submitted { stream, choices, prompt_tokens, scored }),
             Err(error) => {
                 let retry_after: Duration = app.admission().retry_after(Instant::now());
                 Err(Error::from_submit(error, retry_after, limits.waiting_max))
@@ -218,7 +233,7 @@ fn submit(
     prompts.into_iter().map(submit).collect()
 }
 
-async fn whole<S: Shape>(head: Head, mut answer: Answer) -> Response {
+async fn whole<S: Shape>(mut head: Head, mut answer: Answer) -> Response {
     let mut choices: Vec<WholeChoice> =
         head.echoes.iter().map(|echo| WholeChoice { text: echo.clone(), ..WholeChoice::default() }).collect();
     while let Some(deltas) = answer.next().await {
@@ -230,8 +245,32 @@ async fn whole<S: Shape>(head: Head, mut answer: Answer) -> Response {
             choices[delta.choice() as usize].add(delta);
         }
     }
+    head.scores = answer.scores();
+    let choices = best(choices, &head);
     let id = head.id.clone();
     named(axum::Json(S::whole(head, choices, answer.usage())).into_response(), &id)
+}
+
+/// Of the choices of each prompt those with the greatest log probability per token, best first, if there are more
+/// than are wanted.
+fn best(choices: Vec<WholeChoice>, head: &Head) -> Vec<WholeChoice> {
+    let (wanted, candidates) = (head.reply.choices as usize, head.candidates as usize);
+    if candidates <= wanted {
+        return choices;
+    }
+    let mean = |choice: &WholeChoice| {
+        let sum: f64 = choice.tokens.iter().map(|token| f64::from(token.logprob)).sum();
+        sum / choice.tokens.len().max(1) as f64
+    };
+    let mut choices = choices.into_iter();
+    let mut kept = Vec::new();
+    while choices.len() > 0 {
+        let mut group: Vec<_> = choices.by_ref().take(candidates).map(|choice| (mean(&choice), choice)).collect();
+        // Stable: the first of equals.
+        group.sort_by(|a, b| b.0.total_cmp(&a.0));
+        kept.extend(group.into_iter().take(wanted).map(|(_, choice)| choice));
+    }
+    kept
 }
 
 async fn streamed<S: Shape>(head: Head, mut answer: Answer) -> Response {
@@ -263,14 +302,18 @@ struct Streamed<S> {
 impl<S: Shape> Streamed<S> {
     /// Puts what is new into `events`. Returns whether there is more to come.
     async fn next(&mut self, events: &mut Events) -> bool {
-        let head = &self.head;
         let deltas = match self.first.take() {
             Some(first) => {
+                self.head.scores = self.answer.scores();
+                self.head.usage = self.answer.usage();
+                let head = &self.head;
                 (0..).zip(&head.echoes).for_each(|(choice, _)| S::begin(head, choice, events));
                 first
             }
             None => self.answer.next().await,
         };
+        self.head.usage = self.answer.usage();
+        let head = &self.head;
         match deltas {
             Some(Ok(deltas)) => {
                 for delta in deltas {
@@ -284,7 +327,7 @@ impl<S: Shape> Streamed<S> {
                 false
             }
             None => {
-                if head.reply.include_usage {
+                if head.reply.usage != UsageRule::Never {
                     S::usage(head, self.answer.usage(), events);
                 }
                 events.done();
@@ -311,7 +354,7 @@ fn put<S: Shape>(head: &Head, delta: Delta, events: &mut Events) {
 }
 
 /// The official clients show this header as the request's id.
-fn named(mut response: Response, id: &str) -> Response {
+pub(super) fn named(mut response: Response, id: &str) -> Response {
     if let Ok(id) = id.parse() {
         response.headers_mut().insert("x-request-id", id);
     }

@@ -2,15 +2,20 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use axum::response::IntoResponse;
 use server_openai::{Model, ModelList};
 
 use crate::app::{App, Serving};
 use crate::error::Error;
 
-pub(super) async fn list(State(app): State<App>) -> Result<Json<ModelList>, Error> {
+/// The header by which a router that gets no load reports learns which number is in the names of what is kept here.
+const KEEPER: &str = "x-ovfleet-keeper";
+
+pub(super) async fn list(State(app): State<App>) -> Result<impl IntoResponse, Error> {
     let serving = app.serving()?;
     let data = serving.model.names().iter().map(|name| describe(name, serving)).collect();
-    Ok(Json(ModelList { object: "list", data }))
+    let keeper = if app.store().is_on() { app.store().keeper() } else { 0 };
+    Ok(([(KEEPER, format!("{keeper:016x}"))], Json(ModelList { object: "list", data })))
 }
 
 /// `id` may have slashes in it.

@@ -254,8 +254,13 @@ impl ModelRunner for Parrot {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         self.logits.clear();
-        for row in batch.sampling_rows() {
-            let position = (row.past + row.tokens.len() as u32) as usize;
+        let rows = batch.rows.iter().flat_map(|row| row.tokens.clone().map(move |place| (row, place)));
+        let mut wanted = batch.wanted().peekable();
+        for (row, place) in rows {
+            if wanted.next_if_eq(&place).is_none() {
+                continue;
+            }
+            let position = (row.past + place - row.tokens.start + 1) as usize;
             let next = self.script[position % self.script.len()];
             self.logits.extend((0..VOCABULARY).map(|token| if token == next { 8.0 } else { 0.0 }));
         }

@@ -4,12 +4,16 @@
 mod cancellation;
 mod chat;
 mod completions;
+mod effects;
 mod harness;
 mod health;
 mod limits;
 mod load;
 mod metrics;
+mod openapi;
+mod parameters;
 mod reasoning;
 mod refusals;
 mod routes;
+mod tokenize;
 mod tools;

@@ -6,6 +6,7 @@ mod faults;
 #[cfg(test)]
 mod guides;
 #[cfg(test)]
+mod scores;
 mod streams;
 #[cfg(test)]
 mod support;

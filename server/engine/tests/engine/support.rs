@@ -119,6 +119,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         sampling: Sampling::greedy(),
         stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
         guide: None,
+        salt: 0,
     }
 }
 
@@ -176,6 +177,7 @@ pub(crate) fn add(outcome: &mut Outcome, event: Event) {
         Event::Finished { index, reason } => {
             assert!(outcome.reasons[index as usize].replace(reason).is_none(), "finished twice");
         }
+        Event::Scored { .. } => assert!(outcome.tokens.is_empty(), "scored after a token"),
         Event::Failed(failure) => outcome.failure = Some(failure),
     }
 }

@@ -61,8 +61,6 @@ pub struct Request {
     pub prompt_cache_key: Option<String>,
     /// How fast it has to be.
     pub service_tier: Option<String>,
-    /// A template that OpenAI keeps.
-    pub prompt: Option<Value>,
     /// How long conversations are shortened.
     pub context_management: Option<Vec<Value>>,
     /// The documents to answer from, for the chat template.
@@ -77,8 +75,15 @@ impl Request {
     /// # Errors
     /// It is no JSON object, or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
-        let object = parse::object(body)?;
-        Ok(Self { generation: parse::fields(&object)?, ..parse::fields(&object)? })
+        Self::read(&parse::object(body)?)
+    }
+
+    /// Reads a request from a JSON object.
+    ///
+    /// # Errors
+    /// A field has a wrong type.
+    pub fn read(object: &Value) -> Result<Self, Malformed> {
+        Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 

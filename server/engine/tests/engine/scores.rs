@@ -1,0 +1,123 @@
+//! Prompts whose log probabilities are asked for.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::{Event, Request, Sampling, ScoredToken, TokenLogprobs, TokenStream};
+use tokio::task::JoinSet;
+
+use crate::support::{Setup, prompt, request, settled};
+
+/// The log probabilities that a stream tells: of its prompt, and of its tokens.
+async fn told(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
+    let (mut scores, mut tokens) = (None, Vec::new());
+    while let Some(event) = stream.next().await {
+        match event {
+            Event::Scored { tokens: scored } => {
+                assert!(tokens.is_empty(), "scores come before the first token");
+                assert!(scores.replace(scored).is_none(), "scores come once");
+            }
+            Event::Token { logprobs, .. } => tokens.extend(logprobs.map(|logprobs| *logprobs)),
+            Event::Failed(failure) => panic!("{failure}"),
+            Event::Started { .. } | Event::Finished { .. } => {}
+        }
+    }
+    (scores, tokens)
+}
+
+fn scored(mut request: Request, count: u32) -> Request {
+    request.sampling.prompt_logprobs = Some(count);
+    request
+}
+
+#[tokio::test]
+async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_generated() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    let begin = prompt(7, 30);
+    let mut first = request(&begin, 150);
+    first.sampling = Sampling { logprobs: Some(3), temperature: 1.0, ..first.sampling };
+    let (scores, generated) = told(handle.submit(first).unwrap()).await;
+    assert_eq!((scores, generated.len()), (None, 150));
+
+    // What was generated is a prompt now, of several chunks, and cached.
+    let tokens: Vec<_> = begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
+    let (scores, _) = told(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
+    let scores = scores.unwrap();
+    assert_eq!(scores.len(), tokens.len() - 1);
+    for (score, told) in scores[begin.len() - 1..].iter().zip(&generated) {
+        assert_eq!(score.logprobs, *told);
+        let place = told.top.iter().position(|top| top.token == told.chosen.token);
+        match place {
+            Some(place) => assert_eq!(score.rank as usize, place + 1),
+            None => assert!(score.rank > 3),
+        }
+    }
+    settled(&handle).await;
+}
+
+#[tokio::test]
+async fn scores_are_whole_however_often_their_sequence_is_preempted() {
+    // Two of the longest fit, and there are others: they come and go.
+    let (engine, reports) = Setup::new(40).start_observed();
+    let handle = engine.handle();
+    let mut rng = StdRng::seed_from_u64(5);
+    let mut tasks = JoinSet::new();
+    for which in 0..60 {
+        let tokens = prompt(which % 20, rng.random_range(1..150));
+        let asks = which % 3 == 0;
+        let plain = Request { sequences: 1 + which % 2, ..request(&tokens, rng.random_range(1..60)) };
+        let stream = handle.submit(if asks { scored(plain, 1) } else { plain }).unwrap();
+        tasks.spawn(async move {
+            let (scores, _) = told(stream).await;
+            assert_eq!(scores.is_some(), asks);
+            for (score, token) in scores.iter().flatten().zip(&tokens[1..]) {
+                assert_eq!(score.logprobs.chosen.token, *token);
+            }
+            assert!(scores.is_none_or(|scores| scores.len() + 1 == tokens.len()));
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+    assert!(reports.iter().map(|report| report.preemptions).sum::<u32>() > 0, "some were preempted");
+}
+
+#[tokio::test]
+async fn salted_prompts_are_cached_apart() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    let cached = async |salt| {
+        let mut stream = handle.submit(Request { salt, ..request(&prompt(1, 33), 1) }).unwrap();
+        let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
+        while stream.next().await.is_some() {}
+        cached_tokens
+    };
+    assert_eq!((cached(0).await, cached(0).await), (0, 32));
+    assert_eq!((cached(9).await, cached(9).await, cached(8).await), (0, 32, 0));
+}
+
+#[tokio::test]
+async fn only_what_is_allowed_and_nothing_bad_is_generated() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    let generated = async |sampling: Sampling| {
+        let mut stream = handle.submit(Request { sampling, ..request(&prompt(3, 20), 60) }).unwrap();
+        let mut tokens = Vec::new();
+        while let Some(event) = stream.next().await {
+            if let Event::Token { token, .. } = event {
+                tokens.push(token);
+            }
+        }
+        tokens
+    };
+    let allowed = Sampling { allowed: Some([4, 5, 6].into()), ..Sampling::greedy() };
+    let tokens = generated(allowed.clone()).await;
+    assert!(tokens.len() == 60 && tokens.iter().all(|token| (4..7).contains(token)), "{tokens:?}");
+    assert!(tokens.windows(2).any(|pair| pair == [4, 5]) && tokens.contains(&6), "{tokens:?}");
+
+    let tokens = generated(Sampling { bad: [vec![4, 5], vec![6]].into(), ..allowed }).await;
+    assert!(!tokens.windows(2).any(|pair| pair == [4, 5]) && !tokens.contains(&6), "{tokens:?}");
+    assert!(tokens.contains(&4) && tokens.contains(&5), "each by itself may come: {tokens:?}");
+}

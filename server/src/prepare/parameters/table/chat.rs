@@ -1,0 +1,40 @@
+//! What only chat completions have.
+
+use super::Parameter;
+use super::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, VLLM, row};
+use crate::limits::TOP_LOGPROBS_MAX;
+use crate::prepare::parameters::kind::Kind;
+
+pub(super) const TABLE: &[Parameter] = &[
+    row("messages", Kind::Array(&Kind::Object, usize::MAX), "", ALL).required(),
+    row("logprobs", Kind::Boolean, "false", OVMS_PARTLY).note("OVMS: not while streaming."),
+    row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM).note("Only with `logprobs`."),
+    row("tools", Kind::Array(&Kind::Object, usize::MAX), "", ALL),
+    row("tool_choice", Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]), "auto", ALL),
+    row("parallel_tool_calls", Kind::Boolean, "true", OPENAI_VLLM),
+    row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
+    row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
+        .note("More variables for the template. Those that are parameters of their own are refused here."),
+    row("add_generation_prompt", Kind::Boolean, "true", OVMS_VLLM),
+    row("continue_final_message", Kind::Boolean, "false", VLLM)
+        .refused("is not supported: the last message is always complete"),
+    row("chat_template", Kind::Text(usize::MAX), "", VLLM)
+        .refused("a template that comes with a request is not run; give the model's by `chat_template.jinja`"),
+    row("reasoning_effort", Kind::OneOf(EFFORTS), "", OPENAI_VLLM)
+        .note("Goes to the template, which says what it does with it."),
+    row("verbosity", Kind::OneOf(&["low", "medium", "high"]), "medium", OPENAI)
+        .accepted("No model that is served here is made for it."),
+    row("prediction", Kind::Fields(PREDICTION), "", OPENAI)
+        .accepted("What is predicted does not change the answer, only how fast it comes, and here not even that."),
+    row("modalities", Kind::Array(&Kind::OneOf(&["text"]), 1), "[\"text\"]", OPENAI)
+        .accepted("Text is what models here answer in; `audio` is refused."),
+    row("audio", Kind::Object, "", OPENAI).refused("no model that is served here answers in audio"),
+    row("web_search_options", Kind::Object, "", OPENAI).refused("there is no web search here"),
+];
+
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
+
+const PREDICTION: &[(&str, Kind)] = &[
+    ("type", Kind::OneOf(&["content"])),
+    ("content", Kind::Either(&[Kind::Text(usize::MAX), Kind::Array(&Kind::Object, usize::MAX)])),
+];

@@ -1,0 +1,115 @@
+//! What chat and completions have in common.
+
+use super::Parameter;
+use super::{ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, OVMS_VLLM, TOKEN, VLLM, row};
+use crate::limits::{
+    ALLOWED_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_MAX, NAME_BYTES_MAX, STOP_BYTES_MAX, STOP_TOKENS_MAX, STOPS_MAX,
+    TOP_LOGPROBS_MAX,
+};
+use crate::prepare::parameters::kind::Kind;
+
+/// How long answers are and how they are put.
+pub(super) const OUTPUT: &[Parameter] = &[
+    row("model", Kind::Text(usize::MAX), "", ALL).required().note("One of the names in `/v3/models`."),
+    row("stream", Kind::Boolean, "false", ALL),
+    row("stream_options", Kind::Fields(STREAM_OPTIONS), "", ALL).note(
+        "Only with `stream`. `include_usage`: a last chunk with the usage. `continuous_usage_stats` (vLLM): every \
+         chunk has the usage so far. `include_obfuscation` (OpenAI) is accepted; nothing is ever padded.",
+    ),
+    row("max_tokens", COUNT, "see note", ALL).note(
+        "Completions: 16, as with OpenAI and vLLM (OVMS: until the end token); chat: what the model has room for. \
+         `max_new_tokens` of `generation_config.json` goes before both. 0 only with `echo`.",
+    ),
+    row("max_completion_tokens", COUNT, "", ALL).note("The same under its later name, which goes first."),
+    row("min_tokens", COUNT, "0", VLLM).note("Until then no end token, stop token or stop string ends a choice."),
+    row("n", Kind::Integer(1, CHOICES_MAX as i64), "1", ALL)
+        .note("Sampled, each choice by itself; beams with beam search. With OVMS `n` above 1 is always beams."),
+    row("stop", Kind::Either(&[Kind::Text(STOP_BYTES_MAX), Kind::Texts(STOPS_MAX, STOP_BYTES_MAX)]), "", ALL)
+        .note("OpenAI takes 4."),
+    row("stop_token_ids", Kind::Array(&TOKEN, STOP_TOKENS_MAX), "", VLLM),
+    row("include_stop_str_in_output", Kind::Boolean, "false", OVMS_VLLM)
+        .note("OVMS: true while streaming, where false is refused."),
+    row("ignore_eos", Kind::Boolean, "false", OVMS_VLLM),
+    row("skip_special_tokens", Kind::Boolean, "true", OVMS_VLLM)
+        .note("With false calls and reasoning are not told apart from the text."),
+    row("spaces_between_special_tokens", Kind::Boolean, "true", VLLM)
+        .accepted("Tokens stand for exact bytes here, as in vLLM's fast tokenizers: there is nothing to put spaces between."),
+    row("detokenize", Kind::Boolean, "true", VLLM)
+        .note("With false choices have no text, but their `token_ids`. Not with `stop`."),
+    row("return_token_ids", Kind::Boolean, "false", VLLM)
+        .note("Choices have `token_ids`, and completions `prompt_token_ids`, the prompt's."),
+    row("return_tokens_as_token_ids", Kind::Boolean, "false", VLLM)
+        .note("Log probabilities name tokens as `token_id:123`."),
+    row("truncate_prompt_tokens", Kind::Integer(-1, u32::MAX as i64), "", VLLM)
+        .note("The prompt's last so many tokens are kept; with -1 as many as leave room for the answer."),
+    row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM).note(
+        "Not with `stream`. vLLM's -1, all of the vocabulary, is refused: that is gigabytes for a long prompt. Prompts \
+         whose log probabilities are asked for are computed whole.",
+    ),
+    row("add_special_tokens", Kind::Boolean, "see note", VLLM)
+        .note("Completions: true. Chat: false, since templates write them themselves."),
+    row("user", Kind::Text(NAME_BYTES_MAX), "", OPENAI_VLLM).accepted("Nothing is kept of who asks."),
+    row("safety_identifier", Kind::Text(NAME_BYTES_MAX), "", OPENAI).accepted("Nothing is kept of who asks."),
+    row("metadata", Kind::Pairs(16, 64, 512), "", OPENAI).accepted("Chat and completions are not kept: see `store`."),
+    row("store", Kind::Boolean, "false", OPENAI).accepted("Chat and completions are not kept, whatever it says."),
+    row("service_tier", Kind::OneOf(&["auto", "default", "flex", "scale", "priority"]), "auto", OPENAI)
+        .accepted("There is one tier; the router's classes are a header, `x-ovfleet-priority`."),
+    row("prompt_cache_key", Kind::Text(NAME_BYTES_MAX), "", OPENAI)
+        .accepted("Whatever prompts have in common is found without it; to keep them apart there is `cache_salt`."),
+    row("prompt_cache_retention", Kind::OneOf(&["in-memory", "in_memory", "24h"]), "", OPENAI)
+        .accepted("What is cached is kept until its room is needed."),
+    row("cache_salt", Kind::Text(NAME_BYTES_MAX), "", VLLM)
+        .note("What is cached of a prompt is found by requests with the same salt only."),
+    row("request_id", Kind::Text(NAME_BYTES_MAX), "", VLLM)
+        .accepted("Answers have an id of their own, which is in the header `x-request-id` too."),
+    row("priority", Kind::Integer(0, 0), "0", VLLM)
+        .note("Only 0, as in vLLM without its priority scheduling. The router's classes are a header, `x-ovfleet-priority`."),
+];
+
+const STREAM_OPTIONS: &[(&str, Kind)] = &[
+    ("include_usage", Kind::Boolean),
+    ("continuous_usage_stats", Kind::Boolean),
+    ("include_obfuscation", Kind::Boolean),
+];
+
+/// How tokens are chosen.
+pub(super) const SAMPLING: &[Parameter] = &[
+    row("temperature", Kind::Number(0.0, 2.0), "1", ALL).note("0 is greedy."),
+    row("top_p", Kind::Number(0.0, 1.0), "1", ALL).note("OVMS and vLLM refuse 0, which is the most probable token."),
+    row("top_k", Kind::Integer(-1, i32::MAX as i64), "40", OVMS_VLLM)
+        .note("-1 and 0 are all tokens, which is vLLM's default; 40 is OVMS's."),
+    row("min_p", Kind::Number(0.0, 1.0), "0", OVMS_VLLM),
+    row("seed", Kind::Integer(i64::MIN, i64::MAX), "random", ALL)
+        .note("OVMS: from 0 to 4294967295. The same seed gives the same draws, whatever else is in the batch."),
+    row("repetition_penalty", Kind::NumberAbove(0.0), "1", OVMS_VLLM).note("1 does nothing. Prompt and answer count."),
+    row("frequency_penalty", Kind::Number(-2.0, 2.0), "0", ALL),
+    row("presence_penalty", Kind::Number(-2.0, 2.0), "0", ALL),
+    row("logit_bias", Kind::Object, "", OPENAI_VLLM)
+        .note("Numbers from -100 to 100 by tokens, at most 1024. A token that is not in the vocabulary is refused."),
+    row("bad_words", Kind::Texts(BAD_WORDS_MAX, STOP_BYTES_MAX), "", VLLM)
+        .note("Texts whose last token is not chosen where it would complete them."),
+    row("allowed_token_ids", Kind::Array(&TOKEN, ALLOWED_TOKENS_MAX), "", VLLM)
+        .note("No other token is chosen, the end tokens among them."),
+    row("num_assistant_tokens", Kind::Integer(1, 1024), "5", OVMS)
+        .accepted("Checked; it takes effect with a draft model or prompt lookup. Not with `assistant_confidence_threshold`."),
+    row("assistant_confidence_threshold", Kind::Number(0.0, 1.0), "", OVMS)
+        .accepted("Checked; it takes effect with a draft model. Not with `num_assistant_tokens`."),
+    row("max_ngram_size", Kind::Integer(1, 1024), "3", OVMS)
+        .accepted("Checked; it takes effect with prompt lookup."),
+    row("response_format", Kind::Object, "", OVMS_PARTLY)
+        .note("See [structured output](structured-output.md). OVMS drops a format that it cannot follow; here it is a 400."),
+    row("logits_processors", Kind::Any, "", VLLM).refused("code that comes with a request is not run"),
+];
+
+/// What choices are chosen from.
+pub(super) const CANDIDATES: &[Parameter] = &[
+    row("best_of", Kind::Integer(1, CHOICES_MAX as i64), "n", ALL).note(
+        "So many choices are generated and the `n` with the greatest log probability per token are returned. Not \
+         while streaming. With `use_beam_search` it is the width. OVMS: always the width.",
+    ),
+    row("use_beam_search", Kind::Boolean, "false", VLLM),
+    row("length_penalty", Kind::Number(f64::MIN, f64::MAX), "1", OVMS_VLLM),
+    row("early_stopping", Kind::Either(&[Kind::Boolean, Kind::OneOf(&["never"])]), "false", VLLM),
+    row("diversity_penalty", Kind::Number(f64::MIN, f64::MAX), "0", NOBODY),
+    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY),
+];

@@ -1,0 +1,189 @@
+//! Log probabilities and tokens in answers: how they are named and where their texts begin.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use server_engine::{ScoredToken, TokenId, TokenLogprob};
+use server_openai::{
+    ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
+};
+use server_text::{DetokenizeOptions, Detokenizer};
+use server_text::Tokenizer;
+
+use super::generate::Head;
+use crate::respond::TokenText;
+
+/// The numbers of `tokens`, if they are asked for.
+pub(super) fn token_ids(head: &Head, tokens: &[TokenText]) -> Option<Vec<TokenId>> {
+    head.reply.token_ids.then(|| tokens.iter().map(|token| token.token).collect())
+}
+
+/// The tokens of a choice's prompt, if they are asked for.
+pub(super) fn prompt_token_ids(head: &Head, choice: u32) -> Option<Vec<TokenId>> {
+    if head.reply.token_ids { prompt(head, choice).map(<[TokenId]>::to_vec) } else { None }
+}
+
+/// The log probabilities of a choice's prompt, if they are asked for.
+pub(super) fn prompt_logprobs(head: &Head, choice: u32) -> Option<PromptLogprobs> {
+    let count = head.reply.prompt_logprobs? as usize;
+    let entry = |TokenLogprob { token, logprob }: TokenLogprob, rank| {
+        (token, PromptLogprob { logprob, rank, decoded_token: head.tokenizer.token_text(token) })
+    };
+    let position = |scored: &ScoredToken| {
+        let top = (1..).zip(scored.logprobs.top.iter().take(count));
+        let mut entries: BTreeMap<_, _> = top.map(|(rank, top)| entry(*top, rank)).collect();
+        entries.extend([entry(scored.logprobs.chosen, scored.rank)]);
+        Some(entries)
+    };
+    Some(std::iter::once(None).chain(scores(head, choice)?.iter().map(position)).collect())
+}
+
+/// Those of a part of a chat choice.
+pub(super) fn chat(head: &Head, tokens: Vec<TokenText>) -> Option<ChatLogprobs> {
+    head.reply.logprobs?;
+    let content = shown(&head.tokenizer, tokens, head.reply.names_by_id);
+    Some(ChatLogprobs { content, refusal: None })
+}
+
+/// As chats and responses have them.
+pub(super) fn shown(tokenizer: &Tokenizer, tokens: Vec<TokenText>, names_by_id: bool) -> Vec<ChatTokenLogprob> {
+    let named = |token| if names_by_id { id(token) } else { tokenizer.token_text(token) };
+    let bytes = |token| tokenizer.token_bytes(token).to_vec();
+    let top = |TokenLogprob { token, logprob }| TopLogprob { token: named(token), logprob, bytes: bytes(token) };
+    let shown = tokens.into_iter().map(|text| ChatTokenLogprob {
+        token: named(text.token),
+        logprob: text.logprob,
+        bytes: bytes(text.token),
+        top_logprobs: text.top.into_iter().map(top).collect(),
+    });
+    shown.collect()
+}
+
+/// Those of a part of a completion.
+pub(super) fn completion(head: &Head, choice: u32, tokens: Vec<TokenText>) -> Option<CompletionLogprobs> {
+    head.reply.logprobs?;
+    let before = echo(head, choice).chars().count();
+    let mut logprobs = CompletionLogprobs::default();
+    for TokenText { token, start, logprob, top } in tokens {
+        put(head, (token, before + start), Some((logprob, &top)), &mut logprobs);
+    }
+    Some(logprobs)
+}
+
+/// Those of an echoed prompt.
+pub(super) fn echoed(head: &Head, choice: u32) -> Option<CompletionLogprobs> {
+    let count = head.reply.logprobs? as usize;
+    let (echo, tokens) = (echo(head, choice), prompt(head, choice)?);
+    if echo.is_empty() {
+        return None;
+    }
+    let scores = scores(head, choice)?.iter().map(|scored| {
+        let TokenLogprob { logprob, .. } = scored.logprobs.chosen;
+        Some((logprob, &scored.logprobs.top[..count.min(scored.logprobs.top.len())]))
+    });
+    let mut logprobs = CompletionLogprobs::default();
+    let places = tokens.iter().copied().zip(offsets(head, echo, tokens));
+    for (place, score) in places.zip(std::iter::once(None).chain(scores)) {
+        put(head, place, score, &mut logprobs);
+    }
+    Some(logprobs)
+}
+
+/// Adds what follows to what came before.
+pub(super) fn joined(
+    before: Option<CompletionLogprobs>,
+    after: Option<CompletionLogprobs>,
+) -> Option<CompletionLogprobs> {
+    match (before, after) {
+        (Some(mut before), Some(after)) => {
+            let CompletionLogprobs { tokens, token_logprobs, top_logprobs, text_offset } = after;
+            before.tokens.extend(tokens);
+            before.token_logprobs.extend(token_logprobs);
+            before.top_logprobs.extend(top_logprobs);
+            before.text_offset.extend(text_offset);
+            Some(before)
+        }
+        (before, after) => before.or(after),
+    }
+}
+
+fn put(
+    head: &Head,
+    (token, start): (TokenId, usize),
+    score: Option<(f32, &[TokenLogprob])>,
+    logprobs: &mut CompletionLogprobs,
+) {
+    let name = name(head, token);
+    // The token itself is among them, whether or not it is one of the most probable.
+    let tops = score.map(|(logprob, top)| {
+        let mut tops = Map::new();
+        for top in top {
+            tops.insert(self::name(head, top.token), number(top.logprob));
+        }
+        tops.entry(name.clone()).or_insert_with(|| number(logprob));
+        tops
+    });
+    logprobs.tokens.push(name);
+    logprobs.token_logprobs.push(score.map(|score| score.0));
+    logprobs.top_logprobs.push(tops);
+    logprobs.text_offset.push(start);
+}
+
+/// Where each token's text begins within the echo, in characters. Special tokens have text in the echo of a prompt
+/// in tokens, but not in that of a text, to which they were added.
+fn offsets(head: &Head, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
+    let length = echo.chars().count();
+    let offsets = |skip_special| {
+        let options = DetokenizeOptions { skip_special, continues_text: false };
+        let mut detokenizer = Detokenizer::new(Arc::clone(&head.tokenizer), options);
+        let mut end = 0;
+        let mut starts = Vec::with_capacity(tokens.len());
+        for &token in tokens {
+            starts.push(end);
+            end += detokenizer.push(token).chars().count();
+        }
+        (starts, end + detokenizer.finish().chars().count())
+    };
+    let (starts, end) = offsets(true);
+    if end == length { starts } else { offsets(false).0.into_iter().map(|start| start.min(length)).collect() }
+}
+
+fn scores(head: &Head, choice: u32) -> Option<&[ScoredToken]> {
+    head.scores.get(prompt_of(head, choice))?.as_deref()
+}
+
+fn prompt(head: &Head, choice: u32) -> Option<&[TokenId]> {
+    head.reply.prompts.get(prompt_of(head, choice)).map(Vec::as_slice)
+}
+
+fn echo(head: &Head, choice: u32) -> &str {
+    head.echoes.get(prompt_of(head, choice) * head.candidates as usize).map_or("", String::as_str)
+}
+
+fn prompt_of(head: &Head, choice: u32) -> usize {
+    (choice / head.reply.choices.max(1)) as usize
+}
+
+/// The token's text; of bytes that are no text by themselves, their values, which keeps tokens apart.
+fn name(head: &Head, token: TokenId) -> String {
+    if head.reply.names_by_id {
+        return id(token);
+    }
+    let bytes = head.tokenizer.token_bytes(token);
+    std::str::from_utf8(bytes).map_or_else(
+        |_| bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}")),
+        str::to_owned,
+    )
+}
+
+fn id(token: TokenId) -> String {
+    format!("token_id:{token}")
+}
+
+/// As an f32 is written, in its shortest form: a `Value` holds an f64, whose digits would be those of the widened
+/// number.
+fn number(logprob: f32) -> Value {
+    let shortest = logprob.to_string().parse().ok();
+    shortest.and_then(serde_json::Number::from_f64).map_or(Value::Null, Value::Number)
+}

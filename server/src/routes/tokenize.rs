@@ -1,0 +1,65 @@
+//! `/tokenize` and `/detokenize`: no engine takes part.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::generate::{self, Counted, INLINE_BYTES_MAX};
+use crate::app::{App, Serving};
+use crate::error::Error;
+use crate::prepare::{self, Endpoint, Target};
+
+pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Response {
+    answer(&app, request, ("tokenize", Endpoint::Tokenize), prepare::tokenize).await
+}
+
+pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Response {
+    answer(&app, request, ("detokenize", Endpoint::Detokenize), prepare::detokenize).await
+}
+
+async fn answer<T: Serialize + Send + 'static>(
+    app: &App,
+    request: Request,
+    (name, endpoint): (&'static str, Endpoint),
+    work: fn(&Value, Target<'_>) -> Result<T, Error>,
+) -> Response {
+    let mut response = match compute(app, request, endpoint, work).await {
+        Ok(answer) => {
+            app.metrics().count(name, "ok", axum::http::StatusCode::OK);
+            Json(answer).into_response()
+        }
+        Err(error) => {
+            app.metrics().count(name, error.label(), error.status());
+            error.into_response()
+        }
+    };
+    response.extensions_mut().insert(Counted);
+    response
+}
+
+async fn compute<T: Send + 'static>(
+    app: &App,
+    request: Request,
+    endpoint: Endpoint,
+    work: fn(&Value, Target<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    app.serving()?;
+    let body = generate::read(app, request).await?;
+    let admitted = app.admission().admit()?;
+    let is_small = body.len() <= INLINE_BYTES_MAX;
+    let (owned, seed) = (app.clone(), app.next_id().seed());
+    let work = move || {
+        let _admitted = admitted;
+        let Serving { model, engine, .. } = owned.serving()?;
+        let request = prepare::checked(endpoint, &body)?;
+        work(&request, Target { model, limits: engine.limits(), seed })
+    };
+    // Others' tokens do not wait for long texts.
+    if is_small {
+        return work();
+    }
+    let work = tokio::task::spawn_blocking(work);
+    work.await.unwrap_or_else(|_| Err(Error::Internal("failed to tokenise".to_owned())))
+}

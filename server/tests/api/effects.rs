@@ -1,0 +1,283 @@
+//! What the parameters do that have no file of their own.
+
+use serde_json::{Value, json};
+
+use crate::harness::{Parrot, Server, Setup, VOCABULARY, chat, completion, faulty};
+
+const PATH: &str = "/v3/completions";
+
+/// The text at position `p` is `TEXT[p]`, over and over; the prompt is `Hi`.
+const TEXT: &str = "abcdefgh";
+
+async fn answer(server: &Server, parameters: Value) -> Value {
+    let answer = server.post(PATH, completion(parameters)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+async fn text(server: &Server, parameters: Value) -> String {
+    answer(server, parameters).await["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// A server whose answers differ from each other.
+fn gibberish() -> Server {
+    Setup::new(faulty(Vec::new())).start()
+}
+
+#[tokio::test]
+async fn bad_words_do_not_come_and_their_parts_do() {
+    let server = Server::parrot(TEXT);
+    assert_eq!(text(&server, json!({})).await, "cdefghab");
+    // What comes in place is the most probable token left: all are equal, so the first.
+    assert_eq!(text(&server, json!({"bad_words": ["e"]})).await, "cd\0fghab");
+    assert_eq!(text(&server, json!({"bad_words": ["fg", "ha"]})).await, "cdef\0h\0b");
+    assert_eq!(text(&server, json!({"bad_words": ["xg"]})).await, "cdefghab");
+}
+
+#[tokio::test]
+async fn only_allowed_tokens_come() {
+    let server = Server::parrot(TEXT);
+    assert_eq!(text(&server, json!({"allowed_token_ids": [122, 101, 100]})).await, "ddeddddd");
+}
+
+#[tokio::test]
+async fn top_k_is_forty_where_nobody_says_otherwise() {
+    let server = gibberish();
+    let sampled = json!({"temperature": 2, "seed": 5, "max_tokens": 40});
+    let with = async |top_k: Value| {
+        let mut parameters = sampled.clone();
+        parameters["top_k"] = top_k;
+        answer(&server, parameters).await["choices"].clone()
+    };
+    assert_eq!(with(Value::Null).await, with(json!(40)).await);
+    assert_ne!(with(Value::Null).await, with(json!(-1)).await);
+    assert_eq!(with(json!(0)).await, with(json!(-1)).await);
+}
+
+#[tokio::test]
+async fn truncation_keeps_the_end_of_the_prompt() {
+    let server = Server::parrot(TEXT);
+    let whole = answer(&server, json!({"prompt": "xyzHi", "truncate_prompt_tokens": 2, "echo": true})).await;
+    assert_eq!(whole["usage"]["prompt_tokens"], 2);
+    assert_eq!(whole["choices"][0]["text"], "Hicdefghab");
+    let prompt = vec![97; 600];
+    let long = json!({"prompt": prompt, "truncate_prompt_tokens": -1, "max_tokens": 12});
+    assert_eq!(answer(&server, long).await["usage"]["prompt_tokens"], 500);
+    let none = answer(&server, json!({"truncate_prompt_tokens": 9, "echo": true})).await;
+    assert_eq!(none["choices"][0]["text"], "Hicdefghab");
+    let refused = server.post(PATH, completion(json!({"truncate_prompt_tokens": 0}))).await.json();
+    assert_eq!(refused["error"]["param"], "truncate_prompt_tokens");
+}
+
+#[tokio::test]
+async fn tokens_are_told_and_need_no_text() {
+    let server = Server::parrot(TEXT);
+    let plain = answer(&server, json!({"return_token_ids": true})).await["choices"][0].clone();
+    assert_eq!(plain["token_ids"], json!([99, 100, 101, 102, 103, 104, 97, 98]));
+    assert_eq!((&plain["prompt_token_ids"], &plain["logprobs"]), (&json!([72, 105]), &Value::Null));
+    let bare = answer(&server, json!({"detokenize": false})).await["choices"][0].clone();
+    assert_eq!((&bare["text"], &bare["token_ids"]), (&json!(""), &plain["token_ids"]));
+    assert_eq!(bare["finish_reason"], "length");
+    let refused = server.post(PATH, completion(json!({"detokenize": false, "stop": "a"}))).await.json();
+    assert_eq!(refused["error"]["param"], "stop");
+
+    let streamed = json!({"return_token_ids": true, "stream": true});
+    let streamed = server.post(PATH, completion(streamed)).await;
+    let mut tokens = Vec::new();
+    for event in streamed.events().iter().filter_map(|event| serde_json::from_str::<Value>(event).ok()) {
+        tokens.extend(event["choices"][0]["token_ids"].as_array().into_iter().flatten().cloned());
+    }
+    assert_eq!(json!(tokens), plain["token_ids"]);
+
+    let whole = server.post("/v3/chat/completions", chat(json!({"return_token_ids": true}))).await.json();
+    assert_eq!(whole["choices"][0]["token_ids"].as_array().unwrap().len(), 8);
+    assert_eq!(whole["prompt_token_ids"].as_array().unwrap().len() as u64, whole["usage"]["prompt_tokens"]);
+}
+
+#[tokio::test]
+async fn log_probabilities_name_tokens_by_number_if_asked_to() {
+    let server = Server::parrot(TEXT);
+    let by_number = json!({"logprobs": 1, "return_tokens_as_token_ids": true, "max_tokens": 1});
+    let logprobs = answer(&server, by_number).await["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["tokens"], json!(["token_id:99"]));
+    assert!(logprobs["top_logprobs"][0]["token_id:99"].is_number());
+    let chat = chat(json!({"logprobs": true, "return_tokens_as_token_ids": true, "max_tokens": 1}));
+    let logprobs = server.post("/v3/chat/completions", chat).await.json()["choices"][0]["logprobs"].clone();
+    assert!(logprobs["content"][0]["token"].as_str().unwrap().starts_with("token_id:"), "{logprobs}");
+}
+
+#[tokio::test]
+async fn of_more_choices_the_best_are_kept() {
+    let server = gibberish();
+    let parameters = |n: u32, best_of: u32| {
+        json!({"n": n, "best_of": best_of, "temperature": 2, "top_k": 0, "seed": 3, "logprobs": 0, "ignore_eos": true})
+    };
+    let all = answer(&server, parameters(6, 6)).await["choices"].as_array().unwrap().clone();
+    let mean = |choice: &Value| {
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap().clone();
+        logprobs.iter().map(|logprob| logprob.as_f64().unwrap()).sum::<f64>() / logprobs.len() as f64
+    };
+    let mut means: Vec<f64> = all.iter().map(mean).collect();
+    means.sort_by(|a, b| b.total_cmp(a));
+    assert!(means[0] > means[5], "they differ");
+    let best = answer(&server, parameters(2, 6)).await;
+    let kept: Vec<f64> = best["choices"].as_array().unwrap().iter().map(mean).collect();
+    assert_eq!(kept, means[..2]);
+    assert_eq!(best["choices"][1]["index"], 1);
+    assert_eq!(best["usage"]["completion_tokens"], 48, "all that were generated count");
+    // Each prompt has its own.
+    let mut two = parameters(1, 3);
+    two["prompt"] = json!(["Hi", "Ho"]);
+    let two = answer(&server, two).await["choices"].as_array().unwrap().clone();
+    assert_eq!(two.len(), 2);
+    // Without log probabilities in the answer too.
+    let mut plain = parameters(2, 6);
+    plain["logprobs"] = Value::Null;
+    let plain = answer(&server, plain).await;
+    assert_eq!(plain["choices"][0]["text"], best["choices"][0]["text"]);
+    assert!(plain["choices"][0]["logprobs"].is_null());
+    for (parameters, code) in [
+        (json!({"n": 3, "best_of": 2}), "integer_below_min_value"),
+        (json!({"best_of": 2, "stream": true}), "invalid_value"),
+    ] {
+        let refused = server.post(PATH, completion(parameters)).await.json();
+        assert_eq!((&refused["error"]["param"], &refused["error"]["code"]), (&json!("best_of"), &json!(code)));
+    }
+}
+
+#[tokio::test]
+async fn an_echoed_prompt_has_its_own_log_probabilities() {
+    let server = gibberish();
+    let letters: Vec<u32> = (97..123).collect();
+    let generated = answer(&server, json!({"logprobs": 2, "max_tokens": 6, "allowed_token_ids": letters})).await;
+    let tokens = generated["choices"][0]["logprobs"].clone();
+    // What was generated is the prompt now.
+    let ids = answer(&server, json!({"max_tokens": 6, "allowed_token_ids": letters, "return_token_ids": true})).await;
+    let mut prompt = vec![json!(72), json!(105)];
+    prompt.extend(ids["choices"][0]["token_ids"].as_array().unwrap().iter().cloned());
+    let echoed = json!({"prompt": prompt, "echo": true, "logprobs": 2, "max_tokens": 0});
+    let echoed = answer(&server, echoed).await;
+    let choice = &echoed["choices"][0];
+    assert_eq!(choice["text"], format!("Hi{}", generated["choices"][0]["text"].as_str().unwrap()));
+    assert_eq!((&choice["finish_reason"], &echoed["usage"]["completion_tokens"]), (&json!("length"), &json!(0)));
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 8);
+    assert_eq!((&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]), (&Value::Null, &Value::Null));
+    for index in 0..6 {
+        for list in ["tokens", "token_logprobs", "top_logprobs"] {
+            assert_eq!(logprobs[list][index + 2], tokens[list][index], "{list} at {index}");
+        }
+        let offset = tokens["text_offset"][index].as_u64().unwrap() + 2;
+        assert_eq!(logprobs["text_offset"][index + 2], offset);
+    }
+}
+
+#[tokio::test]
+async fn an_echo_with_log_probabilities_is_the_same_streamed() {
+    let server = gibberish();
+    let parameters = json!({"prompt": ["Hello", "Hi"], "echo": true, "logprobs": 1, "max_tokens": 4, "n": 2});
+    let whole = answer(&server, parameters.clone()).await;
+    let mut streamed = parameters;
+    streamed["stream"] = json!(true);
+    let streamed = server.post(PATH, completion(streamed)).await;
+    for choice in whole["choices"].as_array().unwrap() {
+        let (mut text, mut joined) = (String::new(), json!({}));
+        for chunk in streamed.events().iter().filter_map(|event| serde_json::from_str::<Value>(event).ok()) {
+            let part = &chunk["choices"][0];
+            if part["index"] != choice["index"] {
+                continue;
+            }
+            text += part["text"].as_str().unwrap();
+            for (list, values) in part["logprobs"].as_object().into_iter().flatten() {
+                let mut all = joined[list].as_array().cloned().unwrap_or_default();
+                all.extend(values.as_array().unwrap().iter().cloned());
+                joined[list] = json!(all);
+            }
+        }
+        assert_eq!(text, choice["text"].as_str().unwrap());
+        assert_eq!(joined, choice["logprobs"]);
+        // Offsets are of the whole text.
+        let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
+        assert!(offsets.is_sorted_by_key(|offset| offset.as_u64()) && offsets[0] == 0, "{offsets:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_is_scored_on_both_endpoints() {
+    let server = Server::parrot(TEXT);
+    // At position 1 the model expects b, and gets i.
+    let scored = answer(&server, json!({"prompt": "Hi", "prompt_logprobs": 1})).await;
+    let scores = scored["choices"][0]["prompt_logprobs"].clone();
+    assert_eq!((scores.as_array().unwrap().len(), &scores[0]), (2, &Value::Null));
+    assert_eq!((&scores[1]["98"]["rank"], &scores[1]["98"]["decoded_token"]), (&json!(1), &json!("b")));
+    // All others are equal: the lower number goes first.
+    assert_eq!((&scores[1]["105"]["rank"], &scores[1]["105"]["decoded_token"]), (&json!(106), &json!("i")));
+    let one = answer(&server, json!({"prompt": "H", "prompt_logprobs": 0})).await;
+    assert_eq!(one["choices"][0]["prompt_logprobs"], json!([null]));
+    let whole = server.post("/v3/chat/completions", chat(json!({"prompt_logprobs": 0, "n": 2}))).await.json();
+    let scores = whole["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(scores.len() as u64, whole["usage"]["prompt_tokens"]);
+    assert!(scores[1..].iter().all(|score| score.as_object().unwrap().len() == 1), "{scores:?}");
+    let refused = server.post(PATH, completion(json!({"prompt_logprobs": 1, "stream": true}))).await.json();
+    assert_eq!(refused["error"]["param"], "prompt_logprobs");
+}
+
+#[tokio::test]
+async fn what_is_cached_is_found_with_the_same_salt_only() {
+    let server = Server::parrot(TEXT);
+    let cached = async |salt: Value| {
+        let parameters = json!({"prompt": "x".repeat(40), "cache_salt": salt});
+        answer(&server, parameters).await["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+    };
+    assert_eq!((cached(Value::Null).await, cached(Value::Null).await), (json!(0), json!(32)));
+    assert_eq!((cached(json!("a")).await, cached(json!("a")).await), (json!(0), json!(32)));
+    assert_eq!(cached(json!("b")).await, 0);
+    let refused = server.post(PATH, completion(json!({"cache_salt": ""}))).await.json();
+    assert_eq!(refused["error"]["param"], "cache_salt");
+}
+
+#[tokio::test]
+async fn the_usage_is_told_in_every_chunk_if_asked_for() {
+    let server = Server::parrot(TEXT);
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    for (path, body) in [
+        (PATH, completion(json!({"stream": true, "stream_options": options}))),
+        ("/v3/chat/completions", chat(json!({"stream": true, "stream_options": options}))),
+    ] {
+        let streamed = server.post(path, body).await;
+        let chunks: Vec<Value> =
+            streamed.events().iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+        let counts: Vec<u64> =
+            chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(counts.is_sorted() && counts.last() == Some(&8), "{counts:?}");
+    }
+}
+
+#[tokio::test]
+async fn parameters_that_contradict_each_other_are_refused() {
+    let server = Server::parrot(TEXT);
+    for (parameters, param) in [
+        (json!({"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.5}), "assistant_confidence_threshold"),
+        (json!({"suffix": "end"}), "suffix"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"bad_words": [" "]}), "bad_words[0]"),
+        (json!({"allowed_token_ids": []}), "allowed_token_ids"),
+        (json!({"allowed_token_ids": [VOCABULARY]}), "allowed_token_ids[0]"),
+    ] {
+        let refused = server.post(PATH, completion(parameters)).await;
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert_eq!(refused.json()["error"]["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn errors_are_strings_to_clients_that_need_them_so() {
+    let server = Setup::new(Parrot::new([120])).start();
+    let server = Server { router: server::ovms_errors(server.router), app: server.app, engine: server.engine };
+    let refused = server.post(PATH, completion(json!({"temperature": 3}))).await;
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json(), json!({"error": "temperature: 3 is not a number from 0 to 2"}));
+    let nowhere = server.get("/v3/nowhere").await;
+    assert_eq!((nowhere.status.as_u16(), nowhere.json()), (404, json!({"error": "there is nothing at /v3/nowhere"})));
+    assert_eq!(server.post(PATH, completion(json!({}))).await.json()["object"], "text_completion");
+}

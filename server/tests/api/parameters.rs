@@ -1,0 +1,269 @@
+//! Every row of the table of parameters, as `/openapi.json` tells it: an accepted value, values of every wrong type,
+//! and values beyond each end of its range. That what is accepted has an effect is in `effects` and `chat`.
+
+use serde_json::{Map, Value, json};
+
+use crate::harness::{Answer, Server, chat, completion};
+
+/// Elements of an array that is sent although it is too long.
+const ELEMENTS_MAX: u64 = 5_000;
+
+/// Where parameters are taken: the path, the schema of the body, and a body with some of them.
+const ENDPOINTS: [(&str, &str, fn(Value) -> String); 4] = [
+    ("/v3/chat/completions", "ChatRequest", chat),
+    ("/v3/completions", "CompletionRequest", completion),
+    ("/v3/tokenize", "TokenizeRequest", tokenize),
+    ("/v3/detokenize", "DetokenizeRequest", detokenize),
+];
+
+fn tokenize(parameters: Value) -> String {
+    let mut request = json!({"model": "parrot"});
+    let given = |name: &str| !parameters[name].is_null();
+    if !given("prompt") && !given("messages") {
+        request["text"] = json!("Hi");
+    }
+    merged(request, parameters)
+}
+
+fn detokenize(parameters: Value) -> String {
+    merged(json!({"model": "parrot", "tokens": [72, 105]}), parameters)
+}
+
+fn merged(mut request: Value, parameters: Value) -> String {
+    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    parameters.into_iter().for_each(|(name, value)| request[name] = value);
+    request.to_string()
+}
+
+/// A value that the parameter may have, with what has to go with it.
+fn example(name: &str) -> Value {
+    let function = json!({"type": "function", "function": {"name": "f"}});
+    match name {
+        "model" => json!({"model": "group/parrot"}),
+        "messages" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
+        "prompt" => json!({"prompt": "Hello"}),
+        "text" => json!({"text": ["Hello", "you"]}),
+        "tokens" => json!({"tokens": [72, 258]}),
+        "stream" => json!({"stream": true}),
+        "stream_options" => json!({"stream": true, "stream_options": {"include_usage": true}}),
+        "max_tokens" | "max_completion_tokens" => json!({name: 3}),
+        "min_tokens" | "n" | "best_of" | "top_k" | "seed" | "num_assistant_tokens" | "max_ngram_size" => {
+            json!({name: 2})
+        }
+        "stop" => json!({"stop": ["a", "b"]}),
+        "stop_token_ids" | "allowed_token_ids" => json!({name: [1, 2]}),
+        "include_stop_str_in_output" | "ignore_eos" | "skip_special_tokens" | "spaces_between_special_tokens"
+        | "detokenize" | "return_token_ids" | "return_tokens_as_token_ids" | "add_special_tokens" | "store"
+        | "echo" | "parallel_tool_calls" | "add_generation_prompt" | "return_token_strs" | "include_reasoning" => {
+            json!({name: true})
+        }
+        "use_beam_search" => json!({name: false}),
+        "truncate_prompt_tokens" => json!({name: -1}),
+        "prompt_logprobs" => json!({name: 1}),
+        "logprobs" => json!({name: true}),
+        "top_logprobs" => json!({"logprobs": true, "top_logprobs": 2}),
+        "user" | "safety_identifier" | "prompt_cache_key" | "cache_salt" | "request_id" => json!({name: "x"}),
+        "metadata" => json!({"metadata": {"a": "b"}}),
+        "service_tier" => json!({name: "default"}),
+        "prompt_cache_retention" => json!({name: "24h"}),
+        "priority" => json!({name: 0}),
+        "temperature" | "top_p" | "min_p" | "frequency_penalty" | "presence_penalty" | "repetition_penalty"
+        | "length_penalty" | "diversity_penalty" | "assistant_confidence_threshold" => json!({name: 0.5}),
+        "early_stopping" => json!({name: false}),
+        "num_beam_groups" => json!({name: 1}),
+        "logit_bias" => json!({name: {"1": -1}}),
+        "bad_words" => json!({name: ["bad"]}),
+        "response_format" => json!({name: {"type": "text"}}),
+        "tools" => json!({"tools": [function]}),
+        "tool_choice" => json!({"tools": [function], "tool_choice": "auto"}),
+        "documents" => json!({name: [{"text": "x"}]}),
+        "chat_template_kwargs" => json!({name: {"a": 1}}),
+        "reasoning_effort" | "verbosity" => json!({name: "low"}),
+        "prediction" => json!({name: {"type": "content", "content": "Hi"}}),
+        "modalities" => json!({name: ["text"]}),
+        "max_length" => json!({name: 1}),
+        "pad_to_max_length" => json!({"max_length": 9, "pad_to_max_length": true}),
+        "padding_side" => json!({name: "left"}),
+        other => panic!("{other} has no example: what may it be?"),
+    }
+}
+
+/// As completions have it.
+fn example_of(schema: &str, name: &str) -> Value {
+    match (schema, name) {
+        ("CompletionRequest", "logprobs") => json!({"logprobs": 2}),
+        _ => example(name),
+    }
+}
+
+async fn parameters(server: &Server, schema: &str) -> Map<String, Value> {
+    let document = server.get("/openapi.json").await.json();
+    document["components"]["schemas"][schema]["properties"].as_object().unwrap().clone()
+}
+
+fn words<'a>(property: &'a Value, name: &str) -> &'a str {
+    property[name].as_str().unwrap()
+}
+
+async fn refused(server: &Server, path: &str, body: &str, name: &str) -> Value {
+    let answer = server.post(path, body.to_owned()).await;
+    assert_eq!(answer.status, 400, "{name}: {body:.200} gives {}", answer.body);
+    let error = answer.json()["error"].clone();
+    let param = error["param"].as_str().unwrap_or_else(|| panic!("{name}: {error}"));
+    assert!(param == name || param.starts_with(&format!("{name}[")) || param.starts_with(&format!("{name}.")), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with(&format!("{param}: ")), "{error}");
+    error
+}
+
+#[tokio::test]
+async fn each_takes_what_it_should() {
+    let server = Server::parrot("abcdefgh ");
+    for (path, schema, body) in ENDPOINTS {
+        for (name, property) in parameters(&server, schema).await {
+            if words(&property, "x-ovfleet") == "refused" || name == "suffix" {
+                continue;
+            }
+            let example = example_of(schema, &name);
+            let answer: Answer = server.post(path, body(example.clone())).await;
+            assert_eq!(answer.status, 200, "{path} {example}: {}", answer.body);
+            // A null is the same as nothing.
+            if !property_is_required(&server, schema, &name).await {
+                let answer = server.post(path, body(json!({&name: null}))).await;
+                assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
+            }
+        }
+    }
+    server.idle().await;
+}
+
+async fn property_is_required(server: &Server, schema: &str, name: &str) -> bool {
+    let document = server.get("/openapi.json").await.json();
+    let required = document["components"]["schemas"][schema]["required"].as_array().unwrap().clone();
+    required.contains(&json!(name)) || (schema == "TokenizeRequest" && name == "text")
+}
+
+#[tokio::test]
+async fn those_that_are_refused_say_why() {
+    let server = Server::parrot("x");
+    for (path, schema, body) in ENDPOINTS {
+        for (name, property) in parameters(&server, schema).await {
+            if words(&property, "x-ovfleet") != "refused" {
+                continue;
+            }
+            let error = refused(&server, path, &body(json!({&name: true})), &name).await;
+            assert_eq!(error["code"], "unsupported_parameter", "{error}");
+            assert_eq!(error["message"], format!("{name}: {}", words(&property, "description")));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_value_of_a_wrong_type_is_told_with_what_is_right() {
+    let server = Server::parrot("x");
+    let values = [json!(true), json!(7), json!(7.5), json!("no-such"), json!([]), json!([[]]), json!({})];
+    let mut tried = 0;
+    for (path, schema, body) in ENDPOINTS {
+        for (name, property) in parameters(&server, schema).await {
+            if words(&property, "x-ovfleet") == "refused" {
+                continue;
+            }
+            for value in values.iter().filter(|value| !has_type(&property, value)) {
+                let error = refused(&server, path, &body(json!({&name: value})), &name).await;
+                assert_eq!(error["code"], "invalid_type", "{name}: {value} gives {error}");
+                let message = error["message"].as_str().unwrap();
+                let element = message.contains("[0]: ");
+                assert!(element || message.ends_with(&format!(" is not {}", words(&property, "x-words"))), "{message}");
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 300, "{tried}");
+}
+
+#[tokio::test]
+async fn a_value_beyond_its_range_is_told_with_the_range() {
+    let server = Server::parrot("x");
+    let mut tried = 0;
+    for (path, schema, body) in ENDPOINTS {
+        for (name, property) in parameters(&server, schema).await {
+            if words(&property, "x-ovfleet") == "refused" {
+                continue;
+            }
+            for (value, code) in beyond(&property) {
+                let error = refused(&server, path, &body(json!({&name: value})), &name).await;
+                assert_eq!(error["code"], code, "{name}: {error}");
+                if value.is_number() {
+                    let message = format!("{name}: {value} is not {}", words(&property, "x-words"));
+                    assert_eq!(error["message"], message);
+                }
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 80, "{tried}");
+}
+
+/// Whether the value is of a type that the schema has, down to the first element.
+fn has_type(schema: &Value, value: &Value) -> bool {
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        return kinds.iter().any(|kind| has_type(kind, value));
+    }
+    match schema["type"].as_str() {
+        None => true,
+        Some("boolean") => value.is_boolean(),
+        Some("integer") => value.is_i64(),
+        Some("number") => value.is_number(),
+        Some("string") => value.is_string(),
+        Some("object") => value.is_object(),
+        Some("array") => value.as_array().is_some_and(|values| values.iter().all(|value| has_type(&schema["items"], value))),
+        Some(other) => panic!("{other}"),
+    }
+}
+
+/// Values of the right type that are not in the schema's range, and the codes they are refused with.
+fn beyond(schema: &Value) -> Vec<(Value, &'static str)> {
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        return kinds.iter().flat_map(beyond).collect();
+    }
+    let mut values = Vec::new();
+    match schema["type"].as_str() {
+        Some("integer") => {
+            let bound = |name: &str| schema[name].as_i64();
+            values.extend(bound("minimum").map(|min| (json!(min - 1), "integer_below_min_value")));
+            values.extend(bound("maximum").map(|max| (json!(max + 1), "integer_above_max_value")));
+        }
+        Some("number") => {
+            let bound = |name: &str| schema[name].as_f64();
+            values.extend(bound("minimum").map(|min| (json!(min - 0.5), "decimal_below_min_value")));
+            values.extend(bound("maximum").map(|max| (json!(max + 0.5), "decimal_above_max_value")));
+            values.extend(bound("exclusiveMinimum").map(|min| (json!(min), "decimal_below_min_value")));
+        }
+        Some("string") => {
+            let longest = schema["maxLength"].as_u64();
+            values.extend(longest.map(|length| (json!("x".repeat(length as usize + 1)), "string_above_max_length")));
+            if schema["enum"].is_array() {
+                values.push((json!("no-such"), "invalid_value"));
+            }
+        }
+        Some("object") => {
+            if let Some(most) = schema["maxProperties"].as_u64() {
+                let many: Map<String, Value> = (0..=most).map(|index| (index.to_string(), json!("x"))).collect();
+                values.push((json!(many), "object_above_max_properties"));
+            }
+        }
+        Some("array") => {
+            let item = match schema["items"]["type"].as_str() {
+                Some("integer") => json!(1),
+                Some("array") => json!([1]),
+                Some("object") => json!({}),
+                _ => schema["items"]["enum"].as_array().map_or(json!("x"), |words| words[0].clone()),
+            };
+            let most = schema["maxItems"].as_u64().filter(|most| *most < ELEMENTS_MAX);
+            values.extend(most.map(|most| (json!(vec![item; most as usize + 1]), "array_above_max_length")));
+            let elements = beyond(&schema["items"]).into_iter();
+            values.extend(elements.map(|(value, code)| (json!([value]), code)));
+        }
+        _ => {}
+    }
+    values
+}

@@ -1,0 +1,91 @@
+//! Text to tokens and back, as OVMS has it and as vLLM has it.
+
+use serde_json::{Value, json};
+
+use crate::harness::Server;
+
+async fn ask(path: &str, body: Value) -> Value {
+    let server = Server::parrot("x");
+    let answer = server.post(path, body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+async fn refused(body: Value) -> (String, String) {
+    let server = Server::parrot("x");
+    let answer = server.post("/v3/tokenize", body.to_string()).await;
+    assert!(answer.status.is_client_error(), "{}", answer.body);
+    let error = answer.json()["error"].clone();
+    let text = |field: &str| error[field].as_str().unwrap_or_default().to_owned();
+    (text("param"), text("message"))
+}
+
+#[tokio::test]
+async fn a_text_has_tokens_wherever_it_is_asked_for() {
+    for path in ["/v3/tokenize", "/v1/tokenize", "/tokenize"] {
+        for name in ["text", "prompt"] {
+            let answer = ask(path, json!({"model": "parrot", name: "Hié"})).await;
+            assert_eq!(answer, json!({"tokens": [72, 105, 195, 169], "count": 4, "max_model_len": 512}));
+        }
+    }
+}
+
+#[tokio::test]
+async fn several_texts_have_lists_that_are_cut_and_filled_up() {
+    let texts = json!(["Hello", "Hi", ""]);
+    let plain = ask("/v3/tokenize", json!({"model": "parrot", "text": texts})).await;
+    assert_eq!((&plain["tokens"], &plain["count"]), (&json!([[72, 101, 108, 108, 111], [72, 105], []]), &json!(7)));
+    let cut = ask("/v3/tokenize", json!({"model": "parrot", "text": texts, "max_length": 3})).await;
+    assert_eq!(cut["tokens"], json!([[72, 101, 108], [72, 105], []]));
+    let filled = json!({"model": "parrot", "text": texts, "max_length": 3, "pad_to_max_length": true});
+    let filled = ask("/v3/tokenize", filled).await;
+    assert_eq!(filled["tokens"], json!([[72, 101, 108], [72, 105, 256], [256, 256, 256]]));
+    assert_eq!(filled["count"], 5);
+    let left = json!({"model": "parrot", "text": "Hi", "max_length": 3, "pad_to_max_length": true, "padding_side": "left"});
+    assert_eq!(ask("/v3/tokenize", left).await["tokens"], json!([256, 72, 105]));
+}
+
+#[tokio::test]
+async fn a_conversation_has_the_tokens_that_the_chat_endpoint_counts() {
+    let server = Server::parrot("x");
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let body = json!({"model": "parrot", "messages": messages, "return_token_strs": true});
+    let tokens = server.post("/tokenize", body.to_string()).await.json();
+    let chat = json!({"model": "parrot", "messages": messages, "max_tokens": 1, "return_token_ids": true});
+    let chat = server.post("/v3/chat/completions", chat.to_string()).await.json();
+    assert_eq!(tokens["tokens"], chat["prompt_token_ids"]);
+    assert_eq!(tokens["count"], chat["usage"]["prompt_tokens"]);
+    assert_eq!((&tokens["tokens"][0], &tokens["token_strs"][0]), (&json!(257), &json!("<|im_start|>")));
+    let closed = json!({"model": "parrot", "messages": messages, "add_generation_prompt": false});
+    let closed = server.post("/tokenize", closed.to_string()).await.json();
+    assert!(closed["count"].as_u64() < tokens["count"].as_u64());
+}
+
+#[tokio::test]
+async fn tokens_have_a_text() {
+    for path in ["/v3/detokenize", "/v1/detokenize", "/detokenize"] {
+        let answer = ask(path, json!({"model": "parrot", "tokens": [72, 105, 258]})).await;
+        assert_eq!(answer, json!({"prompt": "Hi<|im_end|>", "text": "Hi<|im_end|>"}));
+    }
+    let plain = json!({"model": "parrot", "tokens": [72, 105, 258], "skip_special_tokens": true});
+    assert_eq!(ask("/v3/detokenize", plain).await["text"], "Hi");
+}
+
+#[tokio::test]
+async fn what_cannot_be_tokenised_is_told() {
+    for (body, param, problem) in [
+        (json!({"model": "parrot"}), "text", "text: is missing, and so are prompt and messages"),
+        (json!({"model": "parrot", "text": "a", "prompt": "b"}), "text", "text: only one of text, prompt and messages can be given"),
+        (json!({"model": "other", "text": "a"}), "model", "the model \"other\" is not served here"),
+        (json!({"model": "parrot", "text": "a", "max_length": 0}), "max_length", "max_length: 0 is not an integer from 1 to 4294967295"),
+        (json!({"model": "parrot", "text": "a", "pad_to_max_length": true}), "pad_to_max_length", "pad_to_max_length: is true, but there is no max_length"),
+        (json!({"model": "parrot", "text": "a", "pad_to_max_length": true, "max_length": 4_000_000}), "max_length", "max_length: 4000000 tokens for each of 1 texts are more than 1048576"),
+        (json!({"model": "parrot", "text": "a", "padding_side": "up"}), "padding_side", "padding_side: \"up\" is not \"left\" or \"right\""),
+        (json!({"model": "parrot", "text": [1]}), "text[0]", "text[0]: 1 is not a string"),
+    ] {
+        assert_eq!(refused(body).await, (param.to_owned(), problem.to_owned()));
+    }
+    let server = Server::parrot("x");
+    let unknown = server.post("/v3/detokenize", json!({"model": "parrot", "tokens": [1, 300]}).to_string()).await;
+    assert_eq!(unknown.json()["error"]["param"], "tokens[1]");
+}
