@@ -323,7 +323,23 @@ fn a_prompt_that_is_scored_is_computed_whole_and_what_it_computes_is_kept() {
         submit 3 abcdefghxy max=1
         step
     ";
-    check(config(), script, expect![[""]]);
+    check(config(), script, expect![[r#"
+        > submit 1 abcdefghij max=1
+        > step
+        1: 0+10 [0 1 2] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 abcdefghij max=1 scores=prompt
+        > step
+        2: 0+10 [2 3 4] scores 0+9 -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 abcdefghxy max=1
+        > step
+        3: 8+2 [0 1 4] -> 3
+        3 started, 8 cached
+        3 finished, Length
+    "#]]);
 }
 
 #[test]
@@ -343,7 +359,25 @@ fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahea
         step
         step
     ";
-    check(config, script, expect![[""]]);
+    check(config, script, expect![[r#"
+        > submit 1 a*300 max=1 scores=prompt
+        > submit 2 b*20 max=1 scores=prompt
+        > submit 3 c*200 max=1
+        > step
+        1: 0+128 [0 1] scores 0+128
+        3: 0+200 [5 6 7 8] -> 3
+        1 started, 0 cached
+        3 started, 0 cached
+        3 finished, Length
+        > step
+        1: 128+128 [0 1 2 3] scores 128+128
+        > step
+        1: 256+44 [0 1 2 3 4] scores 256+43 -> 1
+        2: 0+20 [8] scores 0+19 -> 2
+        1 finished, Length
+        2 started, 0 cached
+        2 finished, Length
+    "#]]);
 }
 
 #[test]
@@ -356,5 +390,21 @@ fn nothing_is_shared_between_roots() {
         submit 3 abcdefghij max=1 root=7
         step
     ";
-    check(config(), script, expect![[""]]);
+    check(config(), script, expect![[r#"
+        > submit 1 abcdefghij max=1
+        > step
+        1: 0+10 [0 1 2] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 abcdefghij max=1 root=7
+        > step
+        2: 0+10 [2 3 4] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 abcdefghij max=1 root=7
+        > step
+        3: 8+2 [2 3 4] -> 3
+        3 started, 8 cached
+        3 finished, Length
+    "#]]);
 }
