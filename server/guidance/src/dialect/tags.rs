@@ -1,0 +1,149 @@
+//! Arguments between tags: strings as they are, everything else as JSON.
+
+use serde_json::Value;
+
+use super::{ANY_NAME, Dialect, Member, Members, Root, others};
+use crate::Invalid;
+use crate::lark::{Writer, choice, escape_regex, join, quote, quote_regex};
+use crate::schema;
+
+/// The parameters of a call.
+pub(super) fn parameters(
+    writer: &mut Writer<'_>,
+    root: &Root<'_>,
+    members: &Members<'_>,
+    dialect: Dialect,
+) -> Result<String, Invalid> {
+    let mut written = Vec::with_capacity(members.named.len());
+    for member in &members.named {
+        let begin = writer.literal(&dialect.begin(member.name))?;
+        let one = join([begin, value(writer, root, member, dialect.end())?]);
+        written.push(if member.is_required { one } else { format!("({one})?") });
+    }
+    if let Some((schema, at)) = &members.others {
+        let (before, after) = dialect.begin_parts();
+        let (before, after) = (writer.literal(before)?, writer.literal(after)?);
+        let member = Member { name: "", schema, at: at.clone(), is_required: false };
+        let value = value(writer, root, &member, dialect.end())?;
+        let name = writer.terminal(ANY_NAME);
+        let one = join([before, name, after, value]);
+        written.push(format!("({})?", others(writer, &one, "")));
+    }
+    Ok(join(written))
+}
+
+impl Dialect {
+    /// What precedes and follows the name in the tag that begins a parameter.
+    fn begin_parts(self) -> (&'static str, &'static str) {
+        match self {
+            Self::MiniCpm => ("<param name=\"", "\">"),
+            _ => ("<parameter=", ">\n"),
+        }
+    }
+
+    fn begin(self, name: &str) -> String {
+        let (before, after) = self.begin_parts();
+        format!("{before}{name}{after}")
+    }
+
+    fn end(self) -> &'static str {
+        match self {
+            Self::MiniCpm => "</param>",
+            _ => "\n</parameter>\n",
+        }
+    }
+}
+
+/// A value, and the tag that ends it.
+fn value(
+    writer: &mut Writer<'_>,
+    root: &Root<'_>,
+    member: &Member<'_>,
+    end: &str,
+) -> Result<String, Invalid> {
+    if member.schema.is_boolean() {
+        return writer.until(end);
+    }
+    let mut alternatives = Vec::new();
+    root.alternatives(member.schema, &member.at, &mut alternatives)?;
+    // Any text takes in what the others would be.
+    if alternatives.iter().any(|(schema, _)| is_any_text(schema)) {
+        return writer.until(end);
+    }
+    let mut written = Vec::with_capacity(alternatives.len());
+    for (schema, at) in &alternatives {
+        written.push(alternative(writer, root, (schema, at), end)?);
+    }
+    Ok(choice(&written))
+}
+
+fn alternative(
+    writer: &mut Writer<'_>,
+    root: &Root<'_>,
+    (schema, at): (&Value, &str),
+    end: &str,
+) -> Result<String, Invalid> {
+    let values = match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Some(Value::Array(values))) => Some(&values[..]),
+        _ => None,
+    };
+    if let Some(values) = values {
+        let mut written = Vec::with_capacity(values.len());
+        for value in values {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            written.push(writer.literal(&format!("{text}{end}"))?);
+        }
+        return Ok(choice(&written));
+    }
+    if schema.get("type").is_some_and(|kind| kind == "string") {
+        return bounded_text(writer, schema, end);
+    }
+    let value = writer.json(&schema::by_itself(schema, root.schema), at)?;
+    let end = writer.literal(end)?;
+    Ok(join([value, end]))
+}
+
+/// Whether the schema is of a text, and says nothing of it that is looked at. (Formats are remarks here.)
+fn is_any_text(schema: &Value) -> bool {
+    let kind = schema.get("type").and_then(Value::as_str);
+    let says = ["enum", "const", "pattern", "minLength", "maxLength"];
+    let is_text = match kind {
+        Some(kind) => kind == "string",
+        None => !["properties", "items", "additionalProperties"].iter().any(|key| schema.get(key).is_some()),
+    };
+    is_text && says.iter().all(|keyword| schema.get(keyword).is_none())
+}
+
+/// A text of some length that matches a pattern, and its end, as one word, which is over where that is first.
+fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, Invalid> {
+    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u64);
+    let (min, max) = (count("minLength").unwrap_or(0), count("maxLength"));
+    let mut parts = vec![match max {
+        None => format!("/(?s:.{{{min},}})/"),
+        Some(max) => format!("/(?s:.{{{min},{}}})/", max.max(min)),
+    }];
+    if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
+        let (open, pattern) = match pattern.strip_prefix('^') {
+            Some(rest) => ("", rest),
+            None => ("(?s:.*)", pattern),
+        };
+        let (pattern, close) = match pattern.strip_suffix('$') {
+            Some(rest) if !rest.ends_with('\\') => (rest, ""),
+            _ => (pattern, "(?s:.*)"),
+        };
+        parts.push(format!("/{open}(?:{}){close}/", quote_regex(pattern)));
+    }
+    let text = writer.terminal(&parts.join(" & "));
+    let whole = match writer.literal(end)? == quote(end) {
+        true => writer.terminal(&format!("{text} /{}/", escape_regex(end))),
+        // The end has a token of its own, which is in no text.
+        false => {
+            let end = writer.literal(end)?;
+            return Ok(join([text, end]));
+        }
+    };
+    let name = writer.reserve("r");
+    writer.define(&format!("{name}[lazy]"), &whole);
+    Ok(name)
+}

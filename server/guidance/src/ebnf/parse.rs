@@ -1,0 +1,392 @@
+//! Reads EBNF: rules, literals, classes of characters, groups and repetitions.
+
+use std::collections::HashMap;
+use std::iter::Peekable;
+use std::str::CharIndices;
+
+use crate::limits::REPEAT_MAX;
+
+/// How deep groups nest.
+const DEPTH_MAX: usize = 100;
+
+/// The rules of a grammar.
+#[derive(Debug)]
+pub(super) struct Rules {
+    pub(super) bodies: Vec<Node>,
+    pub(super) by_name: HashMap<String, usize>,
+}
+
+/// A part of a rule.
+#[derive(Debug, PartialEq)]
+pub(super) enum Node {
+    Literal(String),
+    /// A character, as a regular expression.
+    Class(String),
+    Rule(usize),
+    Sequence(Vec<Node>),
+    Choice(Vec<Node>),
+    Repeat(Box<Node>, u32, Option<u32>),
+}
+
+impl Node {
+    /// The rules it refers to, some perhaps twice.
+    pub(super) fn references(&self) -> Vec<usize> {
+        let mut found = Vec::new();
+        self.add_references(&mut found);
+        found
+    }
+
+    fn add_references(&self, found: &mut Vec<usize>) {
+        match self {
+            Self::Literal(_) | Self::Class(_) => {}
+            Self::Rule(rule) => found.push(*rule),
+            Self::Sequence(parts) | Self::Choice(parts) => {
+                parts.iter().for_each(|part| part.add_references(found));
+            }
+            Self::Repeat(part, ..) => part.add_references(found),
+        }
+    }
+}
+
+/// Reads the rules of a grammar.
+///
+/// # Errors
+/// What is wrong with it, and in which line.
+pub(super) fn rules(text: &str) -> Result<Rules, String> {
+    let mut reader = Reader { text, letters: text.char_indices().peekable(), names: HashMap::new(), depth: 0 };
+    let mut bodies: Vec<(usize, Node)> = Vec::new();
+    let mut defined = HashMap::new();
+    reader.skip_space();
+    while !reader.is_at_end() {
+        let Some(name) = reader.name() else { return Err(reader.expected("the name of a rule")) };
+        reader.skip_space();
+        if !reader.takes("::=") {
+            return Err(reader.expected("::="));
+        }
+        let rule = reader.rule(&name);
+        if defined.insert(rule, bodies.len()).is_some() {
+            return Err(reader.error(&format!("there are two rules named {name}")));
+        }
+        let body = reader.choice()?;
+        bodies.push((rule, body));
+    }
+    let mut by_rule: Vec<Option<Node>> = (0..reader.names.len()).map(|_| None).collect();
+    bodies.into_iter().for_each(|(rule, body)| by_rule[rule] = Some(body));
+    let missing = reader.names.iter().find(|(_, rule)| by_rule[**rule].is_none());
+    if let Some((name, _)) = missing {
+        return Err(format!("there is no rule named {name}"));
+    }
+    Ok(Rules { bodies: by_rule.into_iter().flatten().collect(), by_name: reader.names })
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    letters: Peekable<CharIndices<'a>>,
+    names: HashMap<String, usize>,
+    depth: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// The number of the rule of this name.
+    fn rule(&mut self, name: &str) -> usize {
+        let next = self.names.len();
+        *self.names.entry(name.to_owned()).or_insert(next)
+    }
+
+    fn place(&mut self) -> usize {
+        self.letters.peek().map_or(self.text.len(), |(at, _)| *at)
+    }
+
+    fn rest(&mut self) -> &'a str {
+        let place = self.place();
+        &self.text[place..]
+    }
+
+    fn is_at_end(&mut self) -> bool {
+        self.letters.peek().is_none()
+    }
+
+    fn peek(&mut self) -> Option<char> {
+        self.letters.peek().map(|(_, letter)| *letter)
+    }
+
+    fn next(&mut self) -> Option<char> {
+        self.letters.next().map(|(_, letter)| letter)
+    }
+
+    fn takes(&mut self, text: &str) -> bool {
+        let found = self.rest().starts_with(text);
+        if found {
+            for _ in text.chars() {
+                self.letters.next();
+            }
+        }
+        found
+    }
+
+    fn error(&mut self, problem: &str) -> String {
+        let place = self.place();
+        let line = 1 + self.text[..place].matches('\n').count();
+        format!("line {line}: {problem}")
+    }
+
+    fn expected(&mut self, what: &str) -> String {
+        match self.peek() {
+            Some(letter) => self.error(&format!("{what} is expected, not {letter:?}")),
+            None => self.error(&format!("{what} is expected, not the end")),
+        }
+    }
+
+    fn skip_space(&mut self) {
+        while let Some(letter) = self.peek() {
+            if letter == '#' {
+                while self.next().is_some_and(|letter| letter != '\n') {}
+            } else if letter.is_whitespace() {
+                self.next();
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let is_part = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == '-';
+        let name: String = self.rest().chars().take_while(|&letter| is_part(letter)).collect();
+        if name.is_empty() || name.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') {
+            return None;
+        }
+        self.takes(&name);
+        Some(name)
+    }
+
+    /// Whether the next rule begins here.
+    fn is_at_rule(&mut self) -> bool {
+        let rest = self.rest();
+        let after = rest.trim_start_matches(|letter: char| letter.is_alphanumeric() || letter == '_' || letter == '-');
+        after.len() < rest.len() && after.trim_start().starts_with("::=")
+    }
+
+    fn choice(&mut self) -> Result<Node, String> {
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
+            return Err(self.error(&format!("groups nest deeper than {DEPTH_MAX}")));
+        }
+        let mut parts = vec![self.sequence()?];
+        while self.takes("|") {
+            parts.push(self.sequence()?);
+        }
+        self.depth -= 1;
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Node::Choice(parts) })
+    }
+
+    fn sequence(&mut self) -> Result<Node, String> {
+        let mut parts = Vec::new();
+        loop {
+            self.skip_space();
+            match self.peek() {
+                None | Some('|' | ')') => break,
+                Some(_) if self.is_at_rule() => break,
+                Some(_) => {
+                    let part = self.part()?;
+                    parts.push(self.repeated(part)?);
+                }
+            }
+        }
+        Ok(if parts.len() == 1 { parts.remove(0) } else { Node::Sequence(parts) })
+    }
+
+    fn part(&mut self) -> Result<Node, String> {
+        if let Some(name) = self.name() {
+            return Ok(Node::Rule(self.rule(&name)));
+        }
+        match self.peek() {
+            Some('"') => {
+                self.next();
+                self.literal().map(Node::Literal)
+            }
+            Some('[') => {
+                self.next();
+                self.class().map(Node::Class)
+            }
+            Some('.') => {
+                self.next();
+                Ok(Node::Class("(?s:.)".to_owned()))
+            }
+            Some('(') => {
+                self.next();
+                if self.peek() == Some('=') {
+                    return Err(self.error("looking ahead is not supported"));
+                }
+                let inner = self.choice()?;
+                if self.takes(")") { Ok(inner) } else { Err(self.expected("a closing parenthesis")) }
+            }
+            _ => Err(self.expected("a name, a literal, a class or a group")),
+        }
+    }
+
+    fn repeated(&mut self, mut part: Node) -> Result<Node, String> {
+        loop {
+            let (min, max) = match self.peek() {
+                Some('*') => (0, None),
+                Some('+') => (1, None),
+                Some('?') => (0, Some(1)),
+                Some('{') => {
+                    self.next();
+                    let (min, max) = self.bounds()?;
+                    part = Node::Repeat(Box::new(part), min, max);
+                    continue;
+                }
+                _ => return Ok(part),
+            };
+            self.next();
+            part = Node::Repeat(Box::new(part), min, max);
+        }
+    }
+
+    /// What is between braces.
+    fn bounds(&mut self) -> Result<(u32, Option<u32>), String> {
+        let inner: String = self.rest().chars().take_while(|&letter| letter != '}').collect();
+        let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&count| count <= REPEAT_MAX);
+        let bounds = match inner.split_once(',') {
+            None => number(&inner).map(|count| (count, Some(count))),
+            Some((min, "")) => number(min).map(|min| (min, None)),
+            Some((min, max)) => {
+                let min = if min.trim().is_empty() { Some(0) } else { number(min) };
+                let max = if max.trim().is_empty() { Some(None) } else { number(max).map(Some) };
+                min.zip(max).filter(|(min, max)| max.is_none_or(|max| *min <= max))
+            }
+        };
+        let problem = format!("a count of at most {REPEAT_MAX}, or two, are expected within braces");
+        let Some(bounds) = bounds else { return Err(self.error(&problem)) };
+        if self.takes(&inner) && self.takes("}") { Ok(bounds) } else { Err(self.error(&problem)) }
+    }
+
+    fn literal(&mut self) -> Result<String, String> {
+        let mut text = String::new();
+        loop {
+            match self.next() {
+                None | Some('\n') => return Err(self.error("a literal has no end")),
+                Some('"') => return Ok(text),
+                Some('\\') => text.push(self.escaped()?),
+                Some(letter) => text.push(letter),
+            }
+        }
+    }
+
+    /// A class of characters as a regular expression.
+    fn class(&mut self) -> Result<String, String> {
+        let mut class = String::from(if self.takes("^") { "[^" } else { "[" });
+        let empty = class.len();
+        loop {
+            if self.takes("]") {
+                break;
+            }
+            if self.rest().starts_with("\\d") || self.rest().starts_with("\\w") || self.rest().starts_with("\\s") {
+                class.push('\\');
+                self.next();
+                class.extend(self.next());
+                continue;
+            }
+            let first = self.class_letter()?;
+            let is_range = self.rest().starts_with('-') && !self.rest().starts_with("-]");
+            if !is_range {
+                class.push_str(&format!("\\x{{{:x}}}", first as u32));
+                continue;
+            }
+            self.next();
+            let last = self.class_letter()?;
+            if last < first {
+                return Err(self.error(&format!("the range from {first:?} to {last:?} is empty")));
+            }
+            class.push_str(&format!("\\x{{{:x}}}-\\x{{{:x}}}", first as u32, last as u32));
+        }
+        match (class.len() == empty, empty) {
+            (true, 1) => Err(self.error("a class has no character")),
+            // Anything but nothing.
+            (true, _) => Ok("(?s:.)".to_owned()),
+            _ => Ok(class + "]"),
+        }
+    }
+
+    fn class_letter(&mut self) -> Result<char, String> {
+        match self.next() {
+            None => Err(self.error("a class has no end")),
+            Some('\\') => self.escaped(),
+            Some(letter) => Ok(letter),
+        }
+    }
+
+    /// What comes after a backslash.
+    fn escaped(&mut self) -> Result<char, String> {
+        let digits = match self.next() {
+            Some('n') => return Ok('\n'),
+            Some('r') => return Ok('\r'),
+            Some('t') => return Ok('\t'),
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            Some(letter) if !letter.is_alphanumeric() => return Ok(letter),
+            Some(letter) => return Err(self.error(&format!("\\{letter} is no escape"))),
+            None => return Err(self.error("nothing follows a backslash")),
+        };
+        let code: String = self.rest().chars().take(digits).collect();
+        let letter = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
+        match letter.filter(|_| code.len() == digits) {
+            Some(letter) => {
+                self.takes(&code);
+                Ok(letter)
+            }
+            None => Err(self.error(&format!("{digits} hexadecimal digits of a character are expected"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(text: &str) -> Node {
+        rules(text).unwrap().bodies.remove(0)
+    }
+
+    #[test]
+    fn reads_what_rules_are_made_of() {
+        let literal = |text: &str| Node::Literal(text.to_owned());
+        assert_eq!(body("root ::= \"a\\n\\x41\\\"\" # a comment\n"), literal("a\nA\""));
+        assert_eq!(body("root ::= [^\\]a-z-]"), Node::Class("[^\\x{5d}\\x{61}-\\x{7a}\\x{2d}]".to_owned()));
+        assert_eq!(
+            body("root ::= (\"a\" |\n \"b\")* \"c\"{2,3}"),
+            Node::Sequence(vec![
+                Node::Repeat(Box::new(Node::Choice(vec![literal("a"), literal("b")])), 0, None),
+                Node::Repeat(Box::new(literal("c")), 2, Some(3)),
+            ])
+        );
+        assert_eq!(body("root ::= | \"a\""), Node::Choice(vec![Node::Sequence(vec![]), literal("a")]));
+        let two = rules("root ::= other\nother ::= root \"x\"\n").unwrap();
+        assert_eq!(two.bodies[0], Node::Rule(1));
+        assert_eq!(two.bodies[1], Node::Sequence(vec![Node::Rule(0), literal("x")]));
+    }
+
+    #[test]
+    fn tells_what_is_wrong_and_where() {
+        for (text, problem) in [
+            ("root ::= \"a", "line 1: a literal has no end"),
+            ("root ::= a", "there is no rule named a"),
+            ("root ::= \"a\"\n\nroot ::= \"b\"", "line 3: there are two rules named root"),
+            ("\nroot = \"a\"", "line 2: ::= is expected, not '='"),
+            ("root ::= (\"a\"", "line 1: a closing parenthesis is expected, not the end"),
+            ("root ::= [z-a]", "line 1: the range from 'z' to 'a' is empty"),
+            ("root ::= []", "line 1: a class has no character"),
+            ("root ::= \"a\"{3,2}", "line 1: a count of at most 65536, or two, are expected within braces"),
+            ("root ::= \"\\q\"", "line 1: \\q is no escape"),
+            ("root ::= \"\\x4\"", "line 1: 2 hexadecimal digits of a character are expected"),
+            ("root ::= *", "line 1: a name, a literal, a class or a group is expected, not '*'"),
+            ("root ::= \"a\")", "line 1: the name of a rule is expected, not ')'"),
+            ("root ::= (= \"a\")", "line 1: looking ahead is not supported"),
+        ] {
+            assert_eq!(rules(text).unwrap_err(), problem, "{text}");
+        }
+        let deep = format!("root ::= {}", "(".repeat(1000));
+        assert_eq!(rules(&deep).unwrap_err(), "line 1: groups nest deeper than 100");
+    }
+}

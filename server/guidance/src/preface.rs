@@ -1,0 +1,158 @@
+//! What comes before a form: free text up to a mark, such as a model's reasoning.
+//!
+//! In the text everything may come but what ends the answer, so there is nothing to compute. One newline after the
+//! mark is layout, which readers leave out; then the form begins.
+
+use std::sync::Arc;
+
+use server_engine::{GuideError, GuideState, Progress, TokenId, TokenSet};
+
+use crate::Vocabulary;
+use crate::guide::State;
+
+/// Free text that ends with a mark.
+#[derive(Debug)]
+pub struct Preface {
+    vocabulary: Arc<Vocabulary>,
+    /// The token that begins the text; none if it has begun.
+    open: Option<TokenId>,
+    /// The mark that ends it.
+    close: Vec<u8>,
+    /// What may come in the text wherever it is.
+    free: TokenSet,
+    newline: Option<TokenId>,
+}
+
+impl Preface {
+    pub(crate) fn new(vocabulary: &Arc<Vocabulary>, open: Option<&str>, close: &str) -> Option<Self> {
+        let open = match open {
+            None => None,
+            Some(open) => Some(vocabulary.token(open)?),
+        };
+        let close = close.as_bytes();
+        if close.is_empty() {
+            return None;
+        }
+        let mut free = TokenSet::new(vocabulary.len() as u32);
+        for token in 0..vocabulary.len() as TokenId {
+            let bytes = vocabulary.bytes(token);
+            let is_mark = bytes == close;
+            let is_text = !vocabulary.is_special(token) && !bytes.is_empty();
+            if is_mark || (is_text && goes_on(bytes, close)) {
+                free.insert(token);
+            }
+        }
+        let newline = vocabulary.token("\n").filter(|&token| !vocabulary.is_special(token));
+        Some(Self { vocabulary: Arc::clone(vocabulary), open, close: close.to_vec(), free, newline })
+    }
+
+    /// Takes out of `allowed` what would end the text and go on within one token, after text that ends with `tail`.
+    fn remove_overlong(&self, tail: &[u8], allowed: &mut TokenSet) {
+        let begun = (1..self.close.len()).filter(|&length| tail.ends_with(&self.close[..length]));
+        for length in begun {
+            let rest = &self.close[length..];
+            let is_overlong = |token: &TokenId| {
+                let bytes = self.vocabulary.bytes(*token);
+                bytes.starts_with(rest) && !is_layout(&bytes[rest.len()..])
+            };
+            let overlong: Vec<TokenId> = self.free.iter().filter(is_overlong).collect();
+            overlong.into_iter().for_each(|token| allowed.remove(token));
+        }
+    }
+}
+
+/// Whether a token's bytes have the mark only at their end, but for layout.
+fn goes_on(bytes: &[u8], close: &[u8]) -> bool {
+    let found = bytes.windows(close.len()).position(|window| window == close);
+    found.is_none_or(|at| is_layout(&bytes[at + close.len()..]))
+}
+
+fn is_layout(bytes: &[u8]) -> bool {
+    bytes.is_empty() || bytes == b"\n"
+}
+
+/// A sequence that may be before its form.
+#[derive(Clone, Debug)]
+pub(crate) struct Prefaced {
+    preface: Arc<Preface>,
+    phase: Phase,
+    form: State,
+}
+
+#[derive(Clone, Debug)]
+enum Phase {
+    /// Nothing has come.
+    Lead,
+    /// In the text, which ends like this.
+    Free { tail: Vec<u8> },
+    /// The mark has come.
+    Marked { form_takes_newline: bool },
+    /// In the form.
+    Form,
+}
+
+impl Prefaced {
+    pub(crate) fn new(preface: Arc<Preface>, form: State) -> Self {
+        let phase = if preface.open.is_some() { Phase::Lead } else { Phase::Free { tail: Vec::new() } };
+        Self { preface, phase, form }
+    }
+}
+
+impl GuideState for Prefaced {
+    fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
+        let Self { preface, phase, form } = self;
+        match phase {
+            Phase::Lead => {
+                let progress = form.allow(allowed)?;
+                preface.open.into_iter().for_each(|open| allowed.insert(open));
+                Ok(progress)
+            }
+            Phase::Free { tail } => {
+                allowed.insert_words(preface.free.words());
+                preface.remove_overlong(tail, allowed);
+                Ok(Progress::Open)
+            }
+            Phase::Marked { form_takes_newline } => {
+                let progress = form.allow(allowed)?;
+                if let Some(newline) = preface.newline {
+                    *form_takes_newline = allowed.contains(newline);
+                    allowed.insert(newline);
+                }
+                Ok(progress)
+            }
+            Phase::Form => form.allow(allowed),
+        }
+    }
+
+    fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError> {
+        match &mut self.phase {
+            Phase::Lead if Some(token) == self.preface.open => {
+                self.phase = Phase::Free { tail: Vec::new() };
+                return Ok(Progress::Open);
+            }
+            Phase::Free { tail } => {
+                let close = &self.preface.close;
+                tail.extend_from_slice(self.preface.vocabulary.bytes(token));
+                let found = tail.windows(close.len()).position(|window| window == close);
+                match found.map(|at| &tail[at + close.len()..]) {
+                    Some([]) => self.phase = Phase::Marked { form_takes_newline: false },
+                    Some(_) => self.phase = Phase::Form,
+                    // Of what may be a beginning of the mark.
+                    None => drop(tail.drain(..(tail.len() + 1).saturating_sub(close.len()))),
+                }
+                return Ok(Progress::Open);
+            }
+            Phase::Marked { form_takes_newline: false } if Some(token) == self.preface.newline => {
+                self.phase = Phase::Form;
+                return Ok(Progress::Open);
+            }
+            Phase::Lead | Phase::Marked { .. } => self.phase = Phase::Form,
+            Phase::Form => {}
+        }
+        self.form.commit(token)
+    }
+
+    fn fork(&self) -> Box<dyn GuideState> {
+        Box::new(self.clone())
+    }
+}

@@ -1,0 +1,117 @@
+//! Arguments of calls in the ways of models that do not write them as JSON.
+
+use serde_json::{Value, json};
+use server_guidance::{Dialect, Form};
+
+use crate::support::check;
+
+fn arguments(dialect: Dialect, schema: Value) -> Form {
+    Form::Value { dialect, schema, at: "parameters".to_owned() }
+}
+
+fn weather() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+            "exact": {"type": "boolean"},
+        },
+        "required": ["city", "unit"],
+        "additionalProperties": false,
+    })
+}
+
+#[test]
+fn python_has_names_and_literals() {
+    check(
+        &arguments(Dialect::Python, weather()),
+        &[
+            "city=\"Ulm\", unit=\"C\"",
+            "city=\"a\\\"b\", days=3, unit=\"F\", exact=True",
+            "city=\"\", unit=\"C\", exact=False",
+        ],
+        &["", "city=\"Ulm\"", "city=\"Ulm\", unit=\"K\"", "unit=\"C\", city=\"Ulm\"", "city='Ulm', unit=\"C\"",
+          "city=\"Ulm\", days=10, unit=\"C\"", "city=\"Ulm\", unit=\"C\", "],
+    );
+    let optional = json!({"properties": {"a": {"type": "integer"}, "b": {"type": "null"}}});
+    check(&arguments(Dialect::Python, optional), &["a=1", "b=None", "a=1, b=None"], &["b=None, a=1", "a=1,", ", b=None"]);
+    check(&arguments(Dialect::Python, json!({"type": "object"})), &["x=1", "x=\"y\", z_1=[1, {\"a\":null}]"], &["1", "x=", "x=1,y=2"]);
+}
+
+#[test]
+fn gemma_has_bare_keys_and_quotes_of_its_own() {
+    check(
+        &arguments(Dialect::Gemma, weather()),
+        &[
+            "city:<|\"|>Ulm<|\"|>,unit:<|\"|>C<|\"|>",
+            "city:<|\"|>a\"b\\<|\"|>,days:3,unit:<|\"|>F<|\"|>,exact:true",
+        ],
+        &["", "city:\"Ulm\",unit:<|\"|>C<|\"|>", "city:<|\"|>Ulm<|\"|>,unit:C", "city:<|\"|>Ulm<|\"|>, unit:<|\"|>C<|\"|>"],
+    );
+    let nested = json!({
+        "$defs": {"p": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+        "properties": {
+            "list": {"type": "array", "items": {"$ref": "#/$defs/p"}, "minItems": 1, "maxItems": 2},
+            "any": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]},
+        },
+        "required": ["list", "any"],
+    });
+    check(
+        &arguments(Dialect::Gemma, nested),
+        &["list:[{x:1.5}],any:null", "list:[{x:1},{x:-2e1}],any:<|\"|>ab<|\"|>"],
+        &["list:[],any:null", "list:[{x:1},{x:1},{x:1}],any:null", "list:[{}],any:null", "list:[{x:1}],any:<|\"|>abc<|\"|>"],
+    );
+    check(&arguments(Dialect::Gemma, json!(true)), &["a:1", "a:<|\"|>x<|\"|>,b_2:true"], &["a:x", "1:2"]);
+}
+
+#[test]
+fn tags_have_texts_as_they_are_and_all_else_as_json() {
+    let qwen = |parameters: &[(&str, &str)]| -> String {
+        parameters.iter().map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n")).collect()
+    };
+    let city = ("city", "New\n</param \"York\"");
+    let fitting = [
+        qwen(&[city, ("unit", "C")]),
+        qwen(&[("city", ""), ("days", "9"), ("unit", "F"), ("exact", "true")]),
+    ];
+    let others = [
+        qwen(&[city]),
+        qwen(&[city, ("unit", "\"C\"")]),
+        qwen(&[("unit", "C"), city]),
+        qwen(&[city, ("days", "0"), ("unit", "C")]),
+        qwen(&[city, ("unit", "C"), ("other", "x")]),
+    ];
+    let texts = |texts: &[String]| texts.to_vec();
+    let (fitting, others) = (texts(&fitting), texts(&others));
+    let (fitting, others): (Vec<&str>, Vec<&str>) =
+        (fitting.iter().map(String::as_str).collect(), others.iter().map(String::as_str).collect());
+    check(&arguments(Dialect::Qwen, weather()), &fitting, &others);
+    check(
+        &arguments(Dialect::MiniCpm, weather()),
+        &["<param name=\"city\">a<b</param><param name=\"unit\">C</param>"],
+        &["<param name=\"city\">a</param>", "<param name='city'>a</param><param name=\"unit\">C</param>"],
+    );
+}
+
+#[test]
+fn texts_between_tags_keep_to_lengths_and_patterns() {
+    let schema = json!({
+        "properties": {
+            "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]+$", "maxLength": 4},
+            "note": {"anyOf": [{"type": "string", "enum": ["a", "b"]}, {"type": "null"}]},
+        },
+        "required": ["code", "note"],
+    });
+    let call = |code: &str, note: &str| format!("<param name=\"code\">{code}</param><param name=\"note\">{note}</param>");
+    let fitting = [call("AB1", "a"), call("AB12", "null")];
+    let others = [call("AB", "a"), call("AB123", "a"), call("ab1", "a"), call("AB1", "c"), call("AB1", "\"a\"")];
+    let strings = |texts: &[String]| -> Vec<String> { texts.to_vec() };
+    let (fitting, others) = (strings(&fitting), strings(&others));
+    let (fitting, others): (Vec<&str>, Vec<&str>) =
+        (fitting.iter().map(String::as_str).collect(), others.iter().map(String::as_str).collect());
+    check(&arguments(Dialect::MiniCpm, schema), &fitting, &others);
+    let any = json!({"type": "object"});
+    check(&arguments(Dialect::Qwen, any), &["", "<parameter=x>\n1\n</parameter>\n"], &["<parameter=x>1</parameter>"]);
+}

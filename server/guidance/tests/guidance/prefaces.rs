@@ -1,0 +1,98 @@
+//! Free text before a form.
+
+use serde_json::json;
+use server_guidance::{Form, Guide};
+
+use crate::support::{COMPILER, Fit, compile, draw, first, fit};
+
+fn object() -> Guide {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
+    compile(&Form::Json { schema, at: "schema".to_owned() })
+}
+
+#[test]
+fn reasoning_may_come_first_and_then_the_form_counts() {
+    let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
+    for text in ["{\"a\":1}", "<think>x{}</think>{\"a\":1}", "<think></think>\n{\"a\": 1}"] {
+        assert_eq!(fit(&guide, text), Fit::Whole, "{text}");
+    }
+    for (text, at) in [("x", 0), ("<think>x</think>x", 16), ("<think></think>\n\n{", 16), ("</think>", 0)] {
+        assert_eq!(fit(&guide, text), Fit::NotAfter(at), "{text}");
+    }
+    assert_eq!(fit(&guide, "<think>no end"), Fit::Begun);
+    // Nothing ends the text but its mark.
+    assert_eq!(fit(&guide, "<think>x<end>"), Fit::NotAfter(8));
+    assert_eq!(fit(&guide, "<think>x<|end|>"), Fit::NotAfter(8));
+}
+
+#[test]
+fn reasoning_that_the_prompt_has_begun_comes_first() {
+    let guide = object().after(COMPILER.preface(None, "</think>").unwrap());
+    assert_eq!(fit(&guide, "why</think>{\"a\":1}"), Fit::Whole);
+    assert_eq!(fit(&guide, "{\"a\":1}"), Fit::Begun);
+}
+
+#[test]
+fn a_mark_that_is_spelled_ends_the_text_too() {
+    let guide = object().after(COMPILER.preface(None, "\nDone:").unwrap());
+    for text in ["why\nDone:{\"a\":1}", "\n\nDone:\n{\"a\":1}", "\nDon\nDone:{\"a\":1}"] {
+        assert_eq!(fit(&guide, text), Fit::Whole, "{text}");
+    }
+    assert_eq!(fit(&guide, "\nDone:x"), Fit::NotAfter(6));
+    // A token that would end the mark and go on does not come, unless what follows is a newline.
+    let guide = object().after(COMPILER.preface(None, "x</think>").unwrap());
+    let (_, mut state) = first(&guide);
+    let vocabulary = COMPILER.vocabulary();
+    for letter in "x</think".bytes() {
+        state.commit(u32::from(letter)).unwrap();
+    }
+    let mut allowed = server_engine::TokenSet::new(vocabulary.len() as u32);
+    state.allow(&mut allowed).unwrap();
+    assert!(allowed.contains(vocabulary.token(">\n").unwrap()));
+    assert!(allowed.contains(u32::from(b'>')) && allowed.contains(u32::from(b'y')));
+    state.commit(vocabulary.token(">\n").unwrap()).unwrap();
+    allowed.clear();
+    state.allow(&mut allowed).unwrap();
+    assert!(allowed.contains(u32::from(b'{')) && !allowed.contains(u32::from(b'y')));
+    assert!(!allowed.contains(u32::from(b'\n')), "one newline is layout, a second is not");
+}
+
+#[test]
+fn a_token_that_is_not_there_opens_nothing() {
+    assert!(COMPILER.preface(Some("<reason>"), "</reason>").is_none());
+    assert!(COMPILER.preface(None, "").is_none());
+}
+
+#[test]
+fn what_is_drawn_is_reasoning_and_then_the_form() {
+    let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
+    let (mut thought, mut whole) = (0, 0);
+    for seed in 0..60 {
+        let drawn = draw(&guide, seed, 400);
+        let Some(rest) = drawn.text.strip_prefix("<think>") else { continue };
+        thought += 1;
+        if drawn.is_whole {
+            whole += 1;
+            let (_, answer) = rest.split_once("</think>").unwrap();
+            assert!(serde_json::from_str::<serde_json::Value>(answer).unwrap().is_object(), "{answer}");
+        }
+    }
+    assert!(thought > 10 && whole > thought / 3, "{thought} thought, {whole} are whole");
+}
+
+#[test]
+fn a_fork_goes_on_by_itself() {
+    let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
+    let vocabulary = COMPILER.vocabulary();
+    let (_, mut state) = first(&guide);
+    state.commit(vocabulary.special("<think>").unwrap()).unwrap();
+    let mut fork = state.fork();
+    state.commit(vocabulary.special("</think>").unwrap()).unwrap();
+    let allowed = |state: &mut dyn server_engine::GuideState| {
+        let mut allowed = server_engine::TokenSet::new(vocabulary.len() as u32);
+        state.allow(&mut allowed).unwrap();
+        allowed
+    };
+    assert!(!allowed(state.as_mut()).contains(u32::from(b'x')));
+    assert!(allowed(fork.as_mut()).contains(u32::from(b'x')));
+}

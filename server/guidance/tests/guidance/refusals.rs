@@ -1,0 +1,121 @@
+//! What cannot be followed is refused, with its place, within limits of time and memory.
+
+use serde_json::{Value, json};
+use server_guidance::{Dialect, Form, limits};
+
+use crate::support::COMPILER;
+
+fn refused(form: &Form) -> (String, String) {
+    let invalid = COMPILER.compile(form).expect_err("it cannot be followed");
+    (invalid.at, invalid.problem)
+}
+
+fn json_form(schema: Value) -> Form {
+    Form::Json { schema, at: "schema".to_owned() }
+}
+
+#[test]
+fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
+    for (schema, place, problem) in [
+        (json!({"type": "strin"}), "schema.type", "\"strin\" is none of"),
+        (json!({"uniqueItems": true, "type": "array"}), "schema", "uniqueItems"),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"const": 1}}}}}),
+            "schema.properties.a.items",
+            "not",
+        ),
+        (json!({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(?=x)y"}]}), "schema.anyOf[1]", ""),
+        (json!({"$defs": {"a": {"pattern": "["}}, "$ref": "#/$defs/a"}), "schema.$defs.a", ""),
+        (json!({"$ref": "#/$defs/gone"}), "schema", ""),
+        (json!({"$ref": "https://example.org/schema"}), "schema", ""),
+        (json!({"type": "integer", "minimum": 5, "maximum": 4}), "schema", ""),
+        (json!({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}), "schema", "oneOf"),
+    ] {
+        let (at, told) = refused(&json_form(schema.clone()));
+        assert_eq!(at, place, "{told}: {schema}");
+        assert!(told.contains(problem) && !told.is_empty(), "{told}: {schema}");
+        // And where it is a part of something else.
+        let part = Form::Sequence(vec![Form::literal("x"), json_form(schema)]);
+        assert_eq!(refused(&part).0, place);
+    }
+}
+
+#[test]
+fn expressions_and_grammars_are_refused_with_their_places() {
+    let regex = |pattern: &str| Form::Regex { pattern: pattern.to_owned(), at: "structured_outputs.regex".to_owned() };
+    for pattern in ["(", "a(?=b)", "[z-a]", "a{3,2}", "(a{1000}){1000}", "\\1"] {
+        assert_eq!(refused(&regex(pattern)).0, "structured_outputs.regex", "{pattern}");
+        let part = Form::Choice(vec![Form::literal("x"), regex("ok"), regex(pattern)]);
+        assert_eq!(refused(&part).0, "structured_outputs.regex", "{pattern}");
+    }
+    let grammar = |text: &str| Form::Grammar { text: text.to_owned(), at: "grammar".to_owned() };
+    for text in [
+        "start: \"a", "start: b", "x: \"a\"", "root ::= b", "root ::= \"a", " ", "start: \"a\"\nstart: \"b\"",
+        "start: <|no such token|>", "start: @other",
+    ] {
+        assert_eq!(refused(&grammar(text)).0, "grammar", "{text}");
+    }
+}
+
+#[test]
+fn what_is_over_a_limit_is_refused() {
+    let long = "x".repeat(limits::REGEX_BYTES_MAX + 1);
+    assert!(refused(&Form::Regex { pattern: long, at: "regex".to_owned() }).1.contains("bytes"));
+    let long = format!("start: \"{}\"", "x".repeat(limits::GRAMMAR_BYTES_MAX));
+    assert!(refused(&Form::Grammar { text: long, at: "grammar".to_owned() }).1.contains("bytes"));
+    let long = Form::literal("x".repeat(limits::FORM_BYTES_MAX + 1));
+    assert!(refused(&long).1.contains("bytes"));
+    let many = Form::Choice(vec![Form::literal("x"); limits::ELEMENTS_MAX + 1]);
+    assert!(refused(&many).1.contains("elements"));
+    let mut deep = Form::literal("x");
+    for _ in 0..=limits::FORM_DEPTH_MAX {
+        deep = Form::Sequence(vec![Form::literal("("), deep]);
+    }
+    assert!(refused(&deep).1.contains("deeper"));
+    let often = Form::Repeat { form: Box::new(Form::literal("x")), min: limits::REPEAT_MAX + 1, max: None };
+    assert!(refused(&often).1.contains("repetition"));
+    assert!(refused(&Form::literal("")).1.contains("empty"));
+}
+
+#[test]
+fn schemas_that_grow_without_bound_are_refused_or_followed_but_never_hang() {
+    // Each way to put one into another doubles what there is.
+    let mut doubled = json!({"type": "object", "properties": {"x": {"type": "string"}}});
+    for _ in 0..24 {
+        doubled = json!({"allOf": [{"anyOf": [doubled.clone(), {"type": "integer"}]}, {"anyOf": [{"type": "object"}, {"minimum": 3}]}]});
+        if doubled.to_string().len() > 100_000 {
+            break;
+        }
+    }
+    let many: Vec<Value> = (0..5000).map(|index| json!(format!("value {index}"))).collect();
+    let names = (0..2000).map(|index| (format!("p{index}"), json!({"type": "string"})));
+    for schema in [
+        doubled,
+        json!({"enum": many}),
+        json!({"type": "object", "properties": names.collect::<serde_json::Map<_, _>>()}),
+        json!({"type": "string", "minLength": 100_000, "maxLength": 1_000_000}),
+        json!({"type": "array", "items": {"type": "integer"}, "minItems": 50_000}),
+        json!({"type": "string", "pattern": "^(((a{1,100}){1,100}){1,100}){1,100}$"}),
+    ] {
+        // Either is right; that it comes back is what is tried.
+        let _ = COMPILER.compile(&json_form(schema));
+    }
+}
+
+#[test]
+fn arguments_that_a_model_cannot_write_are_refused_with_their_places() {
+    for (dialect, schema, place) in [
+        (Dialect::Gemma, json!({"properties": {"a": {"type": "string", "pattern": "x"}}}), "p.properties.a.pattern"),
+        (Dialect::Gemma, json!({"properties": {"a": {"type": "object", "minProperties": 3}}}), "p.properties.a.minProperties"),
+        (Dialect::Qwen, json!({"anyOf": [{"type": "object"}]}), "p.anyOf"),
+        (Dialect::MiniCpm, json!({"properties": {}, "required": ["x"]}), "p.required"),
+        (Dialect::Python, json!({"type": "array"}), "p.type"),
+        (Dialect::Python, json!({"properties": {"a": {"uniqueItems": true, "type": "array"}}}), "p"),
+        (Dialect::Qwen, json!({"properties": {"a": {"type": "zahl"}}}), "p.properties.a.type"),
+        (Dialect::Qwen, json!({"properties": {"a": {"$ref": "#/$defs/x"}}}), "p.properties.a.$ref"),
+    ] {
+        let form = Form::Value { dialect, schema: schema.clone(), at: "p".to_owned() };
+        let (at, problem) = refused(&form);
+        assert_eq!(at, place, "{problem}: {schema}");
+    }
+}

@@ -1,0 +1,162 @@
+//! A small vocabulary, texts that are tried on a form, and texts that are drawn from one.
+
+use std::sync::LazyLock;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::{Choice, Guide as _, GuideState, History, Progress, Sampler, Sampling, TokenSet};
+use server_guidance::{Compiler, Form, Guide, Vocabulary};
+use server_scheduler::StopRule;
+
+/// Special tokens, from 256 on.
+pub(crate) const SPECIAL: [&str; 14] = [
+    "<end>",
+    "<think>",
+    "</think>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|channel|>",
+    "<|message|>",
+    "<|start|>",
+    "<|end|>",
+    "<|call|>",
+    "<|constrain|>",
+];
+
+/// Tokens of several bytes, after those.
+const LONGER: [&str; 40] = [
+    "{\"", "\":", "\": ", "\", \"", ", ", "\"}", "\"]", "}}", "]}", "true", "false", "null", "True", "None", "  ",
+    "\n\n", "12", "34", "0.", "e5", "-1", "the", " and", "name", "arg", "uments", "value", "type", "ab", "xyz", "ä",
+    "日本", "🦀", "\\n", "\\\"", "</", "tool", "_call", ">\n", "para",
+];
+
+pub(crate) fn vocabulary() -> Vocabulary {
+    let bytes = (0..=255u8).map(|byte| (vec![byte], false));
+    let special = SPECIAL.iter().map(|text| (text.as_bytes().to_vec(), true));
+    let longer = LONGER.iter().map(|text| (text.as_bytes().to_vec(), false));
+    Vocabulary::new(bytes.chain(special).chain(longer)).unwrap()
+}
+
+pub(crate) static COMPILER: LazyLock<Compiler> =
+    LazyLock::new(|| Compiler::new(vocabulary(), 2).unwrap());
+
+pub(crate) fn compile(form: &Form) -> Guide {
+    COMPILER.compile(form).unwrap_or_else(|invalid| panic!("{invalid}: {form:?}"))
+}
+
+/// How a text fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// It is whole.
+    Whole,
+    /// It may go on so, and has to.
+    Begun,
+    /// After so many bytes nothing like the rest may come.
+    NotAfter(usize),
+}
+
+/// How `text` fits, each special token in it taken as one, and else a byte at a time.
+pub(crate) fn fit(guide: &Guide, text: &str) -> Fit {
+    let vocabulary = COMPILER.vocabulary();
+    let mut state = guide.start().unwrap();
+    let mut allowed = TokenSet::new(vocabulary.len() as u32);
+    let mut at = 0;
+    let mut ended = false;
+    while at < text.len() {
+        let special = SPECIAL.iter().find(|special| text[at..].starts_with(*special));
+        let tokens: Vec<u32> = match special {
+            Some(special) => vec![vocabulary.special(special).unwrap()],
+            None => {
+                let letter = text[at..].chars().next().unwrap();
+                letter.to_string().bytes().map(u32::from).collect()
+            }
+        };
+        for token in tokens {
+            allowed.clear();
+            if ended || state.allow(&mut allowed).unwrap() == Progress::Ended || !allowed.contains(token) {
+                return Fit::NotAfter(at);
+            }
+            ended = state.commit(token).unwrap() == Progress::Ended;
+            at += vocabulary.bytes(token).len();
+        }
+    }
+    allowed.clear();
+    if ended || state.allow(&mut allowed).unwrap() != Progress::Open { Fit::Whole } else { Fit::Begun }
+}
+
+/// Which of these texts fit as a whole.
+pub(crate) fn check(form: &Form, fitting: &[&str], others: &[&str]) {
+    let guide = compile(form);
+    for text in fitting {
+        assert_eq!(fit(&guide, text), Fit::Whole, "{text:?} in {form:?}");
+    }
+    for text in others {
+        assert_ne!(fit(&guide, text), Fit::Whole, "{text:?} in {form:?}");
+    }
+}
+
+/// A text that is drawn from a form, and whether it is whole.
+pub(crate) struct Drawn {
+    pub(crate) text: String,
+    pub(crate) is_whole: bool,
+}
+
+/// Draws a text with logits that are random, but that those that end something are somewhat greater: else strings
+/// are long.
+pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> Drawn {
+    let vocabulary = COMPILER.vocabulary();
+    let mut rng = StdRng::seed_from_u64(seed);
+    let closes: Vec<f32> = (0..vocabulary.len() as u32)
+        .map(|token| match vocabulary.bytes(token) {
+            [b'"' | b'}' | b']' | b'>'] => 4.0,
+            bytes if bytes.ends_with(b"\"") || bytes.ends_with(b"}") => 2.5,
+            bytes if vocabulary.is_special(token) || bytes.starts_with(b"<") => 3.0,
+            _ => 0.0,
+        })
+        .collect();
+    let sampling = Sampling { temperature: 1.0, seed, ..Sampling::greedy() };
+    let (stop, mut history) = (StopRule::default(), History::new(&[], &sampling));
+    let mut sampler = Sampler::new();
+    let mut state = guide.start().unwrap();
+    let mut allowed = TokenSet::new(vocabulary.len() as u32);
+    let mut bytes = Vec::new();
+    let mut is_whole = false;
+    for _ in 0..tokens_max {
+        allowed.clear();
+        let progress = state.allow(&mut allowed).unwrap_or_else(|error| {
+            panic!("{error} after {:?} with seed {seed}", String::from_utf8_lossy(&bytes))
+        });
+        // Where it may end it does half of the time.
+        if progress == Progress::Ended || (progress == Progress::MayEnd && rng.random_bool(0.5)) {
+            is_whole = true;
+            break;
+        }
+        assert!(!allowed.is_empty(), "nothing may follow {:?}", String::from_utf8_lossy(&bytes));
+        let logits: Vec<f32> = closes.iter().map(|close| close + rng.random_range(-2f32..2.0)).collect();
+        let choice =
+            Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: Some(&allowed) };
+        let token = sampler.sample(&logits, &choice).unwrap();
+        history.push(token);
+        bytes.extend_from_slice(vocabulary.bytes(token));
+        if state.commit(token).unwrap() == Progress::Ended {
+            is_whole = true;
+            break;
+        }
+    }
+    let text = String::from_utf8(bytes).unwrap_or_else(|error| {
+        assert!(!is_whole, "{error}");
+        String::new()
+    });
+    Drawn { text, is_whole }
+}
+
+/// What may come at the beginning.
+pub(crate) fn first(guide: &Guide) -> (TokenSet, Box<dyn GuideState>) {
+    let mut state = guide.start().unwrap();
+    let mut allowed = TokenSet::new(COMPILER.vocabulary().len() as u32);
+    state.allow(&mut allowed).unwrap();
+    (allowed, state)
+}
