@@ -176,7 +176,8 @@ mod tests {
     use super::*;
 
     fn abilities(source: &str) -> Abilities {
-        ChatTemplate::new([(DEFAULT.to_owned(), source.to_owned())], None, None).unwrap().abilities()
+        let [begin, end] = ["<s>", "</s>"].map(|token| Some(token.to_owned()));
+        ChatTemplate::new([(DEFAULT.to_owned(), source.to_owned())], begin, end).unwrap().abilities()
     }
 
     fn golden(name: &str) -> Abilities {
