@@ -50,6 +50,8 @@ pub struct Wanted {
     pub chain: Arc<Chain>,
     /// Replicas, by identity, that it was tried on without success.
     pub tried: Vec<u64>,
+    /// The one that will do, if no other will: it keeps what the request refers to.
+    pub only: Option<Arc<Replica>>,
 }
 
 /// What a single attempt came to.
@@ -166,6 +168,9 @@ impl Dispatch {
         wanted: Wanted,
         waiter: queue::Waiter,
     ) -> Result<Placed, Refused> {
+        if let Some(replica) = wanted.only.clone() {
+            return self.place_at(fleet, &replica, &wanted).await;
+        }
         // Who comes has to queue behind those who wait, but not who has waited already and comes back.
         if fleet.waiters() == 0 || !wanted.tried.is_empty() {
             match self.try_place(fleet, &wanted, Instant::now()) {
@@ -261,6 +266,18 @@ impl Dispatch {
         })
     }
 
+    /// Books at the one replica that will do. There is nothing to wait for here: it says itself if it is full.
+    fn book_at(self: &Arc<Self>, fleet: &Arc<Fleet>, wanted: &Wanted, now: Instant) -> Option<Placed> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            self.gather(scratch, (fleet, wanted), now);
+            let (candidate, replica) = (scratch.candidates.first()?, scratch.replicas.first()?);
+            let booking = replica.ledger.book(candidate.cost(&wanted.demand), now);
+            scratch.terms.clear();
+            scratch.terms.push(Terms::default());
+            Some(self.placed((fleet, wanted), scratch, 0, booking))
+        })
+    }
+
     /// The candidates for a request as they are known now.
     fn gather(&self, scratch: &mut Scratch, (fleet, wanted): (&Fleet, &Wanted), now: Instant) {
         let settings = self.settings.load();
@@ -269,7 +286,11 @@ impl Dispatch {
         scratch.candidates.clear();
         scratch.replicas.clear();
         let replicas = fleet.replicas();
-        let untried = || replicas.iter().filter(|replica| !wanted.tried.contains(&replica.identity));
+        let will_do = |replica: &Arc<Replica>| match &wanted.only {
+            Some(only) => Arc::ptr_eq(only, replica),
+            None => !wanted.tried.contains(&replica.identity),
+        };
+        let untried = || replicas.iter().filter(|replica| will_do(replica));
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
         // That all seem to hang says more about the reports than about the replicas.
         let all_hang = untried().all(hangs);

@@ -22,6 +22,11 @@ pub(crate) enum Error {
     MissingModel,
     #[error("the model {0:?} is not served here")]
     UnknownModel(String),
+    /// What a name refers to was kept by a replica that is no more, or was never kept.
+    #[error("{param}: {id:?} is kept by no replica of this model here, or no more")]
+    NotKept { param: &'static str, code: &'static str, id: String },
+    #[error("the replica that kept what the request refers to is gone")]
+    KeeperGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },
     #[error("there is nothing at {0}")]
@@ -85,6 +90,8 @@ impl Error {
             Self::Malformed(_) => (StatusCode::BAD_REQUEST, REQUEST, "malformed", None),
             Self::MissingModel => (StatusCode::BAD_REQUEST, REQUEST, "missing_model", Some("model")),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, "model_not_found", Some("model")),
+            Self::NotKept { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
+            Self::KeeperGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
             Self::Header { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_header", None),
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
@@ -109,6 +116,7 @@ impl Error {
             Self::Malformed(_) => "malformed",
             Self::MissingModel => "missing_model",
             Self::UnknownModel(_) => "unknown_model",
+            Self::NotKept { .. } | Self::KeeperGone => "not_kept",
             Self::Header { .. } => "header",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
@@ -189,6 +197,7 @@ impl From<Refused> for Error {
             Refused::QueueFull { retry_after } => Self::QueueFull { retry_after },
             Refused::WaitedTooLong { retry_after } => Self::QueueTimeout { retry_after },
             Refused::NoReplica => Self::NoReplica,
+            Refused::Gone => Self::KeeperGone,
         }
     }
 }

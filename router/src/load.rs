@@ -180,7 +180,7 @@ fn lengths(models: &[Model]) -> BTreeMap<String, u64> {
 async fn describe(replica: &Replica) {
     loop {
         let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
-        if let Ok(Ok(models)) = asked
+        if let Ok(Ok((models, _))) = asked
             && !models.is_empty()
         {
             replica.told().lengths = lengths(&models);
@@ -194,15 +194,20 @@ async fn describe(replica: &Replica) {
 async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
         let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
-        let models = asked.context("it did not answer in time")??;
+        let (models, keeper) = asked.context("it did not answer in time")??;
         replica.told().lengths = lengths(&models);
-        dispatch.replicas.observe_models(replica, models.into_iter().map(|model| model.id).collect());
+        let names = models.into_iter().map(|model| model.id).collect();
+        dispatch.replicas.observe_models(replica, names, keeper);
         dispatch.pump_all();
         tokio::time::sleep(MODELS_INTERVAL).await;
     }
 }
 
-async fn ask_models(replica: &Replica) -> anyhow::Result<Vec<Model>> {
+/// The header by which a replica that does not report says which number is in the names of what it keeps.
+const KEEPER: &str = "x-ovfleet-keeper";
+
+/// Its models, and the number in the names of what it keeps; 0 if it does not say.
+async fn ask_models(replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
     let mut link = Link::connect(replica.found.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
     let request = format!("GET /v3/models HTTP/1.1\r\nhost: {}\r\n\r\n", replica.found.http);
     let write = |output: &mut Vec<u8>| output.extend_from_slice(request.as_bytes());
@@ -214,5 +219,7 @@ async fn ask_models(replica: &Replica) -> anyhow::Result<Vec<Model>> {
         anyhow::ensure!(body.len() <= MODELS_BYTES_MAX, "its list of models is too long");
     }
     let list: ModelList = serde_json::from_slice(&body).context("this is no list of models")?;
-    Ok(list.data)
+    let keeper = head.headers.get(KEEPER).and_then(|keeper| keeper.to_str().ok());
+    let keeper = keeper.and_then(|keeper| u64::from_str_radix(keeper, 16).ok()).unwrap_or(0);
+    Ok((list.data, keeper))
 }

@@ -44,6 +44,8 @@ pub struct Replica {
     pub answered: AtomicU64,
     /// Failures.
     pub failed: AtomicU64,
+    /// The number in the names of what it keeps; 0 if it keeps nothing, or has not said.
+    keeper: AtomicU64,
     told: Mutex<Told>,
     /// When the last report came, in milliseconds after `since`; [`NEVER`] before the first.
     reported: AtomicU64,
@@ -82,6 +84,7 @@ impl Replica {
             last_pick: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            keeper: AtomicU64::new(0),
             told: Mutex::default(),
             reported: AtomicU64::new(NEVER),
             since: Instant::now(),
@@ -167,6 +170,18 @@ impl Replicas {
         self.fleets.load().get(model).cloned()
     }
 
+    /// The replica that keeps what has this number in its name.
+    pub fn keeper(&self, keeper: u64) -> Option<Arc<Replica>> {
+        let all = self.all.load();
+        all.iter().find(|replica| keeper != 0 && replica.keeper.load(Ordering::Relaxed) == keeper).cloned()
+    }
+
+    /// A model that a replica serves.
+    pub fn fleet_of(&self, replica: &Arc<Replica>) -> Option<Arc<Fleet>> {
+        let serves = |fleet: &&Arc<Fleet>| fleet.replicas().iter().any(|other| Arc::ptr_eq(other, replica));
+        self.fleets.load().values().find(serves).cloned()
+    }
+
     /// The only model there is, if there is one.
     pub fn only_fleet(&self) -> Option<Arc<Fleet>> {
         let fleets = self.fleets.load();
@@ -241,6 +256,7 @@ impl Replicas {
             let unreported = replica.ledger.view(now, Duration::MAX).booked.blocks_unreported;
             prefixes.trim(blocks.saturating_add(usize::try_from(unreported).unwrap_or(usize::MAX)));
         }
+        replica.keeper.store(load.keeper, Ordering::Relaxed);
         let mut told = replica.told();
         let serves = |load: &Load| load.state() == State::Serving;
         let is_routing = told.models != load.models || serves(&told.load) != serves(&load);
@@ -256,8 +272,10 @@ impl Replicas {
         Some(Changed { is_new_process: observed == Observed::NewEpoch, is_routing })
     }
 
-    /// Takes over the models of a replica that was asked over HTTP for want of reports.
-    pub fn observe_models(&self, replica: &Replica, models: Vec<String>) {
+    /// Takes over the models of a replica that was asked over HTTP for want of reports, and what it says of what it
+    /// keeps.
+    pub fn observe_models(&self, replica: &Replica, models: Vec<String>, keeper: u64) {
+        replica.keeper.store(keeper, Ordering::Relaxed);
         let mut told = replica.told();
         told.is_connected = true;
         told.problem = None;
@@ -339,6 +357,23 @@ mod tests {
         assert!(!replicas.observe(&new[1], load(2, 2, &["b"]), now).unwrap().is_routing);
         assert!(replicas.observe(&new[1], load(2, 2, &["c"]), now).is_none(), "outdated");
         assert!(replicas.observe(&new[1], load(3, 1, &["b"]), now).unwrap().is_new_process);
+    }
+
+    #[test]
+    fn what_is_kept_is_found_where_it_is_kept_and_not_when_another_process_is_there() {
+        let replicas = Replicas::new(1);
+        let (new, _) = replicas.update(&[found(1), found(2)]);
+        let kept = |epoch, keeper| Load { keeper, ..load(epoch, 1, &["a"]) };
+        replicas.observe(&new[0], kept(1, 7), Instant::now()).unwrap();
+        // One that keeps nothing, or does not say.
+        replicas.observe(&new[1], kept(2, 0), Instant::now()).unwrap();
+        assert!(Arc::ptr_eq(&replicas.keeper(7).unwrap(), &new[0]));
+        assert_eq!(replicas.fleet_of(&new[0]).unwrap().model, "a");
+        assert!(replicas.keeper(8).is_none() && replicas.keeper(0).is_none());
+        replicas.observe(&new[0], kept(3, 9), Instant::now()).unwrap();
+        assert!(replicas.keeper(7).is_none() && replicas.keeper(9).is_some());
+        replicas.update(&[found(2)]);
+        assert!(replicas.keeper(9).is_none(), "it is gone");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use anyhow::Context as _;
 use server_engine::EngineHandle;
 
 use crate::dispatches::Dispatches;
@@ -12,6 +13,8 @@ use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{Admission, Limits};
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::responses::Background;
+use crate::store::{Store, StoreConfig};
 
 /// The state of the server. Clones are of the same.
 #[derive(Clone, Debug)]
@@ -26,6 +29,8 @@ struct Inner {
     lifecycle: Lifecycle,
     metrics: Metrics,
     dispatches: Dispatches,
+    store: Store,
+    background: Background,
     serving: OnceLock<Serving>,
 }
 
@@ -43,9 +48,22 @@ pub struct Serving {
 }
 
 impl App {
-    /// A server without a model as yet.
+    /// A server without a model as yet, which keeps responses in memory.
+    ///
+    /// # Panics
+    /// Never: memory is there.
     pub fn new(limits: Limits, metrics: Metrics) -> Self {
-        Self(Arc::new(Inner {
+        let config = StoreConfig::default();
+        Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
+    }
+
+    /// A server without a model as yet.
+    ///
+    /// # Errors
+    /// The directory of responses cannot be used.
+    pub fn with_store(limits: Limits, metrics: Metrics, config: &StoreConfig) -> anyhow::Result<Self> {
+        let store = Store::open(config).context("failed to open the directory of responses")?;
+        Ok(Self(Arc::new(Inner {
             // The standard library seeds it from the operating system's random numbers.
             epoch: RandomState::new().hash_one("epoch").max(1),
             requests: AtomicU64::new(0),
@@ -54,8 +72,10 @@ impl App {
             lifecycle: Lifecycle::default(),
             metrics,
             dispatches: Dispatches::default(),
+            store,
+            background: Background::default(),
             serving: OnceLock::new(),
-        }))
+        })))
     }
 
     /// Begins to serve. What is served is never exchanged: a second call does nothing.
@@ -106,6 +126,16 @@ impl App {
     /// What routers have sent.
     pub(crate) fn dispatches(&self) -> &Dispatches {
         &self.0.dispatches
+    }
+
+    /// What is kept of responses.
+    pub(crate) fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    /// The responses that are made in the background.
+    pub(crate) fn background(&self) -> &Background {
+        &self.0.background
     }
 
     /// What is served, whatever the phase.

@@ -104,6 +104,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         preemptions_total: load.preemptions_total,
         // They differ by listener.
         dispatches: None,
+        keeper: if app.store().is_on() { app.store().keeper() } else { 0 },
     }
 }
 

@@ -18,6 +18,11 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
+    /// Adds an event that was put together already.
+    pub(crate) fn push_raw(&mut self, event: &str) {
+        self.0.extend_from_slice(event.as_bytes());
+    }
+
     /// Adds the event after which none comes.
     pub(crate) fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");

@@ -11,6 +11,7 @@ use tokio::time::timeout_at;
 use super::{Attempt, Dispatch, Placed, Wanted};
 use crate::fleet::{Fleet, Waiter, Waiting};
 use crate::queue::{self, QueueConfig, RETRY_AFTER_MIN, Ticket};
+use crate::replicas::Replica;
 
 /// How often a request that waits for a replica looks whether one is to be trusted again.
 const ROOM_TICK: Duration = Duration::from_millis(200);
@@ -30,6 +31,8 @@ pub enum Refused {
     },
     /// There is no replica, and none came in time, or as many wait for one as may.
     NoReplica,
+    /// The one replica that would do is gone, or does not serve the model.
+    Gone,
 }
 
 impl Dispatch {
@@ -134,6 +137,50 @@ impl Dispatch {
         }
     }
 
+    /// A place at the one replica that will do. If it did not answer, it may be about to come back.
+    pub(super) async fn place_at(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        replica: &Arc<Replica>,
+        wanted: &Wanted,
+    ) -> Result<Placed, Refused> {
+        if wanted.tried.contains(&replica.identity) {
+            tokio::time::sleep(ROOM_TICK).await;
+        }
+        if replica.is_removed() {
+            return Err(Refused::Gone);
+        }
+        self.book_at(fleet, wanted, Instant::now()).ok_or(Refused::Gone)
+    }
+
+    /// Waits until it is known which replica keeps what has this number in its name; `None` once it is known that
+    /// none does.
+    ///
+    /// # Errors
+    /// Not all is known in time.
+    pub async fn await_keeper(&self, keeper: u64) -> Result<Option<Arc<Replica>>, Refused> {
+        if let Some(replica) = self.replicas.keeper(keeper) {
+            return Ok(Some(replica));
+        }
+        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
+        let mut changes = self.replicas.changes();
+        let mut room = None;
+        loop {
+            if let Some(replica) = self.replicas.keeper(keeper) {
+                return Ok(Some(replica));
+            }
+            if self.replicas.are_known() {
+                return Ok(None);
+            }
+            if room.is_none() {
+                room = Some(self.enter_room()?);
+            }
+            if timeout_at(deadline, changes.changed()).await.is_err() {
+                return Err(Refused::NoReplica);
+            }
+        }
+    }
+
     fn enter_room(&self) -> Result<InRoom<'_>, Refused> {
         let room = InRoom(&self.room);
         let before = self.room.fetch_add(1, Ordering::Relaxed);
@@ -183,7 +230,7 @@ impl Refused {
     pub fn retry_after(self) -> Duration {
         match self {
             Self::QueueFull { retry_after } | Self::WaitedTooLong { retry_after } => retry_after,
-            Self::NoReplica => RETRY_AFTER_MIN,
+            Self::NoReplica | Self::Gone => RETRY_AFTER_MIN,
         }
     }
 }

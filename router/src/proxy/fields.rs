@@ -25,6 +25,10 @@ pub struct Fields<'a> {
     pub stream: bool,
     /// `user`, as it stands in the body.
     pub user: Option<&'a [u8]>,
+    /// `previous_response_id`, if it is a string.
+    pub previous: Option<Cow<'a, str>>,
+    /// The value of `conversation`, `null` aside: a name, or an object that has one.
+    pub conversation: Option<&'a [u8]>,
 }
 
 /// Characters of a model's name that are repeated to a client that gave it.
@@ -81,6 +85,8 @@ impl<'a> Fields<'a> {
             b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
             b"n" => self.choices = number(value),
             b"stream" => self.stream = value == b"true",
+            b"previous_response_id" => self.previous = text(value),
+            b"conversation" => self.conversation = (value != b"null").then_some(value),
             b"user" => self.user = (value.len() > 2 && value[0] == b'"').then(|| &value[1..value.len() - 1]),
             _ => {}
         }
@@ -88,7 +94,7 @@ impl<'a> Fields<'a> {
 }
 
 /// The text of a JSON string, if `value` is one.
-fn text(value: &[u8]) -> Option<Cow<'_, str>> {
+pub(super) fn text(value: &[u8]) -> Option<Cow<'_, str>> {
     let inner = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     if memchr::memchr(b'\\', inner).is_some() {
         return serde_json::from_slice(value).ok().map(Cow::Owned);

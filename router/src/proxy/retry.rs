@@ -76,5 +76,5 @@ pub(super) async fn until_answered(
 }
 
 fn has_untried(fleet: &Fleet, wanted: &Wanted) -> bool {
-    fleet.replicas().iter().any(|replica| !wanted.tried.contains(&replica.identity))
+    wanted.only.is_none() && fleet.replicas().iter().any(|replica| !wanted.tried.contains(&replica.identity))
 }

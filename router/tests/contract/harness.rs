@@ -53,9 +53,20 @@ impl Upstream {
         model: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Self {
+        Self::keeper(listener, model, 0, answer)
+    }
+
+    /// As [`Upstream::on`], one that says which number is in the names of what it keeps.
+    pub(crate) fn keeper(
+        listener: TcpListener,
+        model: &str,
+        keeper: u64,
+        answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         let seen = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
-        let models = format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#);
+        let models = whole(&format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#));
+        let models = models.replacen("\r\n", &format!("\r\nx-ovfleet-keeper: {keeper:016x}\r\n"), 1);
         let (answer, noted) = (Arc::new(answer), Arc::clone(&seen));
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -87,7 +98,7 @@ fn serve(
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     while let Some(request) = read_request(&mut stream) {
         if request.head.starts_with("GET /v3/models ") {
-            if stream.write_all(whole(models).as_bytes()).is_err() {
+            if stream.write_all(models.as_bytes()).is_err() {
                 return;
             }
             continue;

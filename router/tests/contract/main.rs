@@ -8,6 +8,7 @@ mod config;
 mod faults;
 mod fuzz;
 mod harness;
+mod kept;
 mod lifecycle;
 mod passing;
 mod routing;

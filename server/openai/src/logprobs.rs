@@ -1,5 +1,7 @@
 //! What log probabilities look like. The two endpoints have nothing in common here.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::{Router, response::Response};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use server::{App, Limits, Metrics, Model, Serving, built_in_text, built_in_text_with, router};
+use server::{App, Limits, Metrics, Model, Serving, StoreConfig, built_in_text, built_in_text_with, router};
 use server_engine::{
     CacheLayout, Clock, Engine, EngineConfig, Logits, ModelRunner, RunError, TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
@@ -37,6 +37,7 @@ pub(crate) struct Setup {
     pub(crate) sequence_tokens_max: u32,
     /// The built-in one if `None`.
     pub(crate) model: Option<Model>,
+    pub(crate) store: StoreConfig,
 }
 
 impl Setup {
@@ -52,6 +53,7 @@ impl Setup {
             waiting_max: 256,
             sequence_tokens_max: 512,
             model: None,
+            store: StoreConfig::default(),
         }
     }
 
@@ -85,7 +87,7 @@ impl Setup {
             clock: Clock::simulated(),
         };
         let engine = Engine::start(config, self.runner, metrics.observer()).unwrap();
-        let app = App::new(self.limits, metrics);
+        let app = App::with_store(self.limits, metrics, &self.store).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
         app.serve(Serving {
             model: self.model.unwrap_or_else(built_in),
@@ -123,6 +125,10 @@ impl Server {
     pub(crate) async fn open(&self, path: &str, body: impl Into<Body>) -> Response {
         let request = Request::post(path).header("content-type", "application/json");
         self.send(request.body(body.into()).unwrap()).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        Answer::read(self.send(Request::delete(path).body(Body::empty()).unwrap()).await).await
     }
 
     /// Waits until no sequence holds a block.

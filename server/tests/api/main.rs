@@ -14,6 +14,8 @@ mod openapi;
 mod parameters;
 mod reasoning;
 mod refusals;
+mod responses;
+mod responses_kept;
 mod routes;
 mod tokenize;
 mod tools;

@@ -1,0 +1,109 @@
+//! What replicas keep: a request that refers to something goes to the replica that has it, by the name alone.
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::harness::*;
+
+const PATH: &str = "/v3/responses";
+
+fn keeper(number: u64) -> Upstream {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    Upstream::keeper(listener, "m", number, move |_, stream| send(stream, &whole(&format!("\"{number}\""))))
+}
+
+fn name(prefix: &str, keeper: u64) -> String {
+    format!("{prefix}_{keeper:016x}{:032x}", 0x100)
+}
+
+/// As many routers as replicas, of which none has seen an answer of another.
+fn routers(replicas: &[&Upstream]) -> Vec<Router> {
+    replicas.iter().map(|_| Router::start(replicas, &["--policy=round-robin"])).collect()
+}
+
+#[test]
+fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router() {
+    let (one, two) = (keeper(1), keeper(2));
+    for router in routers(&[&one, &two]) {
+        for number in [1, 2, 2, 1, 2] {
+            let (response, conversation) = (name("resp", number), name("conv", number));
+            let kept = format!("\"{number}\"");
+            for body in [
+                format!(r#"{{"model":"m","input":"x","previous_response_id":"{response}"}}"#),
+                format!(r#"{{"model":"m","input":"x","conversation":{{"id":"{conversation}"}}}}"#),
+                format!(r#"{{"model":"m","input":[{{"type":"item_reference","id":"{}"}}]}}"#, name("msg", number)),
+            ] {
+                assert_eq!(router.post(PATH, &body).body, kept, "{body}");
+            }
+            assert_eq!(router.get(&format!("{PATH}/{response}")).body, kept);
+            assert_eq!(router.get(&format!("/v1/responses/{response}/input_items?limit=2")).body, kept);
+            assert_eq!(router.post(&format!("{PATH}/{response}/cancel"), "").body, kept);
+            assert_eq!(router.request("DELETE", &format!("{PATH}/{response}"), "", "").body, kept);
+            assert_eq!(router.get(&format!("/v3/conversations/{conversation}/items")).body, kept);
+            let answer = router.get(&format!("{PATH}/{response}"));
+            let keeper = if number == 1 { &one } else { &two };
+            assert_eq!(answer.header("x-ovfleet-replica"), Some(keeper.address.to_string().as_str()));
+        }
+        // What refers to nothing goes anywhere: here in turn.
+        let mut answers: Vec<String> =
+            (0..2).map(|_| router.post(PATH, r#"{"model":"m","input":"x"}"#).body).collect();
+        answers.sort();
+        assert_eq!(answers, ["\"1\"", "\"2\""]);
+    }
+}
+
+#[test]
+fn what_no_replica_keeps_is_a_404_by_its_name() {
+    let one = keeper(1);
+    let router = Router::start(&[&one], &[]);
+    let lost = name("resp", 3);
+    let answer = router.get(&format!("{PATH}/{lost}"));
+    assert_eq!(answer.status, 404);
+    assert!(answer.body.contains("\"code\":\"response_not_found\"") && answer.body.contains(&lost), "{answer:?}");
+    for lost in [lost.as_str(), "resp_1", ""] {
+        let answer = router.post(PATH, &format!(r#"{{"model":"m","previous_response_id":"{lost}"}}"#));
+        assert_eq!(answer.status, 404);
+        assert!(answer.body.contains("\"code\":\"previous_response_not_found\""), "{answer:?}");
+    }
+    let answer = router.get(&format!("/v3/conversations/{}", name("conv", 3)));
+    assert!(answer.status == 404 && answer.body.contains("\"conversation_not_found\""), "{answer:?}");
+    assert!(one.seen().is_empty());
+}
+
+#[test]
+fn a_replica_of_another_model_does_not_do() {
+    let one = keeper(1);
+    let other = Upstream::start("other", |_, stream| send(stream, &whole("{}")));
+    let router = Router::start(&[&one, &other], &[]);
+    let body = format!(r#"{{"model":"other","previous_response_id":"{}"}}"#, name("resp", 1));
+    assert_eq!(router.post(PATH, &body).status, 404);
+    assert_eq!(router.get(&format!("{PATH}/{}", name("resp", 1))).body, "\"1\"", "a path names no model");
+}
+
+#[test]
+fn the_replicas_own_words_are_passed_on_and_no_other_replica_is_asked() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let full = Upstream::keeper(listener, "m", 1, |_, stream| {
+        send(stream, &with_status("429 Too Many Requests", r#"{"error":{"message":"full"}}"#))
+    });
+    let other = keeper(2);
+    let router = Router::start(&[&full, &other], &[]);
+    let body = format!(r#"{{"model":"m","previous_response_id":"{}"}}"#, name("resp", 1));
+    let answer = router.post(PATH, &body);
+    assert_eq!((answer.status, answer.body.as_str()), (429, r#"{"error":{"message":"full"}}"#));
+    assert_eq!((full.seen().len(), other.seen().len()), (1, 0));
+}
+
+#[test]
+fn a_connection_that_breaks_is_tried_again_at_the_same_replica() {
+    let count = AtomicUsize::new(0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let breaks = Upstream::keeper(listener, "m", 1, move |_, stream| {
+        count.fetch_add(1, Ordering::Relaxed) > 0 && send(stream, &whole("\"1\""))
+    });
+    let other = keeper(2);
+    let router = Router::start(&[&breaks, &other], &[]);
+    let body = format!(r#"{{"model":"m","previous_response_id":"{}"}}"#, name("resp", 1));
+    assert_eq!(router.post(PATH, &body).body, "\"1\"");
+    assert_eq!((breaks.seen().len(), other.seen().len()), (2, 0));
+}

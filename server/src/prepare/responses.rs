@@ -1,0 +1,335 @@
+//! Prepares requests to the responses endpoint: items become a conversation like any other, and what the response
+//! tells of its request is settled. What a request refers to was looked up before, see [`Context`].
+
+mod items;
+mod messages;
+
+use serde_json::{Map, Value, json};
+use server_openai::responses::{
+    ConversationName, Item, Object, ReasoningParameter, Request, Response, Status, TextOr, TextParameter,
+};
+use server_openai::{Generation, Message};
+
+pub(crate) use items::{Given, read as read_items};
+
+use super::conversation::{Conversation, Effort, Reasoning};
+use super::resolved::TokensMax;
+use super::tools::{self, Tool, ToolChoice};
+use super::{Prepared, Target, parameters};
+use crate::error::Error;
+use crate::store::{Id, ItemIds, Kind};
+
+/// What a request refers to.
+#[derive(Debug, Default)]
+pub(crate) struct References {
+    pub(crate) previous: Option<String>,
+    pub(crate) conversation: Option<String>,
+    /// Items, with the elements of the input that name them.
+    pub(crate) items: Vec<(usize, String)>,
+}
+
+/// What was found of it.
+#[derive(Debug, Default)]
+pub(crate) struct Context {
+    /// What goes before the request's own items, oldest first.
+    pub(crate) history: Vec<Item>,
+    /// In the order of [`References::items`].
+    pub(crate) items: Vec<Item>,
+}
+
+/// A request, resolved.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) prepared: Prepared,
+    /// As it begins. When that is, is for the caller to say.
+    pub(crate) response: Response,
+    /// For the items of the output.
+    pub(crate) ids: ItemIds,
+    /// What the request adds to the conversation.
+    pub(crate) input: Vec<Item>,
+}
+
+/// What has to be looked up for a request.
+///
+/// # Errors
+/// What it refers to contradicts itself.
+pub(crate) fn references(request: &Request) -> Result<References, Error> {
+    let conversation = match &request.conversation {
+        None => None,
+        Some(Value::String(id)) => Some(id.clone()),
+        Some(Value::Object(object)) => match object.get("id") {
+            Some(Value::String(id)) => Some(id.clone()),
+            Some(_) => return Err(Error::coded("invalid_type", "conversation.id", "is no string")),
+            None => return Err(Error::missing("conversation.id")),
+        },
+        Some(_) => {
+            return Err(Error::coded("invalid_type", "conversation", "is neither a string nor an object"));
+        }
+    };
+    if conversation.is_some() && request.previous_response_id.is_some() {
+        let problem = "cannot be combined with previous_response_id";
+        return Err(Error::coded("mutually_exclusive_parameters", "conversation", problem));
+    }
+    let mut items = Vec::new();
+    if let Some(TextOr::List(given)) = &request.input {
+        for (index, item) in given.iter().enumerate() {
+            let is_reference = match item.r#type.as_deref() {
+                Some(kind) => kind == "item_reference",
+                None => item.role.is_none(),
+            };
+            if let (true, Some(id)) = (is_reference, &item.id) {
+                items.push((index, id.clone()));
+            }
+        }
+    }
+    Ok(References { previous: request.previous_response_id.clone(), conversation, items })
+}
+
+/// Prepares a request that is to be answered as `id`.
+///
+/// # Errors
+/// It cannot be served.
+pub(crate) fn responses(
+    request: Request,
+    context: Context,
+    id: Id,
+    target: Target<'_>,
+) -> Result<Ready, Error> {
+    debug_assert_eq!(id.kind(), Kind::Response);
+    // Another model's request has errors of another model.
+    parameters::model(&request.generation, target.model)?;
+    let mut ids = id.items();
+    check(&request)?;
+    let input = input(&request, context.items, &mut ids)?;
+    if input.is_empty() && context.history.is_empty() {
+        return Err(Error::missing("input"));
+    }
+    let items = context.history.iter().chain(&input);
+    let messages = messages::messages(request.instructions.as_deref(), items);
+    let conversation = conversation(&request, messages)?;
+    let format = format(&request);
+    let mut generation = request.generation.clone();
+    generation.response_format = Some(chat_format(&format));
+    // These are other endpoints' names for `max_output_tokens`, and mean nothing here.
+    (generation.max_tokens, generation.max_completion_tokens) = (None, None);
+    let (shown, choice, parallel) = (shown(&conversation.tools), choice(&request), conversation.parallel);
+    let prepared = fitting(&request, generation, conversation, target).map_err(renamed)?;
+    let response = Response {
+        parallel_tool_calls: parallel.unwrap_or(true),
+        text: TextParameter { format: Some(format), verbosity: verbosity(&request) },
+        tools: shown,
+        tool_choice: choice,
+        ..response(&request, id, &prepared)
+    };
+    Ok(Ready { prepared, response, ids, input })
+}
+
+/// What the table of parameters cannot say.
+fn check(request: &Request) -> Result<(), Error> {
+    if request.background == Some(true) && request.store == Some(false) {
+        let problem = "cannot be combined with store = false: nobody could ask for the response";
+        return Err(Error::invalid("background", problem));
+    }
+    if request.context_management.as_ref().is_some_and(|management| !management.is_empty()) {
+        let problem = "conversations are not summed up here; truncation = \"auto\" drops their beginning";
+        return Err(Error::coded("unsupported_parameter", "context_management", problem));
+    }
+    Ok(())
+}
+
+/// Checks the metadata of a conversation: the table has that of responses.
+///
+/// # Errors
+/// It has too much of something.
+pub(crate) fn check_metadata(metadata: &Map<String, Value>) -> Result<(), Error> {
+    super::Kind::Pairs(16, 64, 512).check("metadata", &Value::Object(metadata.clone()))
+}
+
+/// The request's own items, with those that it refers to in their places.
+fn input(request: &Request, referred: Vec<Item>, ids: &mut ItemIds) -> Result<Vec<Item>, Error> {
+    let given = match request.input.clone() {
+        None => return Ok(Vec::new()),
+        Some(TextOr::Text(text)) if text.is_empty() => {
+            return Err(Error::coded("empty_string", "input", "is empty"));
+        }
+        Some(TextOr::Text(text)) => return Ok(vec![items::said(text, ids)]),
+        Some(TextOr::List(given)) if given.is_empty() => {
+            return Err(Error::coded("empty_array", "input", "is empty"));
+        }
+        Some(TextOr::List(given)) => items::read(given, "input", ids)?,
+    };
+    let mut referred = referred.into_iter();
+    let item = |given| match given {
+        Given::Item(item) => Ok(item),
+        Given::Reference(id) => {
+            referred.next().ok_or_else(|| Error::Internal(format!("{id} was not looked up")))
+        }
+    };
+    given.into_iter().map(item).collect()
+}
+
+fn conversation(request: &Request, messages: Vec<Message>) -> Result<Conversation, Error> {
+    let tools = tools::read(request.tools.clone().unwrap_or_default())?;
+    let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools)?;
+    let effort = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
+    // OpenAI's name for more than the most that others have.
+    let effort = effort.map(|effort| if effort == "max" { "xhigh" } else { effort });
+    let effort = effort.map(|effort| Effort::read(effort, "reasoning.effort")).transpose()?;
+    let documents = request.documents.clone();
+    Ok(Conversation {
+        param: "input",
+        messages,
+        tools,
+        choice,
+        parallel: request.parallel_tool_calls,
+        reasoning: Reasoning { effort, ..Reasoning::default() },
+        documents: documents.map(|documents| documents.into_iter().map(Value::Object).collect()),
+        variables: request.chat_template_kwargs.clone().unwrap_or_default(),
+        add_generation_prompt: true,
+    })
+}
+
+/// Of how many of the most probable tokens log probabilities are told, if they are told.
+fn logprobs(request: &Request) -> Option<u32> {
+    let included = request.include.iter().flatten().any(|wanted| wanted == "message.output_text.logprobs");
+    let is_wanted = included || request.logprobs == Some(true) || request.top_logprobs.is_some_and(|top| top > 0);
+    is_wanted.then(|| request.top_logprobs.unwrap_or(0))
+}
+
+/// Prepares the conversation, or as much of its end as the model has room for if it may be cut.
+fn fitting(
+    request: &Request,
+    generation: Generation,
+    conversation: Conversation,
+    target: Target<'_>,
+) -> Result<Prepared, Error> {
+    let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
+    let prepare = |messages: Vec<Message>| {
+        let conversation = Conversation { messages, ..conversation.clone() };
+        super::conversation(&generation, conversation, (logprobs(request), tokens_max), target)
+    };
+    let refused = match prepare(conversation.messages.clone()) {
+        Err(error @ Error::ContextLength { .. }) if request.truncation.as_deref() == Some("auto") => error,
+        other => return other,
+    };
+    // The first cut that leaves something that fits.
+    let cuts = messages::cuts(&conversation.messages);
+    let (mut fitting, mut low, mut high) = (None, 0, cuts.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match prepare(messages::without(&conversation.messages, cuts[middle])) {
+            Ok(prepared) => (fitting, high) = (Some(prepared), middle),
+            Err(Error::ContextLength { .. }) => low = middle + 1,
+            Err(error) => return Err(error),
+        }
+    }
+    fitting.ok_or(refused)
+}
+
+/// The form of the text, as this endpoint has it. OVMS's clients ask for it as chats do.
+fn format(request: &Request) -> Map<String, Value> {
+    let plain = || Map::from_iter([("type".to_owned(), json!("text"))]);
+    let asked = request.text.as_ref().and_then(|text| text.format.clone());
+    asked.or_else(|| request.generation.response_format.clone().map(flat)).unwrap_or_else(plain)
+}
+
+/// From `{"type": "json_schema", "json_schema": {…}}` to `{"type": "json_schema", …}`.
+fn flat(mut format: Map<String, Value>) -> Map<String, Value> {
+    if let Some(Value::Object(schema)) = format.remove("json_schema") {
+        format.extend(schema);
+    }
+    format
+}
+
+/// The other way: as chats ask for it.
+fn chat_format(format: &Map<String, Value>) -> Map<String, Value> {
+    let is_schema = format.get("type").and_then(Value::as_str) == Some("json_schema");
+    if !is_schema || format.contains_key("json_schema") {
+        return format.clone();
+    }
+    let mut schema = format.clone();
+    schema.remove("type");
+    Map::from_iter([("type".to_owned(), json!("json_schema")), ("json_schema".to_owned(), Value::Object(schema))])
+}
+
+/// An error about what chats call otherwise, in this endpoint's words.
+fn renamed(error: Error) -> Error {
+    const NAMES: [(&str, &str); 2] =
+        [("response_format.json_schema", "text.format"), ("response_format", "text.format")];
+    let Error::Invalid { code, param, message } = error else { return error };
+    let renamed = |text: &str| {
+        let (from, to) = NAMES.into_iter().find(|(from, _)| text.starts_with(from))?;
+        Some(format!("{to}{}", &text[from.len()..]))
+    };
+    match renamed(&param) {
+        Some(param) => Error::Invalid { code, message: renamed(&message).unwrap_or(message), param },
+        None => Error::Invalid { code, param, message },
+    }
+}
+
+fn verbosity(request: &Request) -> Option<String> {
+    let asked = request.text.as_ref().and_then(|text| text.verbosity.clone());
+    Some(asked.unwrap_or_else(|| "medium".to_owned()))
+}
+
+fn shown(tools: &[Tool]) -> Vec<Value> {
+    tools.iter().map(messages::shown).collect()
+}
+
+/// As this endpoint has it: a function is named flat.
+fn choice(request: &Request) -> Value {
+    match &request.tool_choice {
+        None => json!("auto"),
+        Some(Value::Object(choice)) => match choice.get("function").and_then(|function| function.get("name")) {
+            Some(name) => json!({"type": "function", "name": name}),
+            None => Value::Object(choice.clone()),
+        },
+        Some(choice) => choice.clone(),
+    }
+}
+
+/// What the response tells of its request.
+fn response(request: &Request, id: Id, prepared: &Prepared) -> Response {
+    let is_background = request.background.unwrap_or(false);
+    let sampling = prepared.prompts.first().map(|prompt| &prompt.sampling);
+    let named = |id: String| ConversationName { id };
+    let conversation = references(request).ok().and_then(|references| references.conversation);
+    let asked = request.reasoning.clone().unwrap_or_default();
+    let summary = asked.summary.or(asked.generate_summary);
+    Response {
+        id: id.to_string(),
+        object: Object::Response,
+        created_at: 0,
+        status: if is_background { Status::Queued } else { Status::InProgress },
+        background: is_background,
+        completed_at: None,
+        error: None,
+        incomplete_details: None,
+        instructions: request.instructions.clone(),
+        max_output_tokens: request.max_output_tokens,
+        max_tool_calls: request.max_tool_calls,
+        model: prepared.reply.model.clone(),
+        output: Vec::new(),
+        parallel_tool_calls: true,
+        previous_response_id: request.previous_response_id.clone(),
+        conversation: conversation.map(named),
+        prompt_cache_key: request.prompt_cache_key.clone(),
+        reasoning: ReasoningParameter { effort: asked.effort, summary, generate_summary: None },
+        safety_identifier: request.safety_identifier.clone(),
+        service_tier: "default".to_owned(),
+        store: request.store.unwrap_or(true),
+        temperature: sampling.map_or(1.0, |sampling| sampling.temperature),
+        text: TextParameter::default(),
+        tool_choice: Value::Null,
+        tools: Vec::new(),
+        top_logprobs: request.top_logprobs.unwrap_or(0),
+        top_p: sampling.map_or(1.0, |sampling| sampling.top_p),
+        truncation: request.truncation.clone().unwrap_or_else(|| "disabled".to_owned()),
+        usage: None,
+        user: request.user.clone(),
+        metadata: request.metadata.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Items as clients give them: read into what they are, with a name each.
+
+use server_openai::responses::{
+    Call, CallOutput, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning, ReasoningText,
+    SummaryText, TextOr,
+};
+
+use crate::error::Error;
+use crate::store::ItemIds;
+
+/// Bytes of a name that a client gives an item.
+const NAME_BYTES_MAX: usize = 128;
+/// Most items that a request may add.
+pub(crate) const ITEMS_MAX: usize = 8192;
+/// Who may speak.
+const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
+/// What there is beside references.
+const KINDS: &str = "message, reasoning, function_call, function_call_output and item_reference";
+
+/// What an element of the input is.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Given {
+    Item(Item),
+    /// One that is kept, by its name.
+    Reference(String),
+}
+
+/// Reads the items of parameter `at`, without those that have to be looked up.
+///
+/// # Errors
+/// One of them is none.
+pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result<Vec<Given>, Error> {
+    if items.len() > ITEMS_MAX {
+        let problem = format!("has {} items, which are more than {ITEMS_MAX}", items.len());
+        return Err(Error::coded("array_above_max_length", at, problem));
+    }
+    items.into_iter().enumerate().map(|(index, item)| read_one(item, &format!("{at}[{index}]"), ids)).collect()
+}
+
+/// A text that the user says.
+pub(crate) fn said(text: String, ids: &mut ItemIds) -> Item {
+    Item::Message(Message {
+        id: ids.next("msg"),
+        status: ItemStatus::Completed,
+        content: vec![Part::InputText { text }],
+        role: "user".to_owned(),
+    })
+}
+
+fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Given, Error> {
+    let kind = match item.r#type.as_deref() {
+        Some(kind) => kind,
+        None if item.role.is_none() && item.id.is_some() => "item_reference",
+        None => "message",
+    };
+    Ok(Given::Item(match kind {
+        "message" => message(item, at, ids)?,
+        "reasoning" => reasoning(item, at, ids)?,
+        "function_call" => call(item, at, ids)?,
+        "function_call_output" => output(item, at, ids)?,
+        "item_reference" => {
+            return item.id.map(Given::Reference).ok_or_else(|| Error::missing(format!("{at}.id")));
+        }
+        other => {
+            let problem = format!("{other:?} is not supported, only {KINDS}");
+            return Err(Error::invalid(format!("{at}.type"), problem));
+        }
+    }))
+}
+
+fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
+    let role = item.role.ok_or_else(|| Error::missing(format!("{at}.role")))?;
+    if !ROLES.contains(&role.as_str()) {
+        let problem = format!("{role:?} is none of {}", ROLES.join(", "));
+        return Err(Error::invalid(format!("{at}.role"), problem));
+    }
+    let part = |text: String| {
+        if role == "assistant" {
+            Part::OutputText { annotations: Vec::new(), logprobs: Vec::new(), text }
+        } else {
+            Part::InputText { text }
+        }
+    };
+    let at = format!("{at}.content");
+    let content = match item.content {
+        None => return Err(Error::missing(at)),
+        Some(TextOr::Text(text)) => vec![part(text)],
+        Some(TextOr::List(parts)) if parts.is_empty() => return Err(Error::invalid(at, "is empty")),
+        Some(TextOr::List(parts)) => read_parts(parts, &at, part)?,
+    };
+    Ok(Item::Message(Message { id: name(item.id, "msg", ids), status: status(item.status), content, role }))
+}
+
+fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) -> Result<Vec<Part>, Error> {
+    let read = |(index, part): (usize, InputPart)| {
+        let at = format!("{at}[{index}]");
+        let needed = |value: Option<String>, member: &str| {
+            value.ok_or_else(|| Error::missing(format!("{at}.{member}")))
+        };
+        match part.r#type.as_deref() {
+            Some("input_text" | "output_text" | "text" | "summary_text" | "reasoning_text") => {
+                Ok(text(needed(part.text, "text")?))
+            }
+            Some("refusal") => Ok(Part::Refusal { refusal: needed(part.refusal, "refusal")? }),
+            Some(kind) => {
+                let problem = format!("a part of type {kind:?} is given, but this model takes only text");
+                Err(Error::invalid(format!("{at}.type"), problem))
+            }
+            None => Err(Error::missing(format!("{at}.type"))),
+        }
+    };
+    parts.into_iter().enumerate().map(read).collect()
+}
+
+fn reasoning(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
+    let texts = |parts: Vec<InputPart>, at: String| {
+        let text = |(index, part): (usize, InputPart)| {
+            part.text.ok_or_else(|| Error::missing(format!("{at}[{index}].text")))
+        };
+        parts.into_iter().enumerate().map(text).collect::<Result<Vec<String>, Error>>()
+    };
+    let summary = texts(item.summary.unwrap_or_default(), format!("{at}.summary"))?;
+    let content = match item.content {
+        None => None,
+        Some(TextOr::Text(text)) => Some(vec![text]),
+        Some(TextOr::List(parts)) => Some(texts(parts, format!("{at}.content"))?),
+    };
+    let content = content.map(|content| content.into_iter().map(|text| ReasoningText { text }).collect());
+    Ok(Item::Reasoning(Reasoning {
+        id: name(item.id, "rs", ids),
+        summary: summary.into_iter().map(|text| SummaryText { text }).collect(),
+        content,
+        encrypted_content: item.encrypted_content,
+        status: item.status.map(|text| status(Some(text))),
+    }))
+}
+
+fn call(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
+    let call_id = item.call_id.or_else(|| item.id.clone());
+    Ok(Item::FunctionCall(Call {
+        call_id: call_id.ok_or_else(|| Error::missing(format!("{at}.call_id")))?,
+        name: item.name.ok_or_else(|| Error::missing(format!("{at}.name")))?,
+        arguments: item.arguments.ok_or_else(|| Error::missing(format!("{at}.arguments")))?,
+        id: name(item.id, "fc", ids),
+        status: status(item.status),
+    }))
+}
+
+fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
+    let at = format!("{at}.output");
+    let output = match item.output {
+        None => return Err(Error::missing(at)),
+        Some(TextOr::Text(text)) => Output::Text(text),
+        Some(TextOr::List(parts)) => Output::Parts(read_parts(parts, &at, |text| Part::InputText { text })?),
+    };
+    // OVMS's clients may leave it out.
+    let call_id = item.call_id.unwrap_or_default();
+    Ok(Item::FunctionCallOutput(CallOutput {
+        id: name(item.id, "fco", ids),
+        status: status(item.status),
+        call_id,
+        output,
+    }))
+}
+
+/// The name that the client gives, or a new one.
+fn name(given: Option<String>, prefix: &str, ids: &mut ItemIds) -> String {
+    let given = given.filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX);
+    given.unwrap_or_else(|| ids.next(prefix))
+}
+
+fn status(given: Option<String>) -> ItemStatus {
+    match given.as_deref() {
+        Some("in_progress") => ItemStatus::InProgress,
+        Some("incomplete") => ItemStatus::Incomplete,
+        _ => ItemStatus::Completed,
+    }
+}

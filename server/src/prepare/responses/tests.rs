@@ -1,0 +1,219 @@
+use expect_test::{Expect, expect};
+use serde_json::json;
+
+use super::*;
+use crate::store::{Store, StoreConfig};
+
+fn request(body: Value) -> Request {
+    Request::read(&body).unwrap()
+}
+
+fn ids() -> ItemIds {
+    Store::open(&StoreConfig::default()).unwrap().name(Kind::Response).items()
+}
+
+fn items(given: Value) -> Result<Vec<Item>, Error> {
+    input(&request(json!({"input": given})), Vec::new(), &mut ids())
+}
+
+/// The messages that a template would get, a line each.
+fn said(instructions: Option<&str>, given: Value) -> String {
+    let items = items(given).unwrap();
+    let messages = messages::messages(instructions, items.iter());
+    messages.iter().map(|message| serde_json::to_string(message).unwrap() + "\n").collect()
+}
+
+fn refused(given: Value, expected: &Expect) {
+    expected.assert_eq(&items(given).unwrap_err().to_string());
+}
+
+#[test]
+fn a_text_is_what_the_user_says() {
+    expect![[r#"
+        {"role":"system","content":"Be brief."}
+        {"role":"user","content":"Hello"}
+    "#]]
+    .assert_eq(&said(Some("Be brief."), json!("Hello")));
+}
+
+#[test]
+fn what_the_system_says_first_is_one_message() {
+    let given = json!([
+        {"role": "developer", "content": "a"},
+        {"role": "system", "content": [{"type": "input_text", "text": "b"}, {"type": "input_text", "text": "c"}]},
+        {"role": "user", "content": "d"},
+        {"role": "developer", "content": "e"},
+    ]);
+    expect![[r#"
+        {"role":"system","content":"x\n\na\n\nb\nc"}
+        {"role":"user","content":"d"}
+        {"role":"developer","content":"e"}
+    "#]]
+    .assert_eq(&said(Some("x"), given));
+}
+
+#[test]
+fn what_the_assistant_thinks_says_and_calls_in_a_turn_is_one_message() {
+    let given = json!([
+        {"role": "user", "content": "What time is it in Paris and Rome?"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Two"}], "content": []},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "calls."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        {"type": "function_call", "call_id": "c1", "name": "time", "arguments": "{\"city\":\"Paris\"}"},
+        {"type": "function_call", "id": "c2", "name": "time", "arguments": "{\"city\":\"Rome\"}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "12:00"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "12:00"}]},
+        {"role": "assistant", "content": "Noon in both."},
+        {"role": "assistant", "content": "Anything else?"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Wait."}]},
+    ]);
+    expect![[r#"
+        {"role":"user","content":"What time is it in Paris and Rome?"}
+        {"role":"assistant","content":"Let me see.","reasoning_content":"Two\ncalls.","tool_calls":[{"id":"c1","type":"function","function":{"name":"time","arguments":"{\"city\":\"Paris\"}"}},{"id":"c2","type":"function","function":{"name":"time","arguments":"{\"city\":\"Rome\"}"}}]}
+        {"role":"tool","content":"12:00","name":"time","tool_call_id":"c1"}
+        {"role":"tool","content":"12:00","name":"time","tool_call_id":"c2"}
+        {"role":"assistant","content":"Noon in both."}
+        {"role":"assistant","content":"Anything else?"}
+        {"role":"assistant","content":null,"reasoning_content":"Wait."}
+    "#]]
+    .assert_eq(&said(None, given));
+}
+
+#[test]
+fn calls_before_their_text_are_in_its_message() {
+    let given = json!([
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"role": "assistant", "content": "I called."},
+        {"type": "function_call_output", "output": "done"},
+    ]);
+    expect![[r#"
+        {"role":"assistant","content":"I called.","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{}"}}]}
+        {"role":"tool","content":"done"}
+    "#]].assert_eq(&said(None, given));
+}
+
+#[test]
+fn what_is_no_item_is_told_by_its_place() {
+    refused(json!([]), &expect!["input: is empty"]);
+    refused(json!(""), &expect!["input: is empty"]);
+    refused(json!([{}]), &expect!["input[0].role: is missing"]);
+    refused(json!([{"role": "user"}]), &expect!["input[0].content: is missing"]);
+    refused(json!([{"role": "user", "content": []}]), &expect!["input[0].content: is empty"]);
+    refused(
+        json!([{"role": "robot", "content": "x"}]),
+        &expect![[r#"input[0].role: "robot" is none of user, assistant, system, developer"#]],
+    );
+    refused(
+        json!([{"role": "user", "content": [{"type": "input_text"}]}]),
+        &expect!["input[0].content[0].text: is missing"],
+    );
+    refused(
+        json!([{"role": "user", "content": [
+            {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:"},
+        ]}]),
+        &expect![[r#"input[0].content[1].type: a part of type "input_image" is given, but this model takes only text"#]],
+    );
+    refused(
+        json!([{"type": "web_search_call", "id": "x"}]),
+        &expect![[r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output and item_reference"#]],
+    );
+    refused(json!([{"type": "function_call", "name": "f"}]), &expect!["input[0].call_id: is missing"]);
+    refused(
+        json!([{"type": "function_call", "call_id": "c", "name": "f"}]),
+        &expect!["input[0].arguments: is missing"],
+    );
+    refused(json!([{"type": "function_call_output", "call_id": "c"}]), &expect!["input[0].output: is missing"]);
+    refused(json!([{"type": "item_reference"}]), &expect!["input[0].id: is missing"]);
+}
+
+#[test]
+fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
+    let items = items(json!([
+        {"role": "user", "content": "a", "id": "msg_mine"},
+        {"role": "user", "content": "b"},
+        {"role": "user", "content": "c", "id": "x".repeat(1000)},
+    ]))
+    .unwrap();
+    let names: Vec<&str> = items.iter().map(Item::id).collect();
+    assert_eq!(names[0], "msg_mine");
+    assert!(names[1].starts_with("msg_") && names[2].starts_with("msg_") && names[1] != names[2], "{names:?}");
+}
+
+#[test]
+fn references_are_found_where_they_stand() {
+    let found = references(&request(json!({
+        "previous_response_id": "resp_1",
+        "input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}, {"id": "msg_2"}],
+    })));
+    let found = found.unwrap();
+    assert_eq!(found.previous.as_deref(), Some("resp_1"));
+    assert_eq!(found.items, [(1, "msg_1".to_owned()), (2, "msg_2".to_owned())]);
+    for named in [json!("conv_1"), json!({"id": "conv_1"})] {
+        let found = references(&request(json!({"conversation": named}))).unwrap();
+        assert_eq!(found.conversation.as_deref(), Some("conv_1"));
+    }
+    for wrong in [
+        json!({"conversation": 1}),
+        json!({"conversation": {}}),
+        json!({"conversation": {"id": 1}}),
+        json!({"conversation": "conv_1", "previous_response_id": "resp_1"}),
+    ] {
+        assert!(references(&request(wrong.clone())).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_reference_is_what_it_refers_to_in_its_place() {
+    let request = request(json!({"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "b"}]}));
+    let referred = items(json!("a")).unwrap();
+    let all = input(&request, referred.clone(), &mut ids()).unwrap();
+    assert_eq!(all[0], referred[0]);
+    assert_eq!(all.len(), 2);
+}
+
+#[test]
+fn a_schema_is_flat_here_and_nested_in_chats() {
+    let flat_one = json!({"type": "json_schema", "name": "n", "strict": true, "schema": {"type": "object"}});
+    let nested = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "object"}}});
+    let asked = format(&request(json!({"text": {"format": flat_one}})));
+    assert_eq!(Value::Object(asked.clone()), flat_one);
+    assert_eq!(Value::Object(chat_format(&asked)), nested);
+    // As OVMS's clients ask.
+    let asked = format(&request(json!({"response_format": nested})));
+    assert_eq!(Value::Object(asked), flat_one);
+    assert_eq!(Value::Object(format(&request(json!({})))), json!({"type": "text"}));
+    let other = json!({"type": "regex", "pattern": "a+"});
+    assert_eq!(Value::Object(chat_format(other.as_object().unwrap())), other);
+}
+
+#[test]
+fn an_error_in_a_format_has_the_name_that_the_format_has_here() {
+    let error = Error::invalid("response_format.json_schema.schema.type", "is unknown");
+    expect!["text.format.schema.type: is unknown"].assert_eq(&renamed(error).to_string());
+    let error = Error::invalid("response_format.type", "is unknown");
+    assert!(matches!(renamed(error), Error::Invalid { param, .. } if param == "text.format.type"));
+    let error = Error::invalid("temperature", "is unknown");
+    assert_eq!(renamed(error.clone()), error);
+}
+
+#[test]
+fn a_function_is_named_flat() {
+    let shown = |given: Value| choice(&request(json!({"tool_choice": given})));
+    assert_eq!(shown(json!("required")), json!("required"));
+    let flat = json!({"type": "function", "name": "f"});
+    assert_eq!(shown(json!({"type": "function", "function": {"name": "f"}})), flat);
+    assert_eq!(shown(flat.clone()), flat);
+    assert_eq!(choice(&request(json!({}))), json!("auto"));
+}
+
+#[test]
+fn a_conversation_is_cut_where_the_user_speaks_and_keeps_what_the_system_said() {
+    let message = |role: &str| Message { role: role.to_owned(), ..Message::default() };
+    let all: Vec<Message> =
+        ["system", "user", "assistant", "tool", "user", "assistant", "user"].map(message).into();
+    assert_eq!(messages::cuts(&all), [4, 6]);
+    let roles = |messages: Vec<Message>| messages.into_iter().map(|message| message.role).collect::<Vec<_>>();
+    assert_eq!(roles(messages::without(&all, 4)), ["system", "user", "assistant", "user"]);
+    assert_eq!(messages::cuts(&all[1..]), [3, 5]);
+    assert_eq!(messages::cuts(&all[..2]), [0; 0]);
+}

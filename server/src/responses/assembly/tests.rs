@@ -1,0 +1,253 @@
+use expect_test::{Expect, expect};
+use serde_json::{Map, Value, json};
+use server_openai::responses::{Object, ReasoningParameter, TextParameter};
+
+use super::*;
+use crate::store::{Kind, Store, StoreConfig};
+
+fn begun(status: Status, choices: u32) -> Begun {
+    let id = Store::open(&StoreConfig::default()).unwrap().name(Kind::Response);
+    let response = Response {
+        id: id.to_string(),
+        object: Object::Response,
+        created_at: 1,
+        status,
+        background: status == Status::Queued,
+        completed_at: None,
+        error: None,
+        incomplete_details: None,
+        instructions: None,
+        max_output_tokens: None,
+        max_tool_calls: None,
+        model: "m".to_owned(),
+        output: Vec::new(),
+        parallel_tool_calls: true,
+        previous_response_id: None,
+        conversation: None,
+        prompt_cache_key: None,
+        reasoning: ReasoningParameter::default(),
+        safety_identifier: None,
+        service_tier: "default".to_owned(),
+        store: true,
+        temperature: 1.0,
+        text: TextParameter::default(),
+        tool_choice: json!("auto"),
+        tools: Vec::new(),
+        top_logprobs: 0,
+        top_p: 1.0,
+        truncation: "disabled".to_owned(),
+        usage: None,
+        user: None,
+        metadata: Map::new(),
+    };
+    let show: Show = Box::new(|tokens| {
+        let show = |token: TokenText| ChatTokenLogprob {
+            token: format!("t{}", token.token),
+            logprob: token.logprob,
+            bytes: Vec::new(),
+            top_logprobs: Vec::new(),
+        };
+        tokens.into_iter().map(show).collect()
+    });
+    Begun { response, ids: id.items(), show: Some(show), choices }
+}
+
+fn text(choice: u32, text: &str) -> Delta {
+    Delta::Text { choice, text: text.to_owned(), tokens: Vec::new() }
+}
+
+fn reasoning(text: &str) -> Delta {
+    Delta::Reasoning { choice: 0, text: text.to_owned(), tokens: Vec::new() }
+}
+
+fn call(call: u32, name: &str, arguments: &[&str], is_whole: bool) -> Vec<Delta> {
+    let (choice, id) = (0, format!("call_{call}"));
+    let mut deltas = vec![Delta::CallBegin { choice, call, id, name: name.to_owned() }];
+    deltas.extend(arguments.iter().map(|text| Delta::CallArguments {
+        choice,
+        call,
+        text: (*text).to_owned(),
+        tokens: Vec::new(),
+    }));
+    deltas.extend(is_whole.then_some(Delta::CallEnd { choice, call }));
+    deltas
+}
+
+fn end(choice: u32, reason: FinishReason) -> Delta {
+    Delta::End { choice, reason }
+}
+
+/// The events that the deltas lead to, a line each, and the response.
+fn run(begun: Begun, deltas: Vec<Delta>) -> (String, Response) {
+    let mut assembly = Assembly::new(begun);
+    let mut lines = String::new();
+    let mut number = 0;
+    let mut sink = |event: &Event<'_>| {
+        assert_eq!(event.sequence_number, number);
+        number += 1;
+        lines += &line(event);
+        lines.push('\n');
+    };
+    assembly.create(&mut sink);
+    assembly.begin(&mut sink);
+    for delta in deltas {
+        assembly.push(delta, &mut sink);
+    }
+    assembly.settle(Usage::default(), 9);
+    assembly.conclude(&mut sink);
+    (lines, assembly.response().clone())
+}
+
+/// An event without its number, with names cut down to what they are of and their number.
+fn line(event: &Event<'_>) -> String {
+    let mut value = serde_json::to_value(event).unwrap();
+    let object = value.as_object_mut().unwrap();
+    object.remove("sequence_number");
+    let kind = object.remove("type").unwrap();
+    if let Some(response) = object.get_mut("response") {
+        *response = json!(format!(
+            "{} with {} items",
+            response["status"].as_str().unwrap(),
+            response["output"].as_array().unwrap().len()
+        ));
+    }
+    shorten(&mut value);
+    format!("{} {value}", kind.as_str().unwrap())
+}
+
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members.iter_mut() {
+                match value {
+                    Value::String(id) if matches!(name.as_str(), "id" | "item_id") => {
+                        let (kind, digits) = id.split_once('_').unwrap();
+                        *id = format!("{kind}_{}", u32::from_str_radix(&digits[40..], 16).unwrap());
+                    }
+                    value => shorten(value),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(shorten),
+        _ => {}
+    }
+}
+
+fn check(deltas: Vec<Delta>, expected: &Expect) -> Response {
+    let (lines, response) = run(begun(Status::InProgress, 1), deltas);
+    expected.assert_eq(&lines);
+    response
+}
+
+#[test]
+fn a_text() {
+    let response = check(
+        vec![text(0, "Hel"), text(0, "lo"), end(0, FinishReason::Stop)],
+        &expect![[r#""#]],
+    );
+    assert_eq!((response.status, response.completed_at), (Status::Completed, Some(9)));
+}
+
+#[test]
+fn reasoning_then_calls_then_a_text() {
+    let mut deltas = vec![reasoning("Hm"), reasoning("m"), text(0, "\n\n")];
+    deltas.extend(call(0, "now", &["{", "}"], true));
+    deltas.extend(call(1, "then", &["{\"a\":1}"], true));
+    deltas.extend([text(0, "\n"), text(0, " done"), end(0, FinishReason::ToolCalls)]);
+    check(deltas, &expect![[r#""#]]);
+}
+
+#[test]
+fn a_text_that_is_cut_off() {
+    let response = check(vec![text(0, "Hel"), end(0, FinishReason::Length)], &expect![[r#""#]]);
+    assert_eq!((response.status, response.completed_at), (Status::Incomplete, None));
+    assert_eq!(response.incomplete_details.unwrap().reason, "max_output_tokens");
+}
+
+#[test]
+fn a_call_that_is_cut_off_keeps_what_it_has() {
+    let mut deltas = vec![text(0, "Let me see.")];
+    deltas.extend(call(0, "now", &["{\"a"], false));
+    deltas.push(end(0, FinishReason::Length));
+    let response = check(deltas, &expect![[r#""#]]);
+    let Item::FunctionCall(call) = &response.output[1] else { panic!("{response:?}") };
+    assert_eq!((call.arguments.as_str(), call.status), ("{\"a", ItemStatus::Incomplete));
+}
+
+#[test]
+fn reasoning_that_is_cut_off_has_no_message() {
+    let response = check(vec![reasoning("Hm"), end(0, FinishReason::Length)], &expect![[r#""#]]);
+    assert_eq!(response.output.len(), 1);
+}
+
+#[test]
+fn nothing_at_all_is_an_empty_message_and_space_is_one_of_space() {
+    check(vec![end(0, FinishReason::Stop)], &expect![[r#""#]]);
+    let (_, response) =
+        run(begun(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
+    let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
+    assert_eq!(message.content[0].text(), " \n");
+}
+
+#[test]
+fn choices_have_items_of_their_own() {
+    let deltas = vec![
+        text(0, "a"),
+        text(1, "b"),
+        text(0, "c"),
+        end(1, FinishReason::Stop),
+        end(0, FinishReason::Stop),
+    ];
+    let (lines, response) = run(begun(Status::InProgress, 2), deltas);
+    expect![[r#""#]].assert_eq(&lines);
+    let texts: Vec<&str> = response
+        .output
+        .iter()
+        .map(|item| match item {
+            Item::Message(message) => message.content[0].text(),
+            _ => "",
+        })
+        .collect();
+    assert_eq!(texts, ["ac", "b"]);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_deltas_added_up() {
+    let token = |token| TokenText { token, start: 0, logprob: -0.5, top: Vec::new() };
+    let tokens = |text: &str, numbers: &[u32]| Delta::Text {
+        choice: 0,
+        text: text.to_owned(),
+        tokens: numbers.iter().map(|&number| token(number)).collect(),
+    };
+    let deltas = vec![tokens("\n", &[1]), tokens("a", &[2]), tokens("", &[3]), end(0, FinishReason::Stop)];
+    let response = check(deltas, &expect![[r#""#]]);
+    let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
+    let Part::OutputText { logprobs, .. } = &message.content[0] else { panic!("{message:?}") };
+    assert_eq!(logprobs.len(), 3);
+}
+
+#[test]
+fn a_failure_is_told_and_what_was_said_stays() {
+    let mut assembly = Assembly::new(begun(Status::Queued, 1));
+    let mut lines = String::new();
+    let mut sink = |event: &Event<'_>| lines += &(line(event) + "\n");
+    assembly.create(&mut sink);
+    assembly.begin(&mut sink);
+    assembly.push(text(0, "Hel"), &mut sink);
+    assembly.fail(&Error::Internal("it broke".to_owned()), &mut sink);
+    assembly.conclude(&mut sink);
+    expect![[r#""#]].assert_eq(&lines);
+    let response = assembly.response();
+    assert_eq!(response.error.as_ref().unwrap().code, "server_error");
+    let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
+    assert_eq!((message.status, message.content[0].text()), (ItemStatus::Incomplete, "Hel"));
+}
+
+#[test]
+fn an_event_is_sent_with_its_name() {
+    let mut assembly = Assembly::new(begun(Status::InProgress, 1));
+    let mut all = String::new();
+    assembly.create(&mut |event| all += &sent(event));
+    assert!(all.starts_with("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{"), "{all}");
+    assert!(all.ends_with(",\"sequence_number\":0}\n\n"), "{all}");
+}

@@ -1,0 +1,170 @@
+//! `/responses`: what a response is made from is looked up and prepared here; how it is answered is in [`answer`],
+//! what may be done with one that is kept in [`stored`].
+
+mod answer;
+mod best;
+mod context;
+mod query;
+mod stored;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use server_openai::responses::{self as wire, InputTokens, Object};
+
+use super::generate::{self, Counted};
+use best::Deltas;
+use crate::app::{App, Serving};
+use crate::dispatches::Dispatch;
+use crate::error::Error;
+use crate::metrics::Record;
+use crate::model::unix_time;
+use crate::prepare::responses::{Ready, References, references, responses};
+use crate::prepare::{self, Endpoint, Target};
+use crate::respond::Answer;
+use crate::responses::{Assembly, Begun, Show};
+use crate::store::{Id, Kind};
+pub(super) use context::{item, no_conversation, read_conversation, unreadable};
+pub(super) use query::Page;
+pub(super) use stored::{cancel, delete, input_items, list, retrieve};
+
+/// In metrics and logs.
+const ENDPOINT: &str = "responses";
+
+/// A response that is about to be made.
+struct Making {
+    assembly: Assembly,
+    /// What its request adds to the conversation.
+    input: Vec<wire::Item>,
+    answer: Deltas,
+    way: Way,
+}
+
+/// How the client gets it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Whole,
+    Streamed,
+    /// It asks again, or follows the events.
+    Background {
+        follows: bool,
+    },
+}
+
+/// `POST /responses`.
+pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
+    let arrived = Instant::now();
+    let dispatch = Dispatch::of(request.headers());
+    let begun = begin(&app, request, arrived).await;
+    if let Some(dispatch) = dispatch {
+        app.dispatches().arrived(dispatch, begun.is_ok().then(|| app.submissions()));
+    }
+    let mut response = match begun {
+        Ok(making) => answer::answer(app, making).await,
+        Err(error) => refused(&app, ENDPOINT, &error),
+    };
+    response.extensions_mut().insert(Counted);
+    response
+}
+
+async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, Error> {
+    app.serving()?;
+    let body = generate::read(app, request).await?;
+    let serving = app.serving()?;
+    let admitted = app.admission().admit()?;
+    let id = app.store().name(Kind::Response);
+    let mut ready = prepare(app, &body, id).await?;
+    ready.response.created_at = unix_time();
+    ready.response.store &= app.store().is_on();
+    if ready.response.background && !ready.response.store {
+        return Err(Error::invalid("background", "nothing is kept here, so nobody could ask for the response"));
+    }
+    let way = match (ready.response.background, ready.prepared.reply.stream) {
+        (true, follows) => Way::Background { follows },
+        (false, true) => Way::Streamed,
+        (false, false) => Way::Whole,
+    };
+    let Ready { prepared, response, ids, input } = ready;
+    let record = Record::new(app.clone(), ENDPOINT, id.to_string(), (arrived, admitted));
+    let show = prepared.reply.logprobs.map(|_| {
+        let tokenizer = Arc::clone(&serving.model.text.tokenizer);
+        let names_by_id = prepared.reply.names_by_id;
+        Box::new(move |tokens| super::probabilities::shown(&tokenizer, tokens, names_by_id)) as Show
+    });
+    let choices = prepared.reply.choices;
+    let candidates = prepared.prompts.first().map_or(1, |prompt| prompt.sequences);
+    let submitted = generate::submit(app, serving, prepared.prompts)?;
+    let answer = Answer::new(submitted, &serving.model.text.tokenizer, &prepared.text, record);
+    let answer = Deltas::new(answer, candidates, choices);
+    let assembly = Assembly::new(Begun { response, ids, show, choices });
+    Ok(Making { assembly, input, answer, way })
+}
+
+/// Reads a body, looks up what it refers to, and prepares it.
+async fn prepare(app: &App, body: &[u8], id: Id) -> Result<Ready, Error> {
+    let object = prepare::checked(Endpoint::Responses, body)?;
+    let request = wire::Request::read(&object)?;
+    let references = references(&request)?;
+    let seed = app.next_id().seed();
+    let is_small = references.is_empty() && body.len() <= generate::INLINE_BYTES_MAX;
+    let work = move |app: &App| {
+        let Serving { model, engine, .. } = app.serving()?;
+        let found = context::find(app, &references)?;
+        responses(request, found, id, Target { model, limits: engine.limits(), seed })
+    };
+    if is_small {
+        return work(app);
+    }
+    // It may take a while, for which others' tokens are not to wait; and what is kept may be on the disk.
+    let app = app.clone();
+    let work = tokio::task::spawn_blocking(move || work(&app));
+    work.await.unwrap_or_else(|_| Err(Error::Internal("failed to prepare the request".to_owned())))
+}
+
+/// `POST /responses/input_tokens`: how long the prompt would be.
+pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Response {
+    let counted = async {
+        app.serving()?;
+        let body = generate::read(&app, request).await?;
+        let ready = prepare(&app, &body, app.store().name(Kind::Response)).await?;
+        let tokens = ready.prepared.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum();
+        Ok(Json(InputTokens { object: Object::InputTokens, input_tokens: tokens }).into_response())
+    };
+    told(&app, ENDPOINT, None, counted.await)
+}
+
+/// The answer to a request that makes no tokens, counted.
+pub(super) fn told(
+    app: &App,
+    endpoint: &'static str,
+    dispatch: Option<Dispatch>,
+    result: Result<Response, Error>,
+) -> Response {
+    if let Some(dispatch) = dispatch {
+        app.dispatches().arrived(dispatch, None);
+    }
+    let mut response = match result {
+        Ok(response) => {
+            app.metrics().count(endpoint, "ok", response.status());
+            response
+        }
+        Err(error) => refused(app, endpoint, &error),
+    };
+    response.extensions_mut().insert(Counted);
+    response
+}
+
+fn refused(app: &App, endpoint: &'static str, error: &Error) -> Response {
+    app.metrics().count(endpoint, error.label(), error.status());
+    tracing::debug!(endpoint, outcome = error.label(), "request refused");
+    error.clone().into_response()
+}
+
+impl References {
+    fn is_empty(&self) -> bool {
+        self.previous.is_none() && self.conversation.is_none() && self.items.is_empty()
+    }
+}

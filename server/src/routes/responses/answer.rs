@@ -1,0 +1,245 @@
+//! How a response is answered: whole, as a stream of events, or in the background. All are the same deltas, put
+//! together by the same [`Assembly`].
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use server_openai::responses::{
+    Event, InputTokensDetails, Item, OutputTokensDetails, Response as Made, Status, Usage as ResponseUsage,
+};
+
+use super::best::Deltas;
+use super::{Making, Way};
+use crate::app::App;
+use crate::error::Error;
+use crate::model::unix_time;
+use crate::respond::Delta;
+use crate::responses::{Assembly, Followed, Live, sent};
+use crate::routes::generate::named;
+use crate::sse::{self, Events};
+use crate::store::{Id, ResponseRecord};
+
+/// Answers with a response that is about to be made.
+pub(super) async fn answer(app: App, making: Making) -> Response {
+    let name = making.assembly.response().id.clone();
+    let response = match making.way {
+        Way::Whole => whole(app, making).await,
+        Way::Streamed => streamed(app, making).await,
+        Way::Background { follows } => background(&app, making, follows),
+    };
+    named(response, &name)
+}
+
+async fn whole(app: App, making: Making) -> Response {
+    let Making { mut assembly, input, mut answer, .. } = making;
+    let sink = &mut |_: &Event<'_>| {};
+    assembly.create(sink);
+    assembly.begin(sink);
+    while let Some(deltas) = answer.next().await {
+        match deltas {
+            Ok(deltas) => deltas.into_iter().for_each(|delta| assembly.push(delta, sink)),
+            Err(error) => return error.into_response(),
+        }
+    }
+    assembly.settle(usage(&answer), unix_time());
+    keep(&app, &mut assembly, input).await;
+    Json(assembly.response()).into_response()
+}
+
+async fn streamed(app: App, mut making: Making) -> Response {
+    // Until the first token an error has a status of its own, and who passes requests on may try elsewhere.
+    let first = match making.answer.next().await {
+        Some(Err(error)) => return error.into_response(),
+        first => first,
+    };
+    let state = Streamed { app, making, first: Some(first) };
+    sse::response(stream::unfold(Some(state), |state| async move {
+        let mut state = state?;
+        let mut events = Events::default();
+        let more = state.next(&mut events).await;
+        Some((events.take(), more.then_some(state)))
+    }))
+}
+
+/// A response that is being sent.
+struct Streamed {
+    app: App,
+    making: Making,
+    /// What came before the answer was begun.
+    first: Option<Option<Result<Vec<Delta>, Error>>>,
+}
+
+impl Streamed {
+    /// Puts what is new into `events`. Returns whether there is more to come.
+    async fn next(&mut self, events: &mut Events) -> bool {
+        let Making { assembly, input, answer, .. } = &mut self.making;
+        let deltas = match self.first.take() {
+            Some(first) => {
+                let sink = &mut |event: &Event<'_>| events.push_raw(&sent(event));
+                assembly.create(sink);
+                assembly.begin(sink);
+                first
+            }
+            None => answer.next().await,
+        };
+        let end = match deltas {
+            Some(Ok(deltas)) => {
+                let sink = &mut |event: &Event<'_>| events.push_raw(&sent(event));
+                deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
+                return true;
+            }
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        match end {
+            None => {
+                assembly.settle(usage(answer), unix_time());
+                // Before its end is told: who goes on from it must find it.
+                keep(&self.app, assembly, std::mem::take(input)).await;
+            }
+            Some(error) => assembly.fail(&error, &mut |event: &Event<'_>| events.push_raw(&sent(event))),
+        }
+        assembly.conclude(&mut |event: &Event<'_>| events.push_raw(&sent(event)));
+        events.done();
+        false
+    }
+}
+
+fn background(app: &App, making: Making, follows: bool) -> Response {
+    let Making { mut assembly, input, answer, .. } = making;
+    if !follows {
+        // Nobody follows: there are no events, only states.
+        assembly.create(&mut |_: &Event<'_>| {});
+    }
+    let live = Live::new(assembly, input, follows);
+    if follows {
+        live.change(|assembly, sink| assembly.create(sink));
+    }
+    let response = live.response();
+    app.background().begin(Arc::clone(&live), work(app.clone(), Arc::clone(&live), answer));
+    if follows { follow(live, 0) } else { Json(response).into_response() }
+}
+
+/// Makes a response, whether or not anybody looks.
+async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
+    // If the process dies before the end, this is found.
+    write(&app, live.record()).await;
+    let mut is_begun = false;
+    loop {
+        let next = tokio::select! {
+            next = answer.next() => next,
+            () = live.cancelled() => {
+                drop(answer);
+                live.change(|assembly, sink| {
+                    assembly.cancel();
+                    assembly.conclude(sink);
+                });
+                break;
+            }
+        };
+        let first = !std::mem::replace(&mut is_begun, true);
+        live.change(|assembly, sink| {
+            if first {
+                assembly.begin(sink);
+            }
+            match next {
+                Some(Ok(deltas)) => deltas.into_iter().for_each(|delta| assembly.push(delta, sink)),
+                Some(Err(error)) => assembly.fail(&error, sink),
+                None => assembly.settle(usage(&answer), unix_time()),
+            }
+            if assembly.response().status.is_final() {
+                assembly.conclude(sink);
+            }
+        });
+        if live.is_final() {
+            break;
+        }
+    }
+    let record = live.record();
+    join(&app, &record).await;
+    write(&app, record).await;
+}
+
+/// The events of a response in the background, from the one after `after` on.
+pub(super) fn follow(live: Arc<Live>, from: usize) -> Response {
+    sse::response(stream::unfold(Some((live, from)), |state| async move {
+        let (live, from) = state?;
+        let mut events = Events::default();
+        let followed = live.follow(from).await;
+        let more = match followed {
+            Followed::Events(new) => {
+                new.iter().for_each(|event| events.push_raw(event));
+                Some((live, from + new.len()))
+            }
+            Followed::Last(new) => {
+                new.iter().for_each(|event| events.push_raw(event));
+                events.done();
+                None
+            }
+            Followed::NotKept => {
+                let error = Error::Internal("the response has more events than are kept; ask for it".to_owned());
+                events.push(&error.body());
+                None
+            }
+        };
+        Some((events.take(), more))
+    }))
+}
+
+/// Keeps what was made, if it is to be, and puts it into its conversation.
+async fn keep(app: &App, assembly: &mut Assembly, input: Vec<Item>) {
+    let response = assembly.response();
+    if !response.store && response.conversation.is_none() {
+        return;
+    }
+    let record = ResponseRecord { response: response.clone(), input, events: None };
+    join(app, &record).await;
+    if record.response.store && !write(app, record).await {
+        assembly.set_stored(false);
+    }
+}
+
+/// Keeps a response. Returns whether that went well.
+async fn write(app: &App, record: ResponseRecord) -> bool {
+    let written = app.store().with(move |store| store.put(&record)).await;
+    if let Err(error) = &written {
+        tracing::warn!(error = error as &dyn std::error::Error, "failed to keep a response");
+    }
+    written.is_ok()
+}
+
+/// Adds what was said to the conversation that it was said in.
+async fn join(app: &App, record: &ResponseRecord) {
+    let Made { conversation, output, status, .. } = &record.response;
+    let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
+    if !matches!(status, Status::Completed | Status::Incomplete) {
+        return;
+    }
+    let said: Vec<Item> = record.input.iter().chain(output).cloned().collect();
+    let joined = app.store().with(move |store| store.change(id, |record| record.items.extend(said))).await;
+    match joined {
+        Ok(Some(())) => {}
+        Ok(None) => tracing::debug!("a conversation was deleted while something was said in it"),
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to add to a conversation");
+        }
+    }
+}
+
+fn usage(answer: &Deltas) -> ResponseUsage {
+    let usage = answer.usage();
+    ResponseUsage {
+        input_tokens: usage.prompt_tokens,
+        input_tokens_details: InputTokensDetails {
+            cached_tokens: usage.prompt_tokens_details.cached_tokens,
+            cache_write_tokens: 0,
+        },
+        output_tokens: usage.completion_tokens,
+        output_tokens_details: OutputTokensDetails {
+            reasoning_tokens: usage.completion_tokens_details.map_or(0, |details| details.reasoning_tokens),
+        },
+        total_tokens: usage.total_tokens,
+    }
+}

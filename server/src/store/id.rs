@@ -1,0 +1,185 @@
+//! Names of responses, conversations and items, such as `resp_` and 48 hexadecimal digits: 16 that say which server
+//! keeps it, 24 at random, and 8 that number the items of one response or conversation (0 is itself).
+//!
+//! So a router knows from the name alone where to send a request, and the server from an item's name what it
+//! belongs to. Nothing has to be looked up, and nothing has to be remembered.
+
+use std::fmt;
+
+/// What has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Response,
+    Conversation,
+    /// Anything in them.
+    Item,
+}
+
+/// A name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id {
+    kind: Kind,
+    keeper: u64,
+    /// The lower 96 bits.
+    random: u128,
+    number: u32,
+}
+
+/// Digits of a name, behind its prefix.
+const DIGITS: usize = 48;
+/// How what is kept begins, by its kind.
+const PREFIXES: [(&str, Kind); 2] = [("resp", Kind::Response), ("conv", Kind::Conversation)];
+/// Of the lower 96 bits.
+const RANDOM: u128 = (1 << 96) - 1;
+
+impl Id {
+    pub(super) fn new(kind: Kind, keeper: u64, random: u128) -> Self {
+        Self { kind, keeper, random: random & RANDOM, number: 0 }
+    }
+
+    /// Reads a name; `None` if it is none that a server gives.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (prefix, digits) = text.split_once('_')?;
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if digits.len() != DIGITS || !digits.bytes().all(is_digit) {
+            return None;
+        }
+        let named = PREFIXES.iter().find(|(known, _)| *known == prefix);
+        let kind = named.map_or(Kind::Item, |(_, kind)| *kind);
+        let number = u32::from_str_radix(&digits[40..], 16).ok()?;
+        if (kind == Kind::Item) != (number > 0) {
+            return None;
+        }
+        Some(Self {
+            kind,
+            keeper: u64::from_str_radix(&digits[..16], 16).ok()?,
+            random: u128::from_str_radix(&digits[16..40], 16).ok()?,
+            number,
+        })
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        self.kind
+    }
+
+    /// What an item belongs to, if it is of this kind.
+    pub(crate) fn owner(self, kind: Kind) -> Self {
+        Self { kind, number: 0, ..self }
+    }
+
+    /// Under what it is kept: the whole, not the item.
+    pub(super) fn key(self) -> Key {
+        Key { kind: self.kind, keeper: self.keeper, random: self.random }
+    }
+
+    /// Names for its items.
+    pub(crate) fn items(self) -> ItemIds {
+        self.items_after(0)
+    }
+
+    /// Names for its items but for the first so many.
+    pub(crate) fn items_after(self, count: u32) -> ItemIds {
+        ItemIds(Self { number: count, ..self })
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = PREFIXES.iter().find(|(_, kind)| *kind == self.kind).map_or("item", |(prefix, _)| prefix);
+        write!(formatter, "{prefix}_{}", Digits(self))
+    }
+}
+
+struct Digits<'a>(&'a Id);
+
+impl fmt::Display for Digits<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Id { keeper, random, number, .. } = self.0;
+        write!(formatter, "{keeper:016x}{random:024x}{number:08x}")
+    }
+}
+
+/// Names items, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ItemIds(Id);
+
+impl ItemIds {
+    /// The next name; `prefix` says what the item is.
+    pub(crate) fn next(&mut self, prefix: &str) -> String {
+        self.0.number = self.0.number.saturating_add(1);
+        format!("{prefix}_{}", Digits(&self.0))
+    }
+
+    /// Names given so far.
+    pub(crate) fn count(&self) -> u32 {
+        self.0.number
+    }
+}
+
+/// Under what a thing is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Key {
+    kind: Kind,
+    keeper: u64,
+    random: u128,
+}
+
+impl Key {
+    pub(super) fn kind(self) -> Kind {
+        self.kind
+    }
+
+    /// Reads what [`fmt::Display`] writes.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Id::parse(text).filter(|id| id.kind != Kind::Item).map(Id::key)
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, keeper, random } = *self;
+        Id { kind, keeper, random, number: 0 }.fmt(formatter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_were_written_and_items_know_their_owner() {
+        let id = Id::new(Kind::Response, 0xabc, u128::MAX);
+        assert_eq!(id.to_string(), "resp_0000000000000abcffffffffffffffffffffffff00000000");
+        assert_eq!(Id::parse(&id.to_string()), Some(id));
+        let mut items = id.items();
+        let [first, second] = ["msg", "fc"].map(|prefix| items.next(prefix));
+        assert_eq!(first, "msg_0000000000000abcffffffffffffffffffffffff00000001");
+        assert_eq!(second, "fc_0000000000000abcffffffffffffffffffffffff00000002");
+        let item = Id::parse(&second).unwrap();
+        assert_eq!((item.kind(), item.owner(Kind::Response)), (Kind::Item, id));
+        assert_eq!(Key::parse(&id.to_string()), Some(id.key()));
+        assert_eq!(Key::parse(&second), None);
+    }
+
+    #[test]
+    fn what_no_server_has_named_is_no_name() {
+        let good = Id::new(Kind::Conversation, 1, 2).to_string();
+        assert!(Id::parse(&good).is_some());
+        let wrong = [
+            "",
+            "resp_",
+            "resp",
+            &good[..good.len() - 1],
+            &format!("{good}0"),
+            &good.to_uppercase(),
+            &good.replace("conv_0", "conv_+"),
+            "resp_../../../../../../../../etc/passwd..............x",
+            // An item without a number, and what is no item with one.
+            &good.replace("conv", "msg"),
+            &format!("{}1", &good[..good.len() - 1]),
+        ];
+        for wrong in wrong {
+            assert_eq!(Id::parse(wrong), None, "{wrong}");
+        }
+    }
+}

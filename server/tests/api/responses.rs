@@ -1,0 +1,414 @@
+//! Answers of `/responses`, as they are on the wire: whole, and as events.
+
+use expect_test::expect;
+use serde_json::{Value, json};
+use server_engine::sim::{SimFault, SimFaultKind};
+
+use crate::harness::{Answer, Server, Setup, faulty};
+
+pub(crate) const PATH: &str = "/v3/responses";
+const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
+
+/// Shows tools, calls and reasoning, as Qwen's templates do.
+pub(crate) const QWEN: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
+    {% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}\
+    {% for call in message.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+
+/// A request with these parameters. Greedy unless they say otherwise.
+pub(crate) fn request(parameters: Value) -> String {
+    let mut request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
+    request.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+    request.to_string()
+}
+
+pub(crate) fn weather() -> Value {
+    json!({"type": "function", "name": "weather", "description": "The weather of a city", "strict": false,
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}})
+}
+
+/// The events, whose names are those of their types, and whose numbers have no gaps. The last is `[DONE]`.
+pub(crate) fn events(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let all = answer.body.strip_suffix("\n\ndata: [DONE]\n\n").unwrap_or_else(|| panic!("{}", answer.body));
+    let read = |(number, event): (usize, &str)| {
+        let (name, data) = event.split_once('\n').unwrap();
+        let event: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(name.strip_prefix("event: "), event["type"].as_str());
+        assert_eq!(event["sequence_number"], number);
+        event
+    };
+    all.split("\n\n").enumerate().map(read).collect()
+}
+
+/// The response that the events add up to, as the official clients add them up.
+fn folded(events: &[Value]) -> Value {
+    let mut output: Vec<Value> = Vec::new();
+    for event in events {
+        let at = event["output_index"].as_u64().unwrap_or_default() as usize;
+        let text = |name: &str| event[name].as_str().unwrap().to_owned();
+        match event["type"].as_str().unwrap() {
+            "response.output_item.added" => {
+                assert_eq!(at, output.len());
+                output.push(event["item"].clone());
+            }
+            "response.content_part.added" => {
+                output[at]["content"].as_array_mut().unwrap().push(event["part"].clone());
+            }
+            "response.output_text.delta" => add(&mut output[at]["content"][0]["text"], &text("delta")),
+            "response.output_text.done" => assert_eq!(output[at]["content"][0]["text"], text("text")),
+            "response.reasoning_summary_part.added" => {
+                output[at]["summary"].as_array_mut().unwrap().push(event["part"].clone());
+            }
+            "response.reasoning_summary_text.delta" => add(&mut output[at]["summary"][0]["text"], &text("delta")),
+            "response.reasoning_summary_text.done" => {
+                assert_eq!(output[at]["summary"][0]["text"], text("text"));
+            }
+            "response.function_call_arguments.delta" => add(&mut output[at]["arguments"], &text("delta")),
+            "response.function_call_arguments.done" => {
+                assert_eq!(output[at]["arguments"], text("arguments"));
+                assert_eq!((&output[at]["name"], &output[at]["call_id"]), (&event["name"], &event["call_id"]));
+            }
+            "response.output_item.done" => {
+                let mut done = event["item"].clone();
+                let mut added = output[at].take();
+                added["status"] = done["status"].clone();
+                for logprobs in [&mut done, &mut added].map(|item| &mut item["content"][0]["logprobs"]) {
+                    logprobs.take();
+                }
+                assert_eq!(added, done, "an item is what its deltas add up to");
+                output[at] = event["item"].clone();
+            }
+            _ => {}
+        }
+        if let Some(id) = event.get("item_id") {
+            assert_eq!(*id, output[at]["id"], "{event}");
+        }
+    }
+    json!(output)
+}
+
+fn add(text: &mut Value, more: &str) {
+    *text = json!(text.as_str().unwrap().to_owned() + more);
+}
+
+/// A response without what differs from run to run: names become their kind and in which order they came.
+pub(crate) fn shown(response: &Value) -> Value {
+    let mut shown = response.clone();
+    let mut names: Vec<String> = Vec::new();
+    rename(&mut shown, &mut names);
+    for time in ["created_at", "completed_at"] {
+        if let Some(time) = shown.get_mut(time) {
+            assert!(time.as_u64().unwrap() > 1_700_000_000, "{time}");
+            *time = json!(0);
+        }
+    }
+    shown
+}
+
+fn rename(value: &mut Value, names: &mut Vec<String>) {
+    match value {
+        Value::String(text) => {
+            if let Some((kind, rest)) = text.split_once('_')
+                && ["resp", "msg", "rs", "fc", "fco", "call", "conv"].contains(&kind)
+                && (rest.len() == 48 || rest.len() == 24)
+            {
+                let at = names.iter().position(|name| name == text).unwrap_or_else(|| {
+                    names.push(text.clone());
+                    names.len() - 1
+                });
+                *text = format!("{kind}_{at}");
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| rename(value, names)),
+        Value::Object(members) => members.values_mut().for_each(|value| rename(value, names)),
+        _ => {}
+    }
+}
+
+/// The types of events, those that come several times in a row once.
+fn order(events: &[Value]) -> Vec<&str> {
+    let mut order: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    order.dedup();
+    order
+}
+
+#[tokio::test]
+async fn a_whole_response() {
+    let server = Server::parrot(TEXT);
+    let answer = server.post(PATH, request(json!({}))).await;
+    let response = answer.json();
+    assert_eq!(answer.headers["x-request-id"].to_str().unwrap(), response["id"]);
+    expect![[r#""#]].assert_eq(&serde_json::to_string_pretty(&shown(&response)).unwrap());
+}
+
+#[tokio::test]
+async fn what_the_request_says_is_told_again() {
+    let server = Server::parrot(TEXT);
+    let told = json!({
+        "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.25, "user": "u",
+        "safety_identifier": "s", "prompt_cache_key": "k", "truncation": "auto", "max_output_tokens": 3,
+        "max_tool_calls": 2, "parallel_tool_calls": false, "top_logprobs": 1, "store": false,
+        "tools": [weather()], "tool_choice": "none",
+    });
+    let response = server.post(PATH, request(told.clone())).await.json();
+    for (name, value) in told.as_object().unwrap() {
+        assert_eq!(response[name], *value, "{name}");
+    }
+    let more = json!({
+        "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "service_tier": "flex",
+        "tools": [{"type": "function", "function": {"name": "now"}}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]},
+    });
+    let response = server.post(PATH, request(more.clone())).await.json();
+    assert_eq!(response["reasoning"], more["reasoning"]);
+    assert_eq!(response["text"], json!({"format": {"type": "text"}, "verbosity": "low"}));
+    assert_eq!(response["service_tier"], "default");
+    assert_eq!(response["tool_choice"], more["tool_choice"]);
+    let flat = json!([{"type": "function", "name": "now", "description": null, "parameters": null, "strict": false}]);
+    assert_eq!(response["tools"], flat);
+}
+
+#[tokio::test]
+async fn a_streamed_response() {
+    let server = Server::parrot(TEXT);
+    let answer = server.post(PATH, request(json!({"stream": true, "max_output_tokens": 1}))).await;
+    let mut lines = String::new();
+    let mut names = Vec::new();
+    for mut event in events(&answer) {
+        if let Some(response) = event.get_mut("response") {
+            *response = json!({"id": response["id"], "status": response["status"], "output": response["output"],
+                "usage": response["usage"]});
+        }
+        rename(&mut event, &mut names);
+        lines += &format!("{event}\n");
+    }
+    expect![[r#""#]].assert_eq(&lines);
+}
+
+#[tokio::test]
+async fn streamed_or_not_a_response_is_the_same() {
+    let long = json!({"max_output_tokens": 200, "tools": [weather()]});
+    let server = Setup::scripted(QWEN, &[], &[THOUGHT]).start();
+    let whole = server.post(PATH, request(long.clone())).await.json();
+    let mut streaming = long;
+    streaming["stream"] = json!(true);
+    let streamed = server.post(PATH, request(streaming)).await;
+    let events = events(&streamed);
+    assert_eq!(
+        order(&events),
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.reasoning_summary_part.added",
+            "response.reasoning_summary_text.delta",
+            "response.reasoning_summary_text.done",
+            "response.reasoning_summary_part.done",
+            "response.output_item.done",
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+    );
+    let last = events.last().unwrap()["response"].clone();
+    assert_eq!(folded(&events), last["output"]);
+    let (mut whole, mut last) = (shown(&whole), shown(&last));
+    for response in [&mut whole, &mut last] {
+        response["usage"]["input_tokens_details"].take();
+    }
+    assert_eq!(whole, last);
+    expect![[r#""#]].assert_eq(&whole["output"].to_string());
+    assert!(whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 8, "{whole}");
+}
+
+#[tokio::test]
+async fn a_response_that_is_cut_off_is_incomplete() {
+    let server = Server::parrot(TEXT);
+    let whole = server.post(PATH, request(json!({"max_output_tokens": 2}))).await.json();
+    assert_eq!((&whole["status"], whole.get("completed_at")), (&json!("incomplete"), None));
+    assert_eq!(whole["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(whole["output"][0]["status"], "incomplete");
+    let streamed = server.post(PATH, request(json!({"max_output_tokens": 2, "stream": true}))).await;
+    let events = events(&streamed);
+    assert_eq!(events.last().unwrap()["type"], "response.incomplete");
+    assert_eq!(folded(&events), events.last().unwrap()["response"]["output"]);
+    // One that ends by itself is not.
+    let ended = server.post(PATH, request(json!({"stop": ["fox"], "max_output_tokens": 60}))).await.json();
+    assert_eq!(ended["status"], "completed");
+    assert!(ended["completed_at"].as_u64().unwrap() >= ended["created_at"].as_u64().unwrap());
+    assert!(!ended["output"][0]["content"][0]["text"].as_str().unwrap().contains("fox"), "{ended}");
+}
+
+#[tokio::test]
+async fn a_cut_call_keeps_what_it_has() {
+    let server = Setup::scripted(QWEN, &[], &[THOUGHT]).start();
+    let cut = THOUGHT.find("Paris").unwrap();
+    let parameters = json!({"max_output_tokens": cut, "tools": [weather()], "stream": true});
+    let events = events(&server.post(PATH, request(parameters)).await);
+    let call = &events.last().unwrap()["response"]["output"][1];
+    assert_eq!((&call["status"], &call["arguments"]), (&json!("incomplete"), &json!("{\"city\": \"")));
+    assert_eq!(folded(&events)[1], *call);
+}
+
+#[tokio::test]
+async fn several_choices_are_several_messages_streamed_or_not() {
+    let server = Server::parrot(TEXT);
+    let parameters = json!({"n": 3, "temperature": 2, "seed": 5, "max_output_tokens": 6});
+    let whole = server.post(PATH, request(parameters.clone())).await.json();
+    let texts = |output: &Value| {
+        let items = output.as_array().unwrap().iter();
+        let mut texts: Vec<String> =
+            items.map(|item| item["content"][0]["text"].as_str().unwrap().to_owned()).collect();
+        texts.sort();
+        texts
+    };
+    assert_eq!(texts(&whole["output"]).len(), 3);
+    let mut streaming = parameters;
+    streaming["stream"] = json!(true);
+    let events = events(&server.post(PATH, request(streaming)).await);
+    assert_eq!(texts(&folded(&events)), texts(&whole["output"]));
+    assert_eq!(events.last().unwrap()["response"]["usage"]["output_tokens"], 18);
+    let best = request(json!({"n": 1, "best_of": 4, "temperature": 2, "seed": 5}));
+    assert_eq!(server.post(PATH, best).await.json()["output"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn log_probabilities_come_if_they_are_included() {
+    let server = Server::parrot(TEXT);
+    let without = server.post(PATH, request(json!({}))).await.json();
+    assert_eq!(without["output"][0]["content"][0]["logprobs"], json!([]));
+    for parameters in [
+        json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+        json!({"top_logprobs": 2}),
+        json!({"logprobs": true, "top_logprobs": 2}),
+    ] {
+        let whole = server.post(PATH, request(parameters.clone())).await.json();
+        let logprobs = whole["output"][0]["content"][0]["logprobs"].clone();
+        assert_eq!(logprobs.as_array().unwrap().len(), 8, "{parameters}");
+        assert_eq!(logprobs[0]["top_logprobs"].as_array().unwrap().len(), 2);
+        let mut streaming = parameters;
+        streaming["stream"] = json!(true);
+        let events = events(&server.post(PATH, request(streaming)).await);
+        let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+        let joined: Vec<Value> = deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+        assert_eq!(json!(joined), logprobs);
+    }
+}
+
+#[tokio::test]
+async fn a_failure_before_the_first_token_has_a_status_and_after_it_is_told_in_the_stream() {
+    let fault = |step| SimFault { step, kind: SimFaultKind::Step };
+    let server = Setup::new(faulty(vec![fault(0)])).start();
+    for stream in [false, true] {
+        let server = Setup::new(faulty(vec![fault(0)])).start();
+        let answer = server.post(PATH, request(json!({"stream": stream}))).await;
+        assert_eq!(answer.status, 500, "{}", answer.body);
+        assert_eq!(answer.json()["error"]["code"], "step_failed");
+    }
+    drop(server);
+    let server = Setup::new(faulty(vec![fault(3)])).start();
+    let answer = server.post(PATH, request(json!({"stream": true, "ignore_eos": true}))).await;
+    let events = events(&answer);
+    let [.., error, failed] = events.as_slice() else { panic!("{}", answer.body) };
+    assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("step_failed")));
+    assert!(error.get("error").is_none(), "clients would stop there: {error}");
+    assert_eq!(failed["type"], "response.failed");
+    assert_eq!(failed["response"]["status"], "failed");
+    assert_eq!(failed["response"]["error"]["code"], "server_error");
+    let id = failed["response"]["id"].as_str().unwrap();
+    assert_eq!(server.get(&format!("{PATH}/{id}")).await.status, 404, "what failed is not kept");
+}
+
+#[tokio::test]
+async fn bad_values_are_refused_by_name() {
+    let server = Server::parrot(TEXT);
+    let cases = [
+        (json!({"input": null}), "input", "missing_required_parameter"),
+        (json!({"input": []}), "input", "empty_array"),
+        (json!({"input": 3}), "input", "invalid_type"),
+        (json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]}),
+            "input[0].content[0].type", "invalid_value"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens", "integer_below_min_value"),
+        (json!({"max_output_tokens": "x"}), "max_output_tokens", "invalid_type"),
+        (json!({"max_output_tokens": 5000}), "max_output_tokens", "context_length_exceeded"),
+        (json!({"max_tool_calls": 0}), "max_tool_calls", "integer_below_min_value"),
+        (json!({"truncation": "some"}), "truncation", "invalid_value"),
+        (json!({"include": ["everything"]}), "include[0]", "invalid_value"),
+        (json!({"top_logprobs": 21}), "top_logprobs", "integer_above_max_value"),
+        (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort", "invalid_value"),
+        (json!({"text": {"verbosity": "none"}}), "text.verbosity", "invalid_value"),
+        (json!({"metadata": {"a": 1}}), "metadata.a", "invalid_type"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type", "invalid_value"),
+        (json!({"tool_choice": "some"}), "tool_choice", "invalid_value"),
+        (json!({"tool_choice": "required"}), "tool_choice", "invalid_value"),
+        (json!({"background": true, "store": false}), "background", "invalid_value"),
+        (json!({"prompt": {"id": "pmpt_1"}}), "prompt", "unsupported_parameter"),
+        (json!({"context_management": [{"type": "compaction"}]}), "context_management", "unsupported_parameter"),
+        (json!({"previous_response_id": "a", "conversation": "b"}), "conversation", "mutually_exclusive_parameters"),
+        (json!({"temperature": 3}), "temperature", "decimal_above_max_value"),
+        (json!({"model": null}), "model", "missing_required_parameter"),
+    ];
+    for (parameters, param, code) in cases {
+        let answer = server.post(PATH, request(parameters.clone())).await;
+        let error = &answer.json()["error"];
+        assert_eq!(answer.status, 400, "{parameters}: {error}");
+        assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!(code)), "{parameters}: {error}");
+        assert!(error["message"].as_str().unwrap().starts_with(param), "{error}");
+    }
+    let unknown = server.post(PATH, request(json!({"model": "other"}))).await;
+    assert_eq!((unknown.status.as_u16(), &unknown.json()["error"]["code"]), (404, &json!("model_not_found")));
+    for parameters in [json!({"max_tokens": 1}), json!({"no_such": 1}), json!({"context_management": []})] {
+        let response = server.post(PATH, request(parameters)).await.json();
+        assert_eq!(response["usage"]["output_tokens"], 8, "{response}");
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_too_long_is_cut_at_its_beginning_if_it_may_be() {
+    let server = Server::parrot(TEXT);
+    let said = |role: &str, count: usize| json!({"role": role, "content": "x".repeat(count)});
+    let input = json!([
+        said("system", 20), said("user", 300), said("assistant", 100), said("user", 60), said("assistant", 60),
+        said("user", 60),
+    ]);
+    let refused = server.post(PATH, request(json!({"input": input}))).await;
+    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
+    let cut = server.post(PATH, request(json!({"input": input, "truncation": "auto"}))).await.json();
+    let last_four = json!([said("system", 20), said("user", 60), said("assistant", 60), said("user", 60)]);
+    let whole = server.post(PATH, request(json!({"input": last_four}))).await.json();
+    assert_eq!(cut["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
+    // The last turn is never cut.
+    let input = json!([said("user", 10), said("user", 600)]);
+    let refused = server.post(PATH, request(json!({"input": input, "truncation": "auto"}))).await;
+    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
+}
+
+#[tokio::test]
+async fn how_long_a_prompt_is_can_be_asked_without_an_answer() {
+    let server = Server::parrot(TEXT);
+    let counted = server.post(&format!("{PATH}/input_tokens"), request(json!({}))).await.json();
+    let whole = server.post(PATH, request(json!({}))).await.json();
+    assert_eq!(counted, json!({"object": "response.input_tokens", "input_tokens": whole["usage"]["input_tokens"]}));
+}
+
+#[tokio::test]
+async fn effort_goes_to_the_template_and_system_texts_to_the_prompt() {
+    let server = Setup::scripted(QWEN, &[], &["<think>\nHm.\n</think>\n\nYes."]).start();
+    let long = |parameters: Value| {
+        let mut all = json!({"max_output_tokens": 100});
+        all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        request(all)
+    };
+    let plain = server.post(PATH, long(json!({}))).await.json();
+    assert_eq!(plain["output"][0]["type"], "reasoning");
+    let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();
+    let none = server.post(PATH, long(json!({"reasoning": {"effort": "none"}}))).await.json();
+    assert!(tokens(&none) > tokens(&plain), "the template has closed the reasoning: {none}");
+    let told = server.post(PATH, long(json!({"instructions": "Be brief."}))).await.json();
+    assert!(tokens(&told) > tokens(&plain));
+}

@@ -1,0 +1,376 @@
+//! Responses that refer to others, and what may be done with those that are kept: retrieve, delete, cancel, list.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Request;
+use expect_test::expect;
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use server::StoreConfig;
+
+use crate::harness::{Answer, Gated, Server, Setup};
+use crate::responses::{PATH, QWEN, events, request, shown, weather};
+
+const CONVERSATIONS: &str = "/v3/conversations";
+const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+
+/// Says one thing in its first turn, another in its second, and so on.
+fn scripted(answers: &[&str]) -> Setup {
+    Setup::scripted(QWEN, &[], answers)
+}
+
+async fn ask(server: &Server, parameters: Value) -> Value {
+    let mut all = json!({"max_output_tokens": 200});
+    all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+    let answer = server.post(PATH, request(all)).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.json()
+}
+
+fn text(response: &Value) -> &str {
+    let items = response["output"].as_array().unwrap();
+    let message = items.iter().find(|item| item["type"] == "message").unwrap();
+    message["content"][0]["text"].as_str().unwrap()
+}
+
+fn code(answer: &Answer) -> (u16, String) {
+    (answer.status.as_u16(), answer.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
+}
+
+fn id(value: &Value) -> String {
+    value["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_response_goes_on_from_another_with_all_that_was_said() {
+    let server = scripted(&["One.", "Two.", "Three."]).start();
+    let first = ask(&server, json!({"input": "a", "instructions": "Count."})).await;
+    let second = ask(&server, json!({"input": "b", "previous_response_id": first["id"]})).await;
+    let third = ask(&server, json!({"input": "c", "previous_response_id": second["id"]})).await;
+    assert_eq!([&first, &second, &third].map(text), ["One.", "Two.", "Three."]);
+    assert_eq!(third["previous_response_id"], second["id"]);
+    // Instructions are of their response only.
+    let items = json!([
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "One."},
+        {"role": "user", "content": "b"}, {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "c"},
+    ]);
+    let whole = ask(&server, json!({"input": items})).await;
+    assert_eq!(whole["usage"]["input_tokens"], third["usage"]["input_tokens"]);
+    // Two may go on from the same one.
+    let other = ask(&server, json!({"input": "x", "previous_response_id": first["id"]})).await;
+    assert_eq!(text(&other), "Two.");
+}
+
+#[tokio::test]
+async fn tools_are_called_and_answered_over_three_turns() {
+    let server = scripted(&[&format!("<think>\nA city.\n</think>\n\n{CALL}"), CALL, "It is warm."]).start();
+    let first = ask(&server, json!({"input": "Weather?", "tools": [weather()]})).await;
+    let mut previous = first;
+    for _ in 0..2 {
+        let items = previous["output"].as_array().unwrap();
+        let call = items.iter().find(|item| item["type"] == "function_call").unwrap();
+        assert_eq!((&call["name"], &call["arguments"]), (&json!("weather"), &json!("{\"city\": \"Paris\"}")));
+        assert!(call["call_id"].as_str().unwrap().starts_with("call_") && call["call_id"] != call["id"]);
+        let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "20 degrees"});
+        let next = json!({"input": [output], "tools": [weather()], "previous_response_id": previous["id"]});
+        previous = ask(&server, next).await;
+    }
+    assert_eq!(text(&previous), "It is warm.");
+    // The same without the server's memory: all items are sent again.
+    let items = server.get(&format!("{PATH}/{}/input_items?order=asc", id(&previous))).await.json();
+    let again = ask(&server, json!({"input": items["data"], "tools": [weather()], "store": false})).await;
+    assert_eq!(again["usage"]["input_tokens"], previous["usage"]["input_tokens"]);
+    assert_eq!(text(&again), "It is warm.");
+}
+
+#[tokio::test]
+async fn what_is_kept_is_retrieved_listed_and_deleted() {
+    let server = scripted(&["One.", "Two."]).start();
+    let first = ask(&server, json!({"input": "a"})).await;
+    let second = ask(&server, json!({"input": [
+        {"role": "user", "content": "b"}, {"role": "user", "content": "c"},
+    ], "previous_response_id": first["id"]})).await;
+    for response in [&first, &second] {
+        let kept = server.get(&format!("/v1/responses/{}", id(response))).await;
+        assert_eq!((kept.status.as_u16(), &kept.json()), (200, response));
+    }
+    let path = format!("{PATH}/{}", id(&second));
+    let all = server.get(&format!("{path}/input_items?order=asc")).await.json();
+    expect![[r#""#]].assert_eq(&serde_json::to_string_pretty(&shown(&all)).unwrap());
+    let latest = server.get(&format!("{path}/input_items?limit=1")).await.json();
+    assert_eq!((&latest["data"][0], &latest["has_more"]), (&all["data"][3], &json!(true)));
+    let after = latest["last_id"].as_str().unwrap();
+    let next = server.get(&format!("{path}/input_items?limit=3&after={after}")).await.json();
+    assert_eq!((&next["data"][2], &next["has_more"]), (&all["data"][0], &json!(false)));
+    assert_eq!(code(&server.get(&format!("{path}/input_items?limit=0")).await).0, 400);
+
+    let gone = server.delete(&format!("{PATH}/{}", id(&first))).await;
+    assert_eq!(gone.json(), json!({"id": first["id"], "object": "response", "deleted": true}));
+    for answer in [
+        server.get(&format!("{PATH}/{}", id(&first))).await,
+        server.delete(&format!("{PATH}/{}", id(&first))).await,
+        server.get(&format!("{PATH}/{}/input_items", id(&first))).await,
+        server.post(&format!("{PATH}/{}/cancel", id(&first)), "").await,
+        server.get(&format!("{PATH}/resp_1")).await,
+    ] {
+        assert_eq!(code(&answer), (404, "response_not_found".to_owned()));
+    }
+    // What followed it is still there, and cannot be gone on from any more.
+    assert_eq!(server.get(&path).await.status, 200);
+    for (previous, missing) in [(&first, &first), (&second, &first)] {
+        let answer = server.post(PATH, request(json!({"previous_response_id": previous["id"]}))).await;
+        assert_eq!(code(&answer), (404, "previous_response_not_found".to_owned()));
+        assert_eq!(answer.json()["error"]["param"], "previous_response_id");
+        assert!(answer.body.contains(missing["id"].as_str().unwrap()), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_to_be_stored_is_not() {
+    let server = scripted(&["One."]).start();
+    let response = ask(&server, json!({"store": false})).await;
+    assert_eq!(response["store"], false);
+    assert_eq!(server.get(&format!("{PATH}/{}", id(&response))).await.status, 404);
+    let none = StoreConfig { entries_max: 0, ..StoreConfig::default() };
+    let server = Setup { store: none, ..scripted(&["One."]) }.start();
+    let response = ask(&server, json!({})).await;
+    assert_eq!(response["store"], false, "it says what is so");
+    assert_eq!(server.get(&format!("{PATH}/{}", id(&response))).await.status, 404);
+    for (path, body) in [(PATH, request(json!({"background": true}))), (CONVERSATIONS, "{}".to_owned())] {
+        assert_eq!(server.post(path, body).await.status, 400);
+    }
+}
+
+#[tokio::test]
+async fn a_streamed_response_is_kept_when_its_end_is_told() {
+    let server = scripted(&["One.", "Two."]).start();
+    let parameters = json!({"stream": true, "max_output_tokens": 200});
+    let first = events(&server.post(PATH, request(parameters)).await).pop().unwrap()["response"].take();
+    assert_eq!(server.get(&format!("{PATH}/{}", id(&first))).await.json(), first);
+    let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
+    assert_eq!(text(&second), "Two.");
+    // Its events are not kept.
+    let replay = server.get(&format!("{PATH}/{}?stream=true", id(&first))).await;
+    assert_eq!((replay.status.as_u16(), &replay.json()["error"]["param"]), (400, &json!("stream")));
+}
+
+#[tokio::test]
+async fn the_bounds_hold_and_of_a_chain_the_end_goes_first() {
+    let two = StoreConfig { entries_max: 2, ..StoreConfig::default() };
+    let server = Setup { store: two, ..scripted(&["One.", "Two."]) }.start();
+    let first = ask(&server, json!({})).await;
+    let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
+    let other = ask(&server, json!({})).await;
+    let statuses = [&first, &second, &other].map(|response| format!("{PATH}/{}", id(response)));
+    let mut found = Vec::new();
+    for path in statuses {
+        found.push(server.get(&path).await.status.as_u16());
+    }
+    assert_eq!(found, [200, 404, 200]);
+    let small = StoreConfig { bytes_max: 100, ..StoreConfig::default() };
+    let server = Setup { store: small, ..scripted(&["One."]) }.start();
+    let response = ask(&server, json!({})).await;
+    assert_eq!(response["store"], false, "it is larger than all that may be kept");
+}
+
+#[tokio::test]
+async fn a_directory_keeps_responses_over_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = || StoreConfig { folder: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let server = Setup { store: store(), ..scripted(&["One.", "Two."]) }.start();
+    let first = ask(&server, json!({"input": "a"})).await;
+    let conversation = server.post(CONVERSATIONS, r#"{"metadata":{"a":"b"}}"#).await.json();
+    drop(server);
+    let server = Setup { store: store(), ..scripted(&["One.", "Two."]) }.start();
+    assert_eq!(server.get(&format!("{PATH}/{}", id(&first))).await.json(), first);
+    let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
+    assert_eq!(text(&second), "Two.");
+    assert_eq!(server.get(&format!("{CONVERSATIONS}/{}", id(&conversation))).await.json(), conversation);
+    let keeper = |response: &Value| id(response)[..21].to_owned();
+    assert_eq!(keeper(&first), keeper(&second), "it is the same keeper");
+}
+
+#[tokio::test]
+async fn items_are_found_by_their_names() {
+    let server = scripted(&["One.", "Two."]).start();
+    let first = ask(&server, json!({"input": "a"})).await;
+    let answered = &first["output"][0]["id"];
+    let given = server.get(&format!("{PATH}/{}/input_items", id(&first))).await.json()["data"][0]["id"].clone();
+    let input = json!([{"type": "item_reference", "id": given}, {"id": answered}, {"role": "user", "content": "b"}]);
+    let second = ask(&server, json!({"input": input})).await;
+    assert_eq!(text(&second), "Two.");
+    let followed = ask(&server, json!({"input": "b", "previous_response_id": first["id"]})).await;
+    assert_eq!(second["usage"]["input_tokens"], followed["usage"]["input_tokens"]);
+    let lost = server.post(PATH, request(json!({"input": [{"type": "item_reference", "id": "msg_1"}]}))).await;
+    assert_eq!(code(&lost), (404, "item_not_found".to_owned()));
+    assert_eq!(lost.json()["error"]["param"], "input[0].id");
+}
+
+#[tokio::test]
+async fn what_is_said_in_a_conversation_stays_in_it() {
+    let server = scripted(&["One.", "Two.", "Three."]).start();
+    let created = json!({"metadata": {"a": "b"}, "items": [{"role": "system", "content": "Count."}]});
+    let conversation = server.post(CONVERSATIONS, created.to_string()).await.json();
+    assert_eq!(
+        (&conversation["object"], &conversation["metadata"]),
+        (&json!("conversation"), &json!({"a": "b"}))
+    );
+    let first = ask(&server, json!({"input": "a", "conversation": conversation["id"]})).await;
+    assert_eq!(first["conversation"], json!({"id": conversation["id"]}));
+    let stream = json!({"input": "b", "conversation": {"id": conversation["id"]}, "stream": true, "max_output_tokens": 200});
+    let second = events(&server.post(PATH, request(stream)).await).pop().unwrap()["response"].take();
+    assert_eq!([&first, &second].map(text), ["One.", "Two."]);
+    let path = format!("{CONVERSATIONS}/{}", id(&conversation));
+    let items = server.get(&format!("{path}/items?order=asc")).await.json();
+    let said: Vec<&str> =
+        items["data"].as_array().unwrap().iter().map(|item| item["content"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(said, ["Count.", "a", "One.", "b", "Two."]);
+
+    let added = json!({"items": [{"role": "user", "content": "c"}]}).to_string();
+    let added = server.post(&format!("{path}/items"), added).await.json();
+    let item = format!("{path}/items/{}", added["first_id"].as_str().unwrap());
+    assert_eq!(server.get(&item).await.json(), added["data"][0]);
+    let names: std::collections::BTreeSet<String> =
+        items["data"].as_array().unwrap().iter().chain([&added["data"][0]]).map(id).collect();
+    assert_eq!(names.len(), 6, "names differ");
+    assert_eq!(server.delete(&item).await.json(), conversation);
+    assert_eq!(code(&server.get(&item).await), (404, "item_not_found".to_owned()));
+
+    let changed = server.post(&path, r#"{"metadata":{"c":"d"}}"#).await.json();
+    assert_eq!(changed["metadata"], json!({"c": "d"}));
+    assert_eq!(server.post(&path, r#"{"metadata":{"c":1}}"#).await.status, 400);
+    assert_eq!(server.get(&path).await.json(), changed);
+    let deleted = server.delete(&path).await.json();
+    assert_eq!(deleted, json!({"id": conversation["id"], "object": "conversation.deleted", "deleted": true}));
+    for answer in [
+        server.get(&path).await,
+        server.get(&format!("{path}/items")).await,
+        server.post(&path, r#"{"metadata":{}}"#).await,
+        server.post(PATH, request(json!({"conversation": conversation["id"]}))).await,
+    ] {
+        assert_eq!(code(&answer), (404, "conversation_not_found".to_owned()));
+    }
+    let many: Vec<Value> = (0..21).map(|_| json!({"role": "user", "content": "x"})).collect();
+    assert_eq!(server.post(CONVERSATIONS, json!({"items": many}).to_string()).await.status, 400);
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_asked_for_until_it_is_there() {
+    let (runner, permits) = Gated::new("the quick brown fox ");
+    let server = Setup::new(runner).start();
+    let begun = server.post(PATH, request(json!({"background": true}))).await.json();
+    assert_eq!((&begun["status"], &begun["background"]), (&json!("queued"), &json!(true)));
+    let path = format!("{PATH}/{}", id(&begun));
+    assert_eq!(server.get(&path).await.json()["status"], "queued");
+    let early = server.post(PATH, request(json!({"previous_response_id": begun["id"]}))).await;
+    assert_eq!((early.status.as_u16(), &early.json()["error"]["param"]), (400, &json!("previous_response_id")));
+    drop(permits);
+    let done = until_final(&server, &path).await;
+    assert_eq!((&done["status"], done["output"][0]["content"][0]["text"].as_str().unwrap().len()), (&json!("incomplete"), 8));
+    assert_eq!(done["usage"]["output_tokens"], 8);
+    // It stays as it is, whatever is asked of it.
+    assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), done);
+    let next = server.post(PATH, request(json!({"previous_response_id": begun["id"]}))).await;
+    assert_eq!(next.status, 200, "{}", next.body);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_cancelled_and_frees_what_it_held() {
+    let (runner, permits) = Gated::new("the quick brown fox ");
+    let server = Setup::new(runner).start();
+    let begun = server.post(PATH, request(json!({"background": true, "max_output_tokens": 300}))).await.json();
+    let path = format!("{PATH}/{}", id(&begun));
+    for _ in 0..4 {
+        permits.send(()).unwrap();
+    }
+    let cancelled = server.post(&format!("{path}/cancel"), "").await.json();
+    assert_eq!(cancelled["status"], "cancelled");
+    drop(permits);
+    server.idle().await;
+    assert_eq!(server.get(&path).await.json(), cancelled);
+    assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), cancelled, "once is as good as twice");
+    assert_eq!(server.delete(&path).await.status, 200);
+    assert_eq!(server.get(&path).await.status, 404);
+    // Others cannot be cancelled.
+    let whole = server.post(PATH, request(json!({}))).await.json();
+    let refused = server.post(&format!("{PATH}/{}/cancel", id(&whole)), "").await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("response_id")));
+    assert_eq!(server.app.requests(), 0);
+}
+
+#[tokio::test]
+async fn the_events_of_the_background_are_read_from_anywhere_on_and_again() {
+    let (runner, permits) = Gated::new("the quick brown fox ");
+    let server = Setup::new(runner).start();
+    let response = server.open(PATH, request(json!({"background": true, "stream": true}))).await;
+    let mut body = response.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let first = String::from_utf8(first.to_vec()).unwrap();
+    assert!(first.starts_with("event: response.created\n") && first.contains("event: response.queued\n"), "{first}");
+    let created: Value =
+        serde_json::from_str(first.lines().nth(1).unwrap().strip_prefix("data: ").unwrap()).unwrap();
+    // The client goes away; the response goes on.
+    drop(body);
+    let path = format!("{PATH}/{}", id(&created["response"]));
+    let follower = server.open_get(&format!("{path}?stream=true")).await;
+    drop(permits);
+    let all = events(&Answer::read(follower).await);
+    assert_eq!(all.first().unwrap()["type"], "response.created");
+    assert_eq!(all.last().unwrap()["type"], "response.incomplete");
+    let done = until_final(&server, &path).await;
+    assert_eq!(all.last().unwrap()["response"], done);
+    // From what is kept, the whole of it or the rest.
+    assert_eq!(events(&server.get(&format!("{path}?stream=true")).await), all);
+    let rest = server.get(&format!("{path}?stream=true&starting_after=4")).await.body;
+    let rest: Vec<&str> = rest.split("\n\n").filter(|event| event.starts_with("event: ")).collect();
+    assert_eq!(rest.len(), all.len() - 5);
+    assert!(rest[0].contains("\"sequence_number\":5"), "{}", rest[0]);
+    assert_eq!(server.get(&format!("{path}?stream=maybe")).await.status, 400);
+}
+
+#[tokio::test]
+async fn what_was_being_made_when_the_process_ended_has_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = || StoreConfig { folder: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let (runner, permits) = Gated::new("x");
+    let server = Setup { store: store(), ..Setup::new(runner) }.start();
+    let begun = server.post(PATH, request(json!({"background": true}))).await.json();
+    // As it is on the disk once it has begun; the process may die at any time.
+    let path = folder.path().join(format!("{}.json", id(&begun)));
+    let waited = tokio::time::timeout(Duration::from_secs(30), async {
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+    });
+    waited.await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    drop(permits);
+    let copied = StoreConfig { folder: Some(copy.path().to_owned()), ..StoreConfig::default() };
+    let server = Setup { store: copied, ..scripted(&["One."]) }.start();
+    let lost = server.get(&format!("{PATH}/{}", id(&begun))).await.json();
+    assert_eq!((&lost["status"], &lost["error"]["code"]), (&json!("failed"), &json!("server_error")));
+}
+
+/// Asks for it until it stays as it is.
+async fn until_final(server: &Server, path: &str) -> Value {
+    let asked = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let response = server.get(path).await.json();
+            if !["queued", "in_progress"].contains(&response["status"].as_str().unwrap()) {
+                return response;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    asked.await.unwrap()
+}
+
+impl Server {
+    async fn open_get(&self, path: &str) -> axum::response::Response {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+}
