@@ -41,22 +41,15 @@ impl Facts {
     pub(crate) fn gather(applied: &Applied) -> Self {
         let observed = &applied.observed;
         let name = applied.valid.owner.part(Component::Server);
-        let deployment = applied.objects.get(&(Kind::Deployment, name.clone()));
-        let hash = |data| template_hash(data).map(str::to_owned);
-        let manifest = applied
-            .resources
-            .manifests
-            .iter()
-            .find(|manifest| manifest.kind == Kind::Deployment && manifest.name == name);
-        let template = match manifest {
-            Some(manifest) => hash(&manifest.body),
-            // It is kept as it is.
-            None => deployment.and_then(|deployment| hash(&deployment.data)),
-        };
+        let deployment = applied.objects.get(&(Kind::Deployment, name));
+        // What the replicas should be like, also while their Deployment is left as it is because the model that it
+        // would load has yet to come.
+        let wanted = crate::desired::server::deployment(&applied.valid);
+        let template = template_hash(&wanted.body);
         let here = |pod: &&PodState| !pod.is_terminating && !pod.is_finished;
         let pods: Vec<&PodState> = observed.pods_of(Component::Server).filter(here).collect();
         let number = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
-        let is_updated = |pod: &PodState| Some(&pod.template) == template.as_ref();
+        let is_updated = |pod: &PodState| Some(pod.template.as_str()) == template;
         let is_routable = |pod: &PodState| pod.is_routable == Some(true) && pod.containers_ready;
         let progressing = deployment
             .and_then(|deployment| deployment.data.pointer("/status/conditions")?.as_array())
@@ -225,7 +218,11 @@ pub(crate) fn progressing(facts: &Facts, model: &Finding, replicas: &Finding, ro
             "there was no progress within rollout.progressDeadline",
         );
     }
-    let is_fetching = facts.cache.as_ref().is_some_and(|cache| cache.state == CacheState::Fetching);
+    let is_fetching = match facts.cache.as_ref().map(|cache| cache.state) {
+        Some(CacheState::Fetching) => true,
+        Some(CacheState::Pending) => facts.wanted > 0,
+        _ => false,
+    };
     if is_fetching {
         return Finding::new(true, "Fetching", model.message.clone());
     }

@@ -106,6 +106,28 @@ fn ready_is_when_all_updated_replicas_are_routable_and_a_router_answers() {
     assert_eq!((status.ready_replicas, status.updated_replicas, status.phase), (2, 0, Phase::Updating));
 }
 
+/// The Deployment stays as it is until the new model is there: what it runs is not what is wanted any more.
+#[test]
+fn replicas_of_a_former_model_are_not_ready_for_the_one_that_is_being_fetched() {
+    let mut object = fetching(1);
+    object.spec.model.cache = serde_json::from_value(json!({"mode": "shared", "size": "1Gi"})).unwrap();
+    let former = PodState { template: "former".to_owned(), ..replica("a") };
+    let mut applied = applied(&object, seen(&[former]), 1);
+    let deployment = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "chat-server"},
+        "spec": {"template": {"metadata": {"labels": {TEMPLATE: "former"}}}},
+    });
+    let deployment: DynamicObject = serde_json::from_value(deployment).unwrap();
+    applied.objects.insert((Kind::Deployment, "chat-server".to_owned()), Arc::new(deployment));
+    let before = LlmDeploymentStatus { phase: Phase::Ready, ..LlmDeploymentStatus::default() };
+    let status = status(&object, Some(&before), &applied, Timestamp::UNIX_EPOCH);
+    assert_eq!(reason(&status, "Progressing"), "True Fetching");
+    assert_eq!(reason(&status, "Ready"), "False Pending");
+    assert_eq!((status.phase, status.ready_replicas, status.updated_replicas), (Phase::Updating, 1, 0));
+}
+
 #[test]
 fn what_leaves_is_not_counted_but_shown() {
     let leaving = PodState { is_terminating: true, ..replica("b") };
