@@ -95,7 +95,7 @@ fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> 
     match place {
         ToolsPlace::Variable => render(&messages, Some(&tools)),
         ToolsPlace::SystemMessage => {
-            words::system(&mut messages)["tools"] = json!(Value::Array(tools).to_string());
+            words::system(&mut messages)["tools"] = json!(words::spaced(&Value::Array(tools)));
             render(&messages, None)
         }
         ToolsPlace::Nowhere => {

@@ -26,7 +26,7 @@ pub(super) enum Truncate {
 
 /// Tokens to generate.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TokensMax {
+pub(crate) struct TokensMax {
     /// The parameter.
     pub(super) param: &'static str,
     pub(super) tokens: u32,

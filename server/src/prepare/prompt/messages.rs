@@ -216,7 +216,7 @@ fn written(calls: &[Call], format: ToolFormat) -> String {
     if format == ToolFormat::Phi4 {
         let calls: Vec<Value> =
             calls.iter().map(|call| json!({"name": call.name, "arguments": call.arguments})).collect();
-        return format!("<|tool_call|>{}<|/tool_call|>", Value::Array(calls));
+        return format!("<|tool_call|>{}<|/tool_call|>", words::spaced(&Value::Array(calls)));
     }
     calls.iter().map(|call| words::call(&call.name, &call.arguments)).collect::<Vec<_>>().join("\n")
 }
@@ -254,7 +254,7 @@ fn value(message: Read, format: ReasoningFormat) -> Value {
 fn call_value(call: Call, form: Arguments) -> Value {
     let Call { id, name, arguments } = call;
     let arguments = match (form, arguments) {
-        (Arguments::Text, object @ Value::Object(_)) => json!(object.to_string()),
+        (Arguments::Text, object @ Value::Object(_)) => json!(words::spaced(&object)),
         (_, arguments) => arguments,
     };
     let mut value = Map::new();

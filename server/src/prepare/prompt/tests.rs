@@ -52,22 +52,98 @@ fn history() -> Value {
 
 #[test]
 fn a_template_that_knows_tools_shows_them_and_calls_and_results() {
-    check(&golden("qwen3"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+    check(&golden("qwen3"), json!({"tools": tools(), "messages": history()}), expect![[r#"
+        <|im_start|>system
+        # Tools
+
+        <tools>
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}
+        </tools><|im_end|>
+        <|im_start|>user
+        q<|im_end|>
+        <|im_start|>assistant
+        <tool_call>
+        {"name": "f", "arguments": {"a": "b"}}
+        </tool_call>
+        <tool_call>
+        {"name": "g", "arguments": {}}
+        </tool_call><|im_end|>
+        <|im_start|>user
+        <tool_response>
+        two
+        </tool_response>
+        <tool_response>
+        one
+        </tool_response><|im_end|>
+        <|im_start|>assistant
+    "#]]);
 }
 
 #[test]
 fn a_template_that_takes_one_call_gets_each_with_its_result() {
-    check(&golden("llama3"), json!({"messages": history()}), expect![[r#""#]]);
+    let date = json!({"date_string": "26 Jul 2024"});
+    check(&golden("llama3"), json!({"messages": history(), "chat_template_kwargs": date}), expect![[r#"
+        <|start_header_id|>system<|end_header_id|>
+
+        Today Date: 26 Jul 2024
+
+        <|eot_id|><|start_header_id|>user<|end_header_id|>
+
+        q<|eot_id|><|start_header_id|>assistant<|end_header_id|>
+
+        {"name": "f", "parameters": {"a": "b"}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>
+
+        "one"<|eot_id|><|start_header_id|>assistant<|end_header_id|>
+
+        {"name": "g", "parameters": {}}<|eot_id|><|start_header_id|>ipython<|end_header_id|>
+
+        "two"<|eot_id|><|start_header_id|>assistant<|end_header_id|>
+
+    "#]]);
 }
 
 #[test]
 fn a_template_that_wants_ids_of_nine_letters_gets_them() {
-    check(&golden("mistral"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+    check(&golden("mistral"), json!({"tools": tools(), "messages": history()}), expect![[r#"[AVAILABLE_TOOLS] [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}][/AVAILABLE_TOOLS][INST] q[/INST][TOOL_CALLS] [{"name": "f", "arguments": {"a": "b"}, "id": "qcna3ukgo"}, {"name": "g", "arguments": {}, "id": "04d0yh3up"}]<|im_end|>[TOOL_RESULTS] {"content": two}[/TOOL_RESULTS][TOOL_RESULTS] {"content": one}[/TOOL_RESULTS]"#]]);
 }
 
 #[test]
 fn a_template_that_knows_no_tools_gets_them_in_words() {
-    check(&golden("chatml"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+    check(&golden("chatml"), json!({"tools": tools(), "messages": history()}), expect![[r#"
+        <|im_start|>system
+        # Tools
+
+        You may call one or more functions to assist with the user query.
+
+        You are provided with function signatures within <tools></tools> XML tags:
+        <tools>
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}
+        </tools>
+
+        For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+        <tool_call>
+        {"name": <function-name>, "arguments": <args-json-object>}
+        </tool_call><|im_end|>
+        <|im_start|>user
+        q<|im_end|>
+        <|im_start|>assistant
+        <tool_call>
+        {"name": "f", "arguments": {"a": "b"}}
+        </tool_call>
+        <tool_call>
+        {"name": "g", "arguments": {}}
+        </tool_call><|im_end|>
+        <|im_start|>user
+        <tool_response>
+        two
+        </tool_response>
+        <tool_response>
+        one
+        </tool_response><|im_end|>
+        <|im_start|>assistant
+    "#]]);
     // Its system is added to.
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
     let told = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
@@ -83,7 +159,7 @@ fn a_template_that_refuses_a_system_has_the_user_tell_of_tools() {
 
 #[test]
 fn phi_takes_tools_from_the_systems_message() {
-    check(&golden("phi"), json!({"tools": tools(), "messages": history()}), expect![[r#""#]]);
+    check(&golden("phi"), json!({"tools": tools(), "messages": history()}), expect![[r#"<|system|><|tool|>[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]<|/tool|><|end|><|user|>q<|end|><|assistant|><|tool_call|>[{"name": "f", "arguments": {"a": "b"}}, {"name": "g", "arguments": {}}]<|/tool_call|><|end|><|tool|>two<|end|><|tool|>one<|end|><|assistant|>"#]]);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Tools in words, for templates that know none: as Hermes and Qwen are told of them, which other models follow
 //! best. Calls are then read, and written, as `hermes3`.
 
-use std::fmt::Write as _;
+use std::io;
 
+use serde::Serialize as _;
+use serde_json::ser::{Formatter, Serializer};
 use serde_json::{Value, json};
 
 /// What the model is told of its tools.
@@ -12,7 +14,8 @@ pub(super) fn tools(tools: &[Value]) -> String {
          You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
     );
     for tool in tools {
-        let _ = write!(text, "\n{tool}");
+        text.push('\n');
+        text.push_str(&spaced(tool));
     }
     text.push_str(
         "\n</tools>\n\nFor each function call, return a json object with function name and arguments within \
@@ -24,7 +27,7 @@ pub(super) fn tools(tools: &[Value]) -> String {
 
 /// A call as the model would have written it.
 pub(super) fn call(name: &str, arguments: &Value) -> String {
-    format!("<tool_call>\n{{\"name\": {}, \"arguments\": {arguments}}}\n</tool_call>", json!(name))
+    format!("<tool_call>\n{}\n</tool_call>", spaced(&json!({"name": name, "arguments": arguments})))
 }
 
 /// The result of a call.
@@ -51,4 +54,34 @@ pub(super) fn add(message: &mut Value, text: &str) {
 pub(super) fn add_before(message: &mut Value, text: &str) {
     let after = message["content"].as_str().unwrap_or_default();
     message["content"] = json!(format!("{text}\n\n{after}"));
+}
+
+/// JSON with a space after each comma and colon, as Python writes it and models have read it.
+pub(super) fn spaced(value: &Value) -> String {
+    let mut text = Vec::new();
+    let written = value.serialize(&mut Serializer::with_formatter(&mut text, Spaced));
+    written.expect("invariant: a value is JSON, and memory takes it");
+    String::from_utf8(text).expect("invariant: JSON is UTF-8")
+}
+
+struct Spaced;
+
+impl Spaced {
+    fn separate<W: io::Write + ?Sized>(writer: &mut W, is_first: bool) -> io::Result<()> {
+        if is_first { Ok(()) } else { writer.write_all(b", ") }
+    }
+}
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        Self::separate(writer, first)
+    }
+
+    fn begin_object_key<W: io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        Self::separate(writer, first)
+    }
+
+    fn begin_object_value<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
 }
