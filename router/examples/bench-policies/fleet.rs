@@ -341,6 +341,7 @@ impl Replica {
             decode_tokens_per_second: decode,
             preemptions_total: preemptions,
             dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.published_seen.wire() }),
+            keeper: 0,
         }
     }
 }

@@ -75,8 +75,8 @@ fn folded(events: &[Value]) -> Value {
                 let mut done = event["item"].clone();
                 let mut added = output[at].take();
                 added["status"] = done["status"].clone();
-                for logprobs in [&mut done, &mut added].map(|item| &mut item["content"][0]["logprobs"]) {
-                    logprobs.take();
+                for part in [&mut done, &mut added].map(|item| item.pointer_mut("/content/0/logprobs")) {
+                    part.map(Value::take);
                 }
                 assert_eq!(added, done, "an item is what its deltas add up to");
                 output[at] = event["item"].clone();
@@ -141,7 +141,74 @@ async fn a_whole_response() {
     let answer = server.post(PATH, request(json!({}))).await;
     let response = answer.json();
     assert_eq!(answer.headers["x-request-id"].to_str().unwrap(), response["id"]);
-    expect![[r#""#]].assert_eq(&serde_json::to_string_pretty(&shown(&response)).unwrap());
+    expect![[r#"
+        {
+          "id": "resp_0",
+          "object": "response",
+          "created_at": 0,
+          "status": "incomplete",
+          "background": false,
+          "error": null,
+          "incomplete_details": {
+            "reason": "max_output_tokens"
+          },
+          "instructions": null,
+          "max_output_tokens": 8,
+          "max_tool_calls": null,
+          "model": "parrot",
+          "output": [
+            {
+              "type": "message",
+              "id": "msg_1",
+              "status": "incomplete",
+              "content": [
+                {
+                  "type": "output_text",
+                  "annotations": [],
+                  "logprobs": [],
+                  "text": "umps ove"
+                }
+              ],
+              "role": "assistant"
+            }
+          ],
+          "parallel_tool_calls": true,
+          "previous_response_id": null,
+          "prompt_cache_key": null,
+          "reasoning": {
+            "effort": null,
+            "summary": null
+          },
+          "safety_identifier": null,
+          "service_tier": "default",
+          "store": true,
+          "temperature": 0.0,
+          "text": {
+            "format": {
+              "type": "text"
+            },
+            "verbosity": "medium"
+          },
+          "tool_choice": "auto",
+          "tools": [],
+          "top_logprobs": 0,
+          "top_p": 1.0,
+          "truncation": "disabled",
+          "usage": {
+            "input_tokens": 21,
+            "input_tokens_details": {
+              "cached_tokens": 0,
+              "cache_write_tokens": 0
+            },
+            "output_tokens": 8,
+            "output_tokens_details": {
+              "reasoning_tokens": 0
+            },
+            "total_tokens": 29
+          },
+          "user": null,
+          "metadata": {}
+        }"#]].assert_eq(&serde_json::to_string_pretty(&shown(&response)).unwrap());
 }
 
 #[tokio::test]
@@ -185,7 +252,17 @@ async fn a_streamed_response() {
         rename(&mut event, &mut names);
         lines += &format!("{event}\n");
     }
-    expect![[r#""#]].assert_eq(&lines);
+    expect![[r#"
+        {"type":"response.created","response":{"id":"resp_0","status":"in_progress","output":[],"usage":null},"sequence_number":0}
+        {"type":"response.in_progress","response":{"id":"resp_0","status":"in_progress","output":[],"usage":null},"sequence_number":1}
+        {"type":"response.output_item.added","output_index":0,"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"sequence_number":2}
+        {"type":"response.content_part.added","item_id":"msg_1","output_index":0,"content_index":0,"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"sequence_number":3}
+        {"type":"response.output_text.delta","item_id":"msg_1","output_index":0,"content_index":0,"delta":"u","logprobs":[],"sequence_number":4}
+        {"type":"response.output_text.done","item_id":"msg_1","output_index":0,"content_index":0,"text":"u","logprobs":[],"sequence_number":5}
+        {"type":"response.content_part.done","item_id":"msg_1","output_index":0,"content_index":0,"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"u"},"sequence_number":6}
+        {"type":"response.output_item.done","output_index":0,"item":{"type":"message","id":"msg_1","status":"incomplete","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"u"}],"role":"assistant"},"sequence_number":7}
+        {"type":"response.incomplete","response":{"id":"resp_0","status":"incomplete","output":[{"type":"message","id":"msg_1","status":"incomplete","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"u"}],"role":"assistant"}],"usage":{"input_tokens":21,"input_tokens_details":{"cached_tokens":0,"cache_write_tokens":0},"output_tokens":1,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":22}},"sequence_number":8}
+    "#]].assert_eq(&lines);
 }
 
 #[tokio::test]

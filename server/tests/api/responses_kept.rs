@@ -98,7 +98,65 @@ async fn what_is_kept_is_retrieved_listed_and_deleted() {
     }
     let path = format!("{PATH}/{}", id(&second));
     let all = server.get(&format!("{path}/input_items?order=asc")).await.json();
-    expect![[r#""#]].assert_eq(&serde_json::to_string_pretty(&shown(&all)).unwrap());
+    expect![[r#"
+        {
+          "object": "list",
+          "data": [
+            {
+              "type": "message",
+              "id": "msg_0",
+              "status": "completed",
+              "content": [
+                {
+                  "type": "input_text",
+                  "text": "a"
+                }
+              ],
+              "role": "user"
+            },
+            {
+              "type": "message",
+              "id": "msg_1",
+              "status": "completed",
+              "content": [
+                {
+                  "type": "output_text",
+                  "annotations": [],
+                  "logprobs": [],
+                  "text": "One."
+                }
+              ],
+              "role": "assistant"
+            },
+            {
+              "type": "message",
+              "id": "msg_2",
+              "status": "completed",
+              "content": [
+                {
+                  "type": "input_text",
+                  "text": "b"
+                }
+              ],
+              "role": "user"
+            },
+            {
+              "type": "message",
+              "id": "msg_3",
+              "status": "completed",
+              "content": [
+                {
+                  "type": "input_text",
+                  "text": "c"
+                }
+              ],
+              "role": "user"
+            }
+          ],
+          "first_id": "msg_0",
+          "last_id": "msg_3",
+          "has_more": false
+        }"#]].assert_eq(&serde_json::to_string_pretty(&shown(&all)).unwrap());
     let latest = server.get(&format!("{path}/input_items?limit=1")).await.json();
     assert_eq!((&latest["data"][0], &latest["has_more"]), (&all["data"][3], &json!(true)));
     let after = latest["last_id"].as_str().unwrap();

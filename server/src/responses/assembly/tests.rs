@@ -143,7 +143,18 @@ fn check(deltas: Vec<Delta>, expected: &Expect) -> Response {
 fn a_text() {
     let response = check(
         vec![text(0, "Hel"), text(0, "lo"), end(0, FinishReason::Stop)],
-        &expect![[r#""#]],
+        &expect![[r#"
+            response.created {"response":"in_progress with 0 items"}
+            response.in_progress {"response":"in_progress with 0 items"}
+            response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+            response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+            response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"Hel"}
+            response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"lo"}
+            response.output_text.done {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"text":"Hello"}
+            response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"Hello"},"item_id":"msg_1","output_index":0,"content_index":0}
+            response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"Hello"}],"role":"assistant"},"output_index":0}
+            response.completed {"response":"completed with 1 items"}
+        "#]],
     );
     assert_eq!((response.status, response.completed_at), (Status::Completed, Some(9)));
 }
@@ -154,12 +165,48 @@ fn reasoning_then_calls_then_a_text() {
     deltas.extend(call(0, "now", &["{", "}"], true));
     deltas.extend(call(1, "then", &["{\"a\":1}"], true));
     deltas.extend([text(0, "\n"), text(0, " done"), end(0, FinishReason::ToolCalls)]);
-    check(deltas, &expect![[r#""#]]);
+    check(deltas, &expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"reasoning","id":"rs_1","summary":[],"status":"in_progress"},"output_index":0}
+        response.reasoning_summary_part.added {"part":{"type":"summary_text","text":""},"item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_text.delta {"delta":"Hm","item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_text.delta {"delta":"m","item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_text.done {"text":"Hmm","item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_part.done {"part":{"type":"summary_text","text":"Hmm"},"item_id":"rs_1","output_index":0,"summary_index":0}
+        response.output_item.done {"item":{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"Hmm"}],"status":"completed"},"output_index":0}
+        response.output_item.added {"item":{"type":"function_call","id":"fc_2","status":"in_progress","arguments":"","call_id":"call_0","name":"now"},"output_index":1}
+        response.function_call_arguments.delta {"delta":"{","item_id":"fc_2","output_index":1,"call_id":"call_0"}
+        response.function_call_arguments.delta {"delta":"}","item_id":"fc_2","output_index":1,"call_id":"call_0"}
+        response.function_call_arguments.done {"arguments":"{}","item_id":"fc_2","output_index":1,"call_id":"call_0","name":"now"}
+        response.output_item.done {"item":{"type":"function_call","id":"fc_2","status":"completed","arguments":"{}","call_id":"call_0","name":"now"},"output_index":1}
+        response.output_item.added {"item":{"type":"function_call","id":"fc_3","status":"in_progress","arguments":"","call_id":"call_1","name":"then"},"output_index":2}
+        response.function_call_arguments.delta {"delta":"{\"a\":1}","item_id":"fc_3","output_index":2,"call_id":"call_1"}
+        response.function_call_arguments.done {"arguments":"{\"a\":1}","item_id":"fc_3","output_index":2,"call_id":"call_1","name":"then"}
+        response.output_item.done {"item":{"type":"function_call","id":"fc_3","status":"completed","arguments":"{\"a\":1}","call_id":"call_1","name":"then"},"output_index":2}
+        response.output_item.added {"item":{"type":"message","id":"msg_4","status":"in_progress","content":[],"role":"assistant"},"output_index":3}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_4","output_index":3,"content_index":0}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_4","output_index":3,"content_index":0,"delta":"\n done"}
+        response.output_text.done {"logprobs":[],"item_id":"msg_4","output_index":3,"content_index":0,"text":"\n done"}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"\n done"},"item_id":"msg_4","output_index":3,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_4","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"\n done"}],"role":"assistant"},"output_index":3}
+        response.completed {"response":"completed with 4 items"}
+    "#]]);
 }
 
 #[test]
 fn a_text_that_is_cut_off() {
-    let response = check(vec![text(0, "Hel"), end(0, FinishReason::Length)], &expect![[r#""#]]);
+    let response = check(vec![text(0, "Hel"), end(0, FinishReason::Length)], &expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"Hel"}
+        response.output_text.done {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"text":"Hel"}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"Hel"},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_1","status":"incomplete","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"Hel"}],"role":"assistant"},"output_index":0}
+        response.incomplete {"response":"incomplete with 1 items"}
+    "#]]);
     assert_eq!((response.status, response.completed_at), (Status::Incomplete, None));
     assert_eq!(response.incomplete_details.unwrap().reason, "max_output_tokens");
 }
@@ -169,20 +216,53 @@ fn a_call_that_is_cut_off_keeps_what_it_has() {
     let mut deltas = vec![text(0, "Let me see.")];
     deltas.extend(call(0, "now", &["{\"a"], false));
     deltas.push(end(0, FinishReason::Length));
-    let response = check(deltas, &expect![[r#""#]]);
+    let response = check(deltas, &expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"Let me see."}
+        response.output_text.done {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"text":"Let me see."}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"Let me see."},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"Let me see."}],"role":"assistant"},"output_index":0}
+        response.output_item.added {"item":{"type":"function_call","id":"fc_2","status":"in_progress","arguments":"","call_id":"call_0","name":"now"},"output_index":1}
+        response.function_call_arguments.delta {"delta":"{\"a","item_id":"fc_2","output_index":1,"call_id":"call_0"}
+        response.function_call_arguments.done {"arguments":"{\"a","item_id":"fc_2","output_index":1,"call_id":"call_0","name":"now"}
+        response.output_item.done {"item":{"type":"function_call","id":"fc_2","status":"incomplete","arguments":"{\"a","call_id":"call_0","name":"now"},"output_index":1}
+        response.incomplete {"response":"incomplete with 2 items"}
+    "#]]);
     let Item::FunctionCall(call) = &response.output[1] else { panic!("{response:?}") };
     assert_eq!((call.arguments.as_str(), call.status), ("{\"a", ItemStatus::Incomplete));
 }
 
 #[test]
 fn reasoning_that_is_cut_off_has_no_message() {
-    let response = check(vec![reasoning("Hm"), end(0, FinishReason::Length)], &expect![[r#""#]]);
+    let response = check(vec![reasoning("Hm"), end(0, FinishReason::Length)], &expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"reasoning","id":"rs_1","summary":[],"status":"in_progress"},"output_index":0}
+        response.reasoning_summary_part.added {"part":{"type":"summary_text","text":""},"item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_text.delta {"delta":"Hm","item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_text.done {"text":"Hm","item_id":"rs_1","output_index":0,"summary_index":0}
+        response.reasoning_summary_part.done {"part":{"type":"summary_text","text":"Hm"},"item_id":"rs_1","output_index":0,"summary_index":0}
+        response.output_item.done {"item":{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"Hm"}],"status":"incomplete"},"output_index":0}
+        response.incomplete {"response":"incomplete with 1 items"}
+    "#]]);
     assert_eq!(response.output.len(), 1);
 }
 
 #[test]
 fn nothing_at_all_is_an_empty_message_and_space_is_one_of_space() {
-    check(vec![end(0, FinishReason::Stop)], &expect![[r#""#]]);
+    check(vec![end(0, FinishReason::Stop)], &expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_text.done {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"text":""}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":""}],"role":"assistant"},"output_index":0}
+        response.completed {"response":"completed with 1 items"}
+    "#]]);
     let (_, response) =
         run(begun(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
@@ -199,7 +279,24 @@ fn choices_have_items_of_their_own() {
         end(0, FinishReason::Stop),
     ];
     let (lines, response) = run(begun(Status::InProgress, 2), deltas);
-    expect![[r#""#]].assert_eq(&lines);
+    expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"a"}
+        response.output_item.added {"item":{"type":"message","id":"msg_2","status":"in_progress","content":[],"role":"assistant"},"output_index":1}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_2","output_index":1,"content_index":0}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_2","output_index":1,"content_index":0,"delta":"b"}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"c"}
+        response.output_text.done {"logprobs":[],"item_id":"msg_2","output_index":1,"content_index":0,"text":"b"}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"b"},"item_id":"msg_2","output_index":1,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_2","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"b"}],"role":"assistant"},"output_index":1}
+        response.output_text.done {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"text":"ac"}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"ac"},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"ac"}],"role":"assistant"},"output_index":0}
+        response.completed {"response":"completed with 2 items"}
+    "#]].assert_eq(&lines);
     let texts: Vec<&str> = response
         .output
         .iter()
@@ -220,7 +317,18 @@ fn log_probabilities_are_those_of_the_deltas_added_up() {
         tokens: numbers.iter().map(|&number| token(number)).collect(),
     };
     let deltas = vec![tokens("\n", &[1]), tokens("a", &[2]), tokens("", &[3]), end(0, FinishReason::Stop)];
-    let response = check(deltas, &expect![[r#""#]]);
+    let response = check(deltas, &expect![[r#"
+        response.created {"response":"in_progress with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_text.delta {"logprobs":[{"token":"t1","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t2","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"\na"}
+        response.output_text.delta {"logprobs":[{"token":"t3","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"item_id":"msg_1","output_index":0,"content_index":0,"delta":""}
+        response.output_text.done {"logprobs":[{"token":"t1","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t2","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t3","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"item_id":"msg_1","output_index":0,"content_index":0,"text":"\na"}
+        response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[{"token":"t1","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t2","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t3","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"text":"\na"},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[{"token":"t1","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t2","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t3","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"text":"\na"}],"role":"assistant"},"output_index":0}
+        response.completed {"response":"completed with 1 items"}
+    "#]]);
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     let Part::OutputText { logprobs, .. } = &message.content[0] else { panic!("{message:?}") };
     assert_eq!(logprobs.len(), 3);
@@ -236,7 +344,16 @@ fn a_failure_is_told_and_what_was_said_stays() {
     assembly.push(text(0, "Hel"), &mut sink);
     assembly.fail(&Error::Internal("it broke".to_owned()), &mut sink);
     assembly.conclude(&mut sink);
-    expect![[r#""#]].assert_eq(&lines);
+    expect![[r#"
+        response.created {"response":"queued with 0 items"}
+        response.queued {"response":"queued with 0 items"}
+        response.in_progress {"response":"in_progress with 0 items"}
+        response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
+        response.content_part.added {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
+        response.output_text.delta {"logprobs":[],"item_id":"msg_1","output_index":0,"content_index":0,"delta":"Hel"}
+        error {"param":null,"code":"internal","message":"it broke"}
+        response.failed {"response":"failed with 1 items"}
+    "#]].assert_eq(&lines);
     let response = assembly.response();
     assert_eq!(response.error.as_ref().unwrap().code, "server_error");
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
