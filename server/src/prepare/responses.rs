@@ -112,6 +112,8 @@ pub(crate) fn responses(
     generation.response_format = Some(chat_format(&format));
     // These are other endpoints' names for `max_output_tokens`, and mean nothing here.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
+    // What these ask for has no place in a response.
+    (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (shown, choice, parallel) = (shown(&conversation.tools), choice(&request), conversation.parallel);
     let prepared = fitting(&request, generation, conversation, target).map_err(renamed)?;
     let response = Response {

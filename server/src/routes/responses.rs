@@ -109,7 +109,8 @@ async fn prepare(app: &App, body: &[u8], id: Id) -> Result<Ready, Error> {
     let request = wire::Request::read(&object)?;
     let references = references(&request)?;
     let seed = app.next_id().seed();
-    let is_small = references.is_empty() && body.len() <= generate::INLINE_BYTES_MAX;
+    let is_small =
+        references.is_empty() && body.len() <= generate::INLINE_BYTES_MAX && !prepare::may_compile(body);
     let work = move |app: &App| {
         let Serving { model, engine, .. } = app.serving()?;
         let found = context::find(app, &references)?;

@@ -7,7 +7,8 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use server_openai::responses::{
-    Event, InputTokensDetails, Item, OutputTokensDetails, Response as Made, Status, Usage as ResponseUsage,
+    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as Made, Status, Usage as ResponseUsage,
+    kind,
 };
 
 use super::best::Deltas;
@@ -162,7 +163,7 @@ async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
     write(&app, record).await;
 }
 
-/// The events of a response in the background, from the one after `after` on.
+/// The events of a response in the background, from the one of this number on.
 pub(super) fn follow(live: Arc<Live>, from: usize) -> Response {
     sse::response(stream::unfold(Some((live, from)), |state| async move {
         let (live, from) = state?;
@@ -179,8 +180,11 @@ pub(super) fn follow(live: Arc<Live>, from: usize) -> Response {
                 None
             }
             Followed::NotKept => {
-                let error = Error::Internal("the response has more events than are kept; ask for it".to_owned());
-                events.push(&error.body());
+                let message = "the response has more events than are kept; ask for the response itself";
+                let data = EventData::Error { code: Some("events_not_kept"), message, param: None };
+                let event = Event { r#type: kind::ERROR, data, sequence_number: from as u64 };
+                events.push_raw(&sent(&event));
+                events.done();
                 None
             }
         };

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
-use server_openai::responses::{Item, List, Object, Response as Made, ResponseError, Status};
+use server_openai::responses::{Deleted, Item, List, Object, Response as Made, ResponseError, Status};
 
 use super::{answer, context, query};
 use crate::app::App;
@@ -58,7 +58,7 @@ pub(in crate::routes) async fn delete(
         if !(removed || was_live) {
             return Err(unknown(&id));
         }
-        let deleted = server_openai::responses::Deleted { id: id.clone(), object: Object::Response, deleted: true };
+        let deleted = Deleted { id: id.clone(), object: Object::Response, deleted: true };
         Ok(Json(deleted).into_response())
     };
     let deleted = deleted.await;

@@ -64,6 +64,10 @@ pub(super) const TABLE: &[Parameter] = &[
         .refused("templates are not kept here; send the text as instructions and input"),
     row("context_management", Kind::Array(&Kind::Object, usize::MAX), "", OPENAI)
         .note("Only an empty list: conversations are not summed up here. See `truncation`."),
+    row("detokenize", Kind::Boolean, "true", VLLM).accepted("Responses are made of text: there is always some."),
+    row("return_token_ids", Kind::Boolean, "false", VLLM).accepted("Responses have no place for tokens."),
+    row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM)
+        .accepted("Responses have no place for those of the prompt."),
     row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
     row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
         .note("More variables for the template. Those that are parameters of their own are refused here."),

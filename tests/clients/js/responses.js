@@ -1,0 +1,154 @@
+// Drives the responses endpoint with the official JavaScript client. Usage: node responses.js BASE_URL MODEL KIND
+//
+// As responses.py, which says what the two kinds are. The first scenario that fails ends the run.
+
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const [baseURL, model, kind] = process.argv.slice(2);
+const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0, timeout: 300_000 });
+const question = "Is it warmer in Paris or in London?";
+const tools = ["get_weather", "compare"].map((name) => ({ type: "function", name, parameters: null, strict: false }));
+const expected = [
+  [["get_weather", { city: "Paris", days: 1 }]],
+  [
+    ["get_weather", { city: "London", days: 1 }],
+    ["compare", { one: 21, other: -4 }],
+  ],
+  [],
+];
+
+const calls = (response) => response.output.filter((item) => item.type === "function_call");
+const outputs = (response) =>
+  calls(response).map(({ call_id }) => ({ type: "function_call_output", call_id, output: "21" }));
+
+function called(response) {
+  return calls(response).map((call) => [call.name, JSON.parse(call.arguments)]);
+}
+
+async function expectError(kind, code, promise) {
+  await assert.rejects(promise, (error) => {
+    assert.ok(error instanceof kind, `${error?.constructor?.name}, not ${kind.name}: ${error}`);
+    assert.ok(error.error?.message, "the error has a message");
+    if (code) assert.equal(error.code, code);
+    return true;
+  });
+}
+
+async function aLoopOfThreeTurnsByTheServersMemory() {
+  let response = await client.responses.create({ model, input: question, tools, temperature: 0 });
+  assert.equal(response.output[0].summary[0].text, "Let me see.\n");
+  for (const turn of expected) {
+    assert.deepEqual(called(response), turn);
+    if (turn.length) {
+      const previous_response_id = response.id;
+      response = await client.responses.create({ model, input: outputs(response), tools, previous_response_id });
+    }
+  }
+  assert.equal(response.output_text, "Paris is warmer.");
+  const given = [];
+  for await (const item of client.responses.inputItems.list(response.id, { order: "asc", limit: 3 })) given.push(item);
+  assert.equal(given.length, 10);
+  assert.equal((await client.responses.retrieve(response.id)).output_text, "Paris is warmer.");
+  await client.responses.delete(response.id);
+  await expectError(OpenAI.NotFoundError, "response_not_found", client.responses.retrieve(response.id));
+}
+
+// The helper adds the events up by itself: what it has must be what the last event says.
+async function streamed(parameters) {
+  const runner = client.responses.stream({ model, temperature: 0, ...parameters });
+  let number = 0;
+  let last;
+  runner.on("event", (event) => {
+    assert.equal(event.sequence_number, number);
+    number += 1;
+    last = event;
+  });
+  const final = await runner.finalResponse();
+  assert.deepEqual(
+    final.output.map((item) => item.id),
+    last.response.output.map((item) => item.id),
+  );
+  return final;
+}
+
+async function aLoopOfThreeStreamedTurnsInAConversation() {
+  const conversation = await client.conversations.create({ model });
+  let input = question;
+  let response;
+  for (const turn of expected) {
+    response = await streamed({ input, tools, conversation: conversation.id });
+    assert.deepEqual(called(response), turn);
+    input = outputs(response);
+  }
+  assert.equal(response.output_text, "Paris is warmer.");
+  await client.conversations.delete(conversation.id);
+  await expectError(OpenAI.NotFoundError, "conversation_not_found", client.conversations.retrieve(conversation.id));
+}
+
+async function aResponseInTheBackgroundIsPolledAndFollowed() {
+  const parameters = { model, input: "Count to a hundred.", max_output_tokens: 40, background: true };
+  const begun = await client.responses.create(parameters);
+  let now = begun;
+  while (["queued", "in_progress"].includes(now.status)) now = await client.responses.retrieve(begun.id);
+  assert.ok(["completed", "incomplete"].includes(now.status), now.status);
+  const events = [];
+  for await (const event of await client.responses.create({ ...parameters, stream: true })) events.push(event);
+  const id = events[0].response.id;
+  const again = [];
+  for await (const event of await client.responses.retrieve(id, { stream: true })) again.push(event);
+  assert.deepEqual(again, events);
+  const helped = await client.responses.stream({ response_id: id, starting_after: 3 }).finalResponse();
+  assert.deepEqual(helped.output, events.at(-1).response.output);
+}
+
+async function aTextStreamsAsItIsAnsweredAtOnce() {
+  const parameters = { input: "Name three colours.", temperature: 0, max_output_tokens: 30, instructions: "Be brief." };
+  const whole = await client.responses.create({ model, ...parameters });
+  const response = await streamed(parameters);
+  assert.ok(whole.output_text.length > 0);
+  assert.equal(response.output_text, whole.output_text);
+  assert.equal(response.usage.output_tokens, whole.usage.output_tokens);
+}
+
+async function aFormIsKeptToAndParsed() {
+  const schema = {
+    type: "object",
+    properties: { name: { type: "string" }, country: { type: "string" } },
+    required: ["name", "country"],
+    additionalProperties: false,
+  };
+  const parameters = {
+    input: "Describe Paris as JSON.",
+    max_output_tokens: 200,
+    text: { format: { type: "json_schema", name: "city", strict: true, schema } },
+  };
+  const whole = await client.responses.parse({ model, temperature: 0, ...parameters });
+  const { name, country } = JSON.parse(whole.output_text);
+  assert.deepEqual([typeof name, typeof country], ["string", "string"]);
+  assert.equal((await streamed(parameters)).output_text, whole.output_text);
+}
+
+async function errorsAreTyped() {
+  const create = (changed) => client.responses.create({ model, input: "Hi", max_output_tokens: 4, ...changed });
+  await expectError(OpenAI.NotFoundError, "model_not_found", create({ model: "no-such-model" }));
+  await expectError(OpenAI.NotFoundError, "previous_response_not_found", create({ previous_response_id: "resp_1" }));
+  await expectError(OpenAI.BadRequestError, undefined, create({ temperature: 9 }));
+  await expectError(OpenAI.BadRequestError, undefined, create({ stream: true, input: [] }));
+}
+
+const scenarios = {
+  scripted: [
+    aLoopOfThreeTurnsByTheServersMemory,
+    aLoopOfThreeStreamedTurnsInAConversation,
+    aResponseInTheBackgroundIsPolledAndFollowed,
+    errorsAreTyped,
+  ],
+  real: [aTextStreamsAsItIsAnsweredAtOnce, aFormIsKeptToAndParsed, aResponseInTheBackgroundIsPolledAndFollowed],
+}[kind];
+
+for (const scenario of scenarios) {
+  console.log(scenario.name);
+  await scenario();
+}
+console.log(`${scenarios.length} scenarios passed`);

@@ -1,0 +1,287 @@
+"""Drives the responses endpoint with the official Python client. Usage: responses.py BASE_URL MODEL scripted|real
+
+`scripted`: the model says what `tests/tests/e2e_responses.rs` has it say: it thinks and calls a tool in its first turn,
+calls two in its second, and answers in its third. `real`: what it says is its own affair, and held to a form where a
+form is asked for.
+Each function is a scenario; its name says what must hold. The first that fails ends the run.
+"""
+
+import json
+import sys
+
+import openai
+from pydantic import BaseModel
+
+QUESTION = "Is it warmer in Paris or in London?"
+
+
+class get_weather(BaseModel):
+    """The weather of a city."""
+
+    city: str
+    days: int
+
+
+class compare(BaseModel):
+    """Which of two numbers is greater."""
+
+    one: int
+    other: int
+
+
+class City(BaseModel):
+    name: str
+    country: str
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "name": tool.__name__,
+        "description": tool.__doc__,
+        "strict": True,
+        "parameters": {**tool.model_json_schema(), "additionalProperties": False},
+    }
+    for tool in (get_weather, compare)
+]
+PLAIN = [{"type": "function", "name": tool["name"], "parameters": None, "strict": False} for tool in TOOLS]
+CALLS = [
+    [("get_weather", {"city": "Paris", "days": 1})],
+    [("get_weather", {"city": "London", "days": 1}), ("compare", {"one": 21, "other": -4})],
+    [],
+]
+
+
+def calls(response):
+    found = [item for item in response.output if item.type == "function_call"]
+    return found, [(call.name, json.loads(call.arguments)) for call in found]
+
+
+def outputs(response):
+    return [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "21"} for call in calls(response)[0]
+    ]
+
+
+def a_loop_of_three_turns_by_the_servers_memory(client, model):
+    response = client.responses.create(model=model, input=QUESTION, tools=PLAIN, temperature=0)
+    reasoning = response.output[0]
+    assert reasoning.type == "reasoning" and reasoning.summary[0].text == "Let me see.\n", response
+    assert response.usage.output_tokens_details.reasoning_tokens > 0, response.usage
+    ids = [response.id]
+    for expected in CALLS:
+        assert calls(response)[1] == expected, response
+        if expected:
+            response = client.responses.create(
+                model=model, input=outputs(response), tools=PLAIN, previous_response_id=response.id, temperature=0
+            )
+            assert response.previous_response_id == ids[-1]
+            ids.append(response.id)
+    assert response.output_text == "Paris is warmer." and len(set(ids)) == 3, response
+    given = list(client.responses.input_items.list(response.id, order="asc", limit=2))
+    assert len(given) == 10 and given[0].content[0].text == QUESTION, given
+    for id in ids:
+        assert client.responses.retrieve(id).id == id
+        client.responses.delete(id)
+        expect_error(openai.NotFoundError, "response_not_found", lambda: client.responses.retrieve(id))
+    expect_error(
+        openai.NotFoundError,
+        "previous_response_not_found",
+        lambda: client.responses.create(model=model, input="x", previous_response_id=ids[-1]),
+    )
+
+
+def a_loop_of_three_turns_by_the_clients_memory(client, model):
+    items = [{"role": "user", "content": QUESTION}]
+    for expected in CALLS:
+        response = client.responses.create(
+            model=model,
+            input=items,
+            tools=PLAIN,
+            temperature=0,
+            store=False,
+            include=["reasoning.encrypted_content"],
+        )
+        assert calls(response)[1] == expected, response
+        items += [item.model_dump(exclude_none=True) for item in response.output] + outputs(response)
+    assert response.output_text == "Paris is warmer." and response.store is False, response
+
+
+def a_loop_of_three_streamed_turns_in_a_conversation(client, model):
+    # Where several models are served, the one that it is to be of.
+    conversation = client.conversations.create(metadata={"a": "b"}, extra_body={"model": model})
+    given = QUESTION
+    for expected in CALLS:
+        with client.responses.stream(
+            model=model, input=given, tools=TOOLS, temperature=0, conversation=conversation.id
+        ) as stream:
+            response = streamed(stream)
+        found, arguments = calls(response)
+        assert arguments == expected, response
+        given = outputs(response)
+    assert response.output_text == "Paris is warmer." and response.conversation.id == conversation.id, response
+    items = list(client.conversations.items.list(conversation.id, order="asc", limit=3))
+    first = ["message", "reasoning", "function_call", "function_call_output"]
+    second = ["reasoning", "function_call", "function_call", "function_call_output", "function_call_output"]
+    assert [item.type for item in items] == [*first, *second, "reasoning", "message"], items
+    client.conversations.delete(conversation.id)
+    expect_error(
+        openai.NotFoundError, "conversation_not_found", lambda: client.conversations.retrieve(conversation.id)
+    )
+
+
+def streamed(stream):
+    """The response of a stream, whose events are checked on the way as far as the client does not."""
+    number, kinds, open_items = 0, [], {}
+    for event in stream:
+        assert event.sequence_number == number, event
+        number += 1
+        kinds.append(event.type)
+        if event.type == "response.output_item.added":
+            assert event.output_index == len(open_items), event
+            open_items[event.output_index] = event.item.id
+        elif hasattr(event, "item_id"):
+            assert open_items[event.output_index] == event.item_id, event
+        elif event.type == "response.output_item.done":
+            assert open_items[event.output_index] == event.item.id, event
+    assert kinds[:2] == ["response.created", "response.in_progress"], kinds
+    response = stream.get_final_response() if kinds[-1] == "response.completed" else event.response
+    assert [item.id for item in response.output] == list(open_items.values()), response
+    assert len(set(open_items.values())) == len(open_items), open_items
+    return response
+
+
+def calls_are_parsed_into_models(client, model):
+    tools = [openai.pydantic_function_tool(get_weather), openai.pydantic_function_tool(compare)]
+    response = client.responses.parse(model=model, input=QUESTION, tools=tools, temperature=0)
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    assert call.parsed_arguments == get_weather(city="Paris", days=1), call
+
+
+def a_response_in_the_background_is_polled_followed_and_cancelled(client, model):
+    begun = client.responses.create(model=model, input="Count to a hundred.", background=True, max_output_tokens=40)
+    assert begun.status in ("queued", "in_progress") and begun.background is True, begun
+    while (now := client.responses.retrieve(begun.id)).status in ("queued", "in_progress"):
+        pass
+    assert now.status in ("completed", "incomplete") and now.usage.output_tokens > 0, now
+    assert client.responses.cancel(begun.id).status == now.status, "it has ended, and stays as it is"
+
+    stream = client.responses.create(
+        model=model, input="Count to a hundred.", background=True, stream=True, max_output_tokens=40
+    )
+    events = list(stream)
+    id = events[0].response.id
+    assert events[1].type == "response.queued", events[1]
+    again = list(client.responses.retrieve(id, stream=True))
+    assert [event.to_dict() for event in again] == [event.to_dict() for event in events]
+    rest = list(client.responses.retrieve(id, stream=True, starting_after=3))
+    assert [event.sequence_number for event in rest] == [event.sequence_number for event in events[4:]]
+    with client.responses.stream(response_id=id, starting_after=3) as helped:
+        assert [event.sequence_number for event in helped] == [event.sequence_number for event in events[4:]]
+
+    whole = client.responses.create(model=model, input="Hi", max_output_tokens=4)
+    expect_error(openai.BadRequestError, None, lambda: client.responses.cancel(whole.id))
+
+
+def a_text_streams_as_it_is_answered_at_once(client, model):
+    arguments = dict(model=model, input="Name three colours.", temperature=0, max_output_tokens=30, instructions="Be brief.")
+    whole = client.responses.create(**arguments)
+    assert whole.object == "response" and whole.model == model and whole.instructions == "Be brief.", whole
+    assert whole.status == ("completed" if whole.incomplete_details is None else "incomplete"), whole
+    with client.responses.stream(**arguments) as stream:
+        response = streamed(stream)
+    text = lambda response: response.output[-1].content[0].text
+    assert text(response) == text(whole) and response.usage.output_tokens == whole.usage.output_tokens
+    assert whole.output_text == text(whole)
+    deltas = [event.delta for event in client.responses.create(**arguments, stream=True) if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == text(whole) and len(deltas) > 1, deltas
+
+
+def the_model_remembers_what_was_said_before(client, model):
+    first = client.responses.create(model=model, input="What is the capital of France?", temperature=0)
+    assert "Paris" in first.output_text, first.output_text
+    second = client.responses.create(model=model, input="Say it again.", temperature=0, previous_response_id=first.id)
+    again = client.responses.create(
+        model=model,
+        temperature=0,
+        input=[
+            {"role": "user", "content": "What is the capital of France?"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "Say it again."},
+        ],
+    )
+    assert second.output_text == again.output_text and second.usage.input_tokens == again.usage.input_tokens
+    assert second.usage.input_tokens_details.cached_tokens > 0, second.usage
+
+
+def a_form_is_kept_to_and_parsed(client, model):
+    arguments = dict(
+        model=model, input="Describe Paris as JSON.", text_format=City, temperature=0, max_output_tokens=200
+    )
+    parsed = client.responses.parse(**arguments).output_parsed
+    assert isinstance(parsed, City), parsed
+    with client.responses.stream(**arguments) as stream:
+        done = [event for event in stream if event.type == "response.output_text.done"]
+        final = stream.get_final_response()
+    assert isinstance(done[0].parsed, City) and final.output_parsed == done[0].parsed == parsed, final
+
+
+def errors_are_typed(client, model):
+    def create(**changed):
+        return lambda: client.responses.create(**{"model": model, "input": "Hi", "max_output_tokens": 4} | changed)
+
+    expect_error(openai.NotFoundError, "model_not_found", create(model="no-such-model"))
+    for changed in [
+        {"temperature": 9},
+        {"input": []},
+        {"max_output_tokens": 0},
+        {"tools": [{"type": "web_search"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        {"truncation": "some"},
+        {"stream": True, "top_logprobs": 99},
+    ]:
+        expect_error(openai.BadRequestError, None, create(**changed))
+    for id in ["resp_1", "resp_" + 48 * "0"]:
+        expect_error(openai.NotFoundError, "response_not_found", lambda: client.responses.retrieve(id))
+
+
+def expect_error(kind, code, call):
+    try:
+        call()
+    except openai.APIStatusError as error:
+        assert isinstance(error, kind), f"{type(error).__name__}, not {kind.__name__}: {error}"
+        assert error.body and error.body["message"] and error.type == "invalid_request_error", error.body
+        assert code is None or error.code == code, error.body
+        return
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+SCENARIOS = {
+    "scripted": [
+        a_loop_of_three_turns_by_the_servers_memory,
+        a_loop_of_three_turns_by_the_clients_memory,
+        a_loop_of_three_streamed_turns_in_a_conversation,
+        calls_are_parsed_into_models,
+        a_response_in_the_background_is_polled_followed_and_cancelled,
+        errors_are_typed,
+    ],
+    "real": [
+        a_text_streams_as_it_is_answered_at_once,
+        the_model_remembers_what_was_said_before,
+        a_form_is_kept_to_and_parsed,
+        a_response_in_the_background_is_polled_followed_and_cancelled,
+        errors_are_typed,
+    ],
+}
+
+
+def main():
+    url, model, kind = sys.argv[1:]
+    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300)
+    for scenario in SCENARIOS[kind]:
+        print(scenario.__name__, flush=True)
+        scenario(client, model)
+    print(f"{len(SCENARIOS[kind])} scenarios passed")
+
+
+main()
