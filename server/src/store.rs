@@ -139,10 +139,7 @@ impl Store {
     ///
     /// # Cancel safety
     /// Work that has begun is done.
-    pub(crate) async fn with<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Self) -> T + Send + 'static,
-    ) -> T {
+    pub(crate) async fn with<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> T + Send + 'static) -> T {
         if self.0.folder.is_none() {
             return work(self);
         }

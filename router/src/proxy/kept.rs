@@ -144,14 +144,19 @@ mod tests {
         assert_eq!(path("/v3/responses/resp_1"), at("resp_1", "response_id"));
         assert_eq!(path("/v1/responses/resp_1/cancel"), at("resp_1", "response_id"));
         assert_eq!(path("/v3/conversations/conv_1/items/msg_1"), at("conv_1", "conversation_id"));
-        for none in ["/v3/responses", "/v3/responses/", "/v3/responses/input_tokens", "/v3/conversations", "/v3/x/y"] {
+        for none in
+            ["/v3/responses", "/v3/responses/", "/v3/responses/input_tokens", "/v3/conversations", "/v3/x/y"]
+        {
             assert_eq!(path(none), None, "{none}");
         }
         let body = |body: &str| found("/v3/responses", body);
         assert_eq!(body(r#"{"previous_response_id":"resp_\u0031"}"#), at("resp_1", "previous_response_id"));
         assert_eq!(body(r#"{"conversation":"conv_1"}"#), at("conv_1", "conversation"));
         assert_eq!(body(r#"{"conversation":{"id":"conv_1"}}"#), at("conv_1", "conversation"));
-        assert_eq!(body(r#"{"previous_response_id":null,"conversation":null,"input":"item_reference"}"#), None);
+        assert_eq!(
+            body(r#"{"previous_response_id":null,"conversation":null,"input":"item_reference"}"#),
+            None
+        );
         let items = r#"{"input":[{"role":"user","content":"[item_reference]"},{"type":"item_reference","id":"msg_1"}]}"#;
         assert_eq!(body(items), at("msg_1", "input"));
         assert_eq!(found("/v3/chat/completions", r#"{"previous_response_id":"resp_1"}"#), None);

@@ -31,7 +31,10 @@ fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router
             for body in [
                 format!(r#"{{"model":"m","input":"x","previous_response_id":"{response}"}}"#),
                 format!(r#"{{"model":"m","input":"x","conversation":{{"id":"{conversation}"}}}}"#),
-                format!(r#"{{"model":"m","input":[{{"type":"item_reference","id":"{}"}}]}}"#, name("msg", number)),
+                format!(
+                    r#"{{"model":"m","input":[{{"type":"item_reference","id":"{}"}}]}}"#,
+                    name("msg", number)
+                ),
             ] {
                 assert_eq!(router.post(PATH, &body).body, kept, "{body}");
             }
@@ -59,7 +62,10 @@ fn what_no_replica_keeps_is_a_404_by_its_name() {
     let lost = name("resp", 3);
     let answer = router.get(&format!("{PATH}/{lost}"));
     assert_eq!(answer.status, 404);
-    assert!(answer.body.contains("\"code\":\"response_not_found\"") && answer.body.contains(&lost), "{answer:?}");
+    assert!(
+        answer.body.contains("\"code\":\"response_not_found\"") && answer.body.contains(&lost),
+        "{answer:?}"
+    );
     for lost in [lost.as_str(), "resp_1", ""] {
         let answer = router.post(PATH, &format!(r#"{{"model":"m","previous_response_id":"{lost}"}}"#));
         assert_eq!(answer.status, 404);

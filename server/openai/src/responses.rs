@@ -16,7 +16,8 @@ pub use item::{
     Call, CallOutput, Item, ItemStatus, Message, Output, Part, Reasoning, ReasoningText, SummaryText,
 };
 pub use request::{
-    ConversationRequest, InputItem, InputPart, ItemsRequest, ReasoningParameter, Request, TextOr, TextParameter,
+    ConversationRequest, InputItem, InputPart, ItemsRequest, ReasoningParameter, Request, TextOr,
+    TextParameter,
 };
 
 /// The value of the member `object`.

@@ -194,7 +194,8 @@ fn conversation(request: &Request, messages: Vec<Message>) -> Result<Conversatio
 /// Of how many of the most probable tokens log probabilities are told, if they are told.
 fn logprobs(request: &Request) -> Option<u32> {
     let included = request.include.iter().flatten().any(|wanted| wanted == "message.output_text.logprobs");
-    let is_wanted = included || request.logprobs == Some(true) || request.top_logprobs.is_some_and(|top| top > 0);
+    let is_wanted =
+        included || request.logprobs == Some(true) || request.top_logprobs.is_some_and(|top| top > 0);
     is_wanted.then(|| request.top_logprobs.unwrap_or(0))
 }
 
@@ -251,7 +252,10 @@ fn chat_format(format: &Map<String, Value>) -> Map<String, Value> {
     }
     let mut schema = format.clone();
     schema.remove("type");
-    Map::from_iter([("type".to_owned(), json!("json_schema")), ("json_schema".to_owned(), Value::Object(schema))])
+    Map::from_iter([
+        ("type".to_owned(), json!("json_schema")),
+        ("json_schema".to_owned(), Value::Object(schema)),
+    ])
 }
 
 /// An error about what chats call otherwise, in this endpoint's words.
@@ -282,7 +286,8 @@ fn shown(tools: &[Tool]) -> Vec<Value> {
 fn choice(request: &Request) -> Value {
     match &request.tool_choice {
         None => json!("auto"),
-        Some(Value::Object(choice)) => match choice.get("function").and_then(|function| function.get("name")) {
+        Some(Value::Object(choice)) => match choice.get("function").and_then(|function| function.get("name"))
+        {
             Some(name) => json!({"type": "function", "name": name}),
             None => Value::Object(choice.clone()),
         },

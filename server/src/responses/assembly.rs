@@ -132,11 +132,7 @@ impl Assembly {
     /// It has failed; what was said until then stays. To be concluded.
     pub(crate) fn fail(&mut self, error: &Error, sink: Sink<'_>) {
         let body = error.body().error;
-        let data = EventData::Error {
-            code: body.code,
-            message: &body.message,
-            param: body.param.as_deref(),
-        };
+        let data = EventData::Error { code: body.code, message: &body.message, param: body.param.as_deref() };
         emit(&mut self.number, (kind::ERROR, data), sink);
         self.break_off(Status::Failed);
         self.response.error = Some(ResponseError { code: "server_error".to_owned(), message: body.message });
@@ -150,7 +146,8 @@ impl Assembly {
     fn break_off(&mut self, status: Status) {
         self.response.status = status;
         for choice in &mut self.choices {
-            if let Open::Message(at) | Open::Reasoning(at) | Open::Call(at) = std::mem::take(&mut choice.open) {
+            if let Open::Message(at) | Open::Reasoning(at) | Open::Call(at) = std::mem::take(&mut choice.open)
+            {
                 self.response.output[at].set_status(ItemStatus::Incomplete);
             }
         }
@@ -259,7 +256,9 @@ impl Assembly {
             return;
         }
         let Self { response, number, .. } = self;
-        let Item::FunctionCall(Call { id, call_id, arguments, .. }) = &mut response.output[at] else { return };
+        let Item::FunctionCall(Call { id, call_id, arguments, .. }) = &mut response.output[at] else {
+            return;
+        };
         let data = EventData::ArgumentsDelta { item_id: id, output_index: at, call_id, delta: new };
         emit(number, (kind::ARGUMENTS_DELTA, data), sink);
         arguments.push_str(new);

@@ -86,7 +86,10 @@ struct State {
 
 impl std::fmt::Debug for Live {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Live").field("response", &self.state().assembly.response().id).finish_non_exhaustive()
+        formatter
+            .debug_struct("Live")
+            .field("response", &self.state().assembly.response().id)
+            .finish_non_exhaustive()
     }
 }
 

@@ -50,26 +50,19 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
 }
 
 /// `GET /conversations/{id}`.
-pub(super) async fn retrieve(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let retrieved = read(&app, id).await.map(|record| Json(record.conversation).into_response());
     told(&app, ENDPOINT, dispatch, retrieved)
 }
 
 /// `POST /conversations/{id}`: other metadata.
-pub(super) async fn update(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let updated = async {
         let body = generate::read(&app, request).await?;
-        let metadata = ConversationRequest::parse(&body)?.metadata.ok_or_else(|| Error::missing("metadata"))?;
+        let metadata =
+            ConversationRequest::parse(&body)?.metadata.ok_or_else(|| Error::missing("metadata"))?;
         check_metadata(&metadata)?;
         let change = move |record: &mut ConversationRecord| {
             record.conversation.metadata = metadata;
@@ -82,11 +75,7 @@ pub(super) async fn update(
 }
 
 /// `DELETE /conversations/{id}`.
-pub(super) async fn delete(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let deleted = async {
         let parsed = named(&id)?;
@@ -101,11 +90,7 @@ pub(super) async fn delete(
 }
 
 /// `GET /conversations/{id}/items`.
-pub(super) async fn items(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let (dispatch, uri) = (Dispatch::of(request.headers()), request.uri().clone());
     let listed = async {
         let page = Page::of(&uri)?;
@@ -117,11 +102,7 @@ pub(super) async fn items(
 }
 
 /// `POST /conversations/{id}/items`.
-pub(super) async fn add(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let listed = async {
         let body = generate::read(&app, request).await?;

@@ -16,7 +16,6 @@ use axum::response::{IntoResponse, Response};
 use server_openai::responses::{self as wire, InputTokens, Object};
 
 use super::generate::{self, Counted};
-use best::Deltas;
 use crate::app::{App, Serving};
 use crate::dispatches::Dispatch;
 use crate::error::Error;
@@ -27,6 +26,7 @@ use crate::prepare::{self, Endpoint, Target};
 use crate::respond::Answer;
 use crate::responses::{Assembly, Begun, Show};
 use crate::store::{Id, Kind};
+use best::Deltas;
 pub(super) use context::{item, no_conversation, read_conversation, unreadable};
 pub(super) use query::Page;
 pub(super) use stored::{cancel, delete, input_items, list, retrieve};
@@ -80,7 +80,10 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
     ready.response.created_at = unix_time();
     ready.response.store &= app.store().is_on();
     if ready.response.background && !ready.response.store {
-        return Err(Error::invalid("background", "nothing is kept here, so nobody could ask for the response"));
+        return Err(Error::invalid(
+            "background",
+            "nothing is kept here, so nobody could ask for the response",
+        ));
     }
     let way = match (ready.response.background, ready.prepared.reply.stream) {
         (true, follows) => Way::Background { follows },

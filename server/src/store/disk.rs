@@ -70,7 +70,9 @@ impl Folder {
             Some(known) => known,
             None => {
                 let line = format!("\n{keeper:016x}\n");
-                lock.write_all(line.as_bytes()).and_then(|()| lock.sync_all()).map_err(Error::io(&lock_path))?;
+                lock.write_all(line.as_bytes())
+                    .and_then(|()| lock.sync_all())
+                    .map_err(Error::io(&lock_path))?;
                 keeper
             }
         };

@@ -85,7 +85,8 @@ impl Id {
 
 impl fmt::Display for Id {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = PREFIXES.iter().find(|(_, kind)| *kind == self.kind).map_or("item", |(prefix, _)| prefix);
+        let prefix =
+            PREFIXES.iter().find(|(_, kind)| *kind == self.kind).map_or("item", |(prefix, _)| prefix);
         write!(formatter, "{prefix}_{}", Digits(self))
     }
 }

@@ -5,8 +5,12 @@ use super::*;
 
 fn conversation(store: &Store, items: Vec<Item>) -> (Id, ConversationRecord) {
     let id = store.name(Kind::Conversation);
-    let conversation =
-        Conversation { id: id.to_string(), object: Object::Conversation, created_at: 1, metadata: Map::new() };
+    let conversation = Conversation {
+        id: id.to_string(),
+        object: Object::Conversation,
+        created_at: 1,
+        metadata: Map::new(),
+    };
     (id, ConversationRecord { conversation, items, named: 0 })
 }
 

@@ -2,12 +2,11 @@
 
 use expect_test::expect;
 use serde_json::{Value, json};
-use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{Answer, Server, Setup, faulty};
+use crate::harness::{Answer, Server, Setup};
 
 pub(crate) const PATH: &str = "/v3/responses";
-const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
+pub(crate) const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 
 /// Shows tools, calls and reasoning, as Qwen's templates do.
 pub(crate) const QWEN: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
@@ -62,14 +61,19 @@ fn folded(events: &[Value]) -> Value {
             "response.reasoning_summary_part.added" => {
                 output[at]["summary"].as_array_mut().unwrap().push(event["part"].clone());
             }
-            "response.reasoning_summary_text.delta" => add(&mut output[at]["summary"][0]["text"], &text("delta")),
+            "response.reasoning_summary_text.delta" => {
+                add(&mut output[at]["summary"][0]["text"], &text("delta"))
+            }
             "response.reasoning_summary_text.done" => {
                 assert_eq!(output[at]["summary"][0]["text"], text("text"));
             }
             "response.function_call_arguments.delta" => add(&mut output[at]["arguments"], &text("delta")),
             "response.function_call_arguments.done" => {
                 assert_eq!(output[at]["arguments"], text("arguments"));
-                assert_eq!((&output[at]["name"], &output[at]["call_id"]), (&event["name"], &event["call_id"]));
+                assert_eq!(
+                    (&output[at]["name"], &output[at]["call_id"]),
+                    (&event["name"], &event["call_id"])
+                );
             }
             "response.output_item.done" => {
                 let mut done = event["item"].clone();
@@ -208,7 +212,8 @@ async fn a_whole_response() {
           },
           "user": null,
           "metadata": {}
-        }"#]].assert_eq(&serde_json::to_string_pretty(&shown(&response)).unwrap());
+        }"#]]
+    .assert_eq(&serde_json::to_string_pretty(&shown(&response)).unwrap());
 }
 
 #[tokio::test]
@@ -372,97 +377,10 @@ async fn log_probabilities_come_if_they_are_included() {
         streaming["stream"] = json!(true);
         let events = events(&server.post(PATH, request(streaming)).await);
         let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
-        let joined: Vec<Value> = deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+        let joined: Vec<Value> =
+            deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
         assert_eq!(json!(joined), logprobs);
     }
-}
-
-#[tokio::test]
-async fn a_failure_before_the_first_token_has_a_status_and_after_it_is_told_in_the_stream() {
-    let fault = |step| SimFault { step, kind: SimFaultKind::Step };
-    let server = Setup::new(faulty(vec![fault(0)])).start();
-    for stream in [false, true] {
-        let server = Setup::new(faulty(vec![fault(0)])).start();
-        let answer = server.post(PATH, request(json!({"stream": stream}))).await;
-        assert_eq!(answer.status, 500, "{}", answer.body);
-        assert_eq!(answer.json()["error"]["code"], "step_failed");
-    }
-    drop(server);
-    let server = Setup::new(faulty(vec![fault(3)])).start();
-    let answer = server.post(PATH, request(json!({"stream": true, "ignore_eos": true}))).await;
-    let events = events(&answer);
-    let [.., error, failed] = events.as_slice() else { panic!("{}", answer.body) };
-    assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("step_failed")));
-    assert!(error.get("error").is_none(), "clients would stop there: {error}");
-    assert_eq!(failed["type"], "response.failed");
-    assert_eq!(failed["response"]["status"], "failed");
-    assert_eq!(failed["response"]["error"]["code"], "server_error");
-    let id = failed["response"]["id"].as_str().unwrap();
-    assert_eq!(server.get(&format!("{PATH}/{id}")).await.status, 404, "what failed is not kept");
-}
-
-#[tokio::test]
-async fn bad_values_are_refused_by_name() {
-    let server = Server::parrot(TEXT);
-    let cases = [
-        (json!({"input": null}), "input", "missing_required_parameter"),
-        (json!({"input": []}), "input", "empty_array"),
-        (json!({"input": 3}), "input", "invalid_type"),
-        (json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]}),
-            "input[0].content[0].type", "invalid_value"),
-        (json!({"max_output_tokens": 0}), "max_output_tokens", "integer_below_min_value"),
-        (json!({"max_output_tokens": "x"}), "max_output_tokens", "invalid_type"),
-        (json!({"max_output_tokens": 5000}), "max_output_tokens", "context_length_exceeded"),
-        (json!({"max_tool_calls": 0}), "max_tool_calls", "integer_below_min_value"),
-        (json!({"truncation": "some"}), "truncation", "invalid_value"),
-        (json!({"include": ["everything"]}), "include[0]", "invalid_value"),
-        (json!({"top_logprobs": 21}), "top_logprobs", "integer_above_max_value"),
-        (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort", "invalid_value"),
-        (json!({"text": {"verbosity": "none"}}), "text.verbosity", "invalid_value"),
-        (json!({"metadata": {"a": 1}}), "metadata.a", "invalid_type"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type", "invalid_value"),
-        (json!({"tool_choice": "some"}), "tool_choice", "invalid_value"),
-        (json!({"tool_choice": "required"}), "tool_choice", "invalid_value"),
-        (json!({"background": true, "store": false}), "background", "invalid_value"),
-        (json!({"prompt": {"id": "pmpt_1"}}), "prompt", "unsupported_parameter"),
-        (json!({"context_management": [{"type": "compaction"}]}), "context_management", "unsupported_parameter"),
-        (json!({"previous_response_id": "a", "conversation": "b"}), "conversation", "mutually_exclusive_parameters"),
-        (json!({"temperature": 3}), "temperature", "decimal_above_max_value"),
-        (json!({"model": null}), "model", "missing_required_parameter"),
-    ];
-    for (parameters, param, code) in cases {
-        let answer = server.post(PATH, request(parameters.clone())).await;
-        let error = &answer.json()["error"];
-        assert_eq!(answer.status, 400, "{parameters}: {error}");
-        assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!(code)), "{parameters}: {error}");
-        assert!(error["message"].as_str().unwrap().starts_with(param), "{error}");
-    }
-    let unknown = server.post(PATH, request(json!({"model": "other"}))).await;
-    assert_eq!((unknown.status.as_u16(), &unknown.json()["error"]["code"]), (404, &json!("model_not_found")));
-    for parameters in [json!({"max_tokens": 1}), json!({"no_such": 1}), json!({"context_management": []})] {
-        let response = server.post(PATH, request(parameters)).await.json();
-        assert_eq!(response["usage"]["output_tokens"], 8, "{response}");
-    }
-}
-
-#[tokio::test]
-async fn a_conversation_that_is_too_long_is_cut_at_its_beginning_if_it_may_be() {
-    let server = Server::parrot(TEXT);
-    let said = |role: &str, count: usize| json!({"role": role, "content": "x".repeat(count)});
-    let input = json!([
-        said("system", 20), said("user", 300), said("assistant", 100), said("user", 60), said("assistant", 60),
-        said("user", 60),
-    ]);
-    let refused = server.post(PATH, request(json!({"input": input}))).await;
-    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
-    let cut = server.post(PATH, request(json!({"input": input, "truncation": "auto"}))).await.json();
-    let last_four = json!([said("system", 20), said("user", 60), said("assistant", 60), said("user", 60)]);
-    let whole = server.post(PATH, request(json!({"input": last_four}))).await.json();
-    assert_eq!(cut["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
-    // The last turn is never cut.
-    let input = json!([said("user", 10), said("user", 600)]);
-    let refused = server.post(PATH, request(json!({"input": input, "truncation": "auto"}))).await;
-    assert_eq!(refused.json()["error"]["code"], "context_length_exceeded");
 }
 
 #[tokio::test]
@@ -470,7 +388,10 @@ async fn how_long_a_prompt_is_can_be_asked_without_an_answer() {
     let server = Server::parrot(TEXT);
     let counted = server.post(&format!("{PATH}/input_tokens"), request(json!({}))).await.json();
     let whole = server.post(PATH, request(json!({}))).await.json();
-    assert_eq!(counted, json!({"object": "response.input_tokens", "input_tokens": whole["usage"]["input_tokens"]}));
+    assert_eq!(
+        counted,
+        json!({"object": "response.input_tokens", "input_tokens": whole["usage"]["input_tokens"]})
+    );
 }
 
 #[tokio::test]

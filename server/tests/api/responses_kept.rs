@@ -73,7 +73,8 @@ async fn tools_are_called_and_answered_over_three_turns() {
         let call = items.iter().find(|item| item["type"] == "function_call").unwrap();
         assert_eq!((&call["name"], &call["arguments"]), (&json!("weather"), &json!("{\"city\": \"Paris\"}")));
         assert!(call["call_id"].as_str().unwrap().starts_with("call_") && call["call_id"] != call["id"]);
-        let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "20 degrees"});
+        let output =
+            json!({"type": "function_call_output", "call_id": call["call_id"], "output": "20 degrees"});
         let next = json!({"input": [output], "tools": [weather()], "previous_response_id": previous["id"]});
         previous = ask(&server, next).await;
     }
@@ -89,9 +90,13 @@ async fn tools_are_called_and_answered_over_three_turns() {
 async fn what_is_kept_is_retrieved_listed_and_deleted() {
     let server = scripted(&["One.", "Two."]).start();
     let first = ask(&server, json!({"input": "a"})).await;
-    let second = ask(&server, json!({"input": [
+    let second = ask(
+        &server,
+        json!({"input": [
         {"role": "user", "content": "b"}, {"role": "user", "content": "c"},
-    ], "previous_response_id": first["id"]})).await;
+    ], "previous_response_id": first["id"]}),
+    )
+    .await;
     for response in [&first, &second] {
         let kept = server.get(&format!("/v1/responses/{}", id(response))).await;
         assert_eq!((kept.status.as_u16(), &kept.json()), (200, response));
@@ -156,7 +161,8 @@ async fn what_is_kept_is_retrieved_listed_and_deleted() {
           "first_id": "msg_0",
           "last_id": "msg_3",
           "has_more": false
-        }"#]].assert_eq(&serde_json::to_string_pretty(&shown(&all)).unwrap());
+        }"#]]
+    .assert_eq(&serde_json::to_string_pretty(&shown(&all)).unwrap());
     let latest = server.get(&format!("{path}/input_items?limit=1")).await.json();
     assert_eq!((&latest["data"][0], &latest["has_more"]), (&all["data"][3], &json!(true)));
     let after = latest["last_id"].as_str().unwrap();
@@ -255,13 +261,16 @@ async fn items_are_found_by_their_names() {
     let server = scripted(&["One.", "Two."]).start();
     let first = ask(&server, json!({"input": "a"})).await;
     let answered = &first["output"][0]["id"];
-    let given = server.get(&format!("{PATH}/{}/input_items", id(&first))).await.json()["data"][0]["id"].clone();
-    let input = json!([{"type": "item_reference", "id": given}, {"id": answered}, {"role": "user", "content": "b"}]);
+    let given =
+        server.get(&format!("{PATH}/{}/input_items", id(&first))).await.json()["data"][0]["id"].clone();
+    let input =
+        json!([{"type": "item_reference", "id": given}, {"id": answered}, {"role": "user", "content": "b"}]);
     let second = ask(&server, json!({"input": input})).await;
     assert_eq!(text(&second), "Two.");
     let followed = ask(&server, json!({"input": "b", "previous_response_id": first["id"]})).await;
     assert_eq!(second["usage"]["input_tokens"], followed["usage"]["input_tokens"]);
-    let lost = server.post(PATH, request(json!({"input": [{"type": "item_reference", "id": "msg_1"}]}))).await;
+    let lost =
+        server.post(PATH, request(json!({"input": [{"type": "item_reference", "id": "msg_1"}]}))).await;
     assert_eq!(code(&lost), (404, "item_not_found".to_owned()));
     assert_eq!(lost.json()["error"]["param"], "input[0].id");
 }
@@ -282,8 +291,12 @@ async fn what_is_said_in_a_conversation_stays_in_it() {
     assert_eq!([&first, &second].map(text), ["One.", "Two."]);
     let path = format!("{CONVERSATIONS}/{}", id(&conversation));
     let items = server.get(&format!("{path}/items?order=asc")).await.json();
-    let said: Vec<&str> =
-        items["data"].as_array().unwrap().iter().map(|item| item["content"][0]["text"].as_str().unwrap()).collect();
+    let said: Vec<&str> = items["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["content"][0]["text"].as_str().unwrap())
+        .collect();
     assert_eq!(said, ["Count.", "a", "One.", "b", "Two."]);
 
     let added = json!({"items": [{"role": "user", "content": "c"}]}).to_string();
@@ -323,10 +336,16 @@ async fn a_response_in_the_background_is_asked_for_until_it_is_there() {
     let path = format!("{PATH}/{}", id(&begun));
     assert_eq!(server.get(&path).await.json()["status"], "queued");
     let early = server.post(PATH, request(json!({"previous_response_id": begun["id"]}))).await;
-    assert_eq!((early.status.as_u16(), &early.json()["error"]["param"]), (400, &json!("previous_response_id")));
+    assert_eq!(
+        (early.status.as_u16(), &early.json()["error"]["param"]),
+        (400, &json!("previous_response_id"))
+    );
     drop(permits);
     let done = until_final(&server, &path).await;
-    assert_eq!((&done["status"], done["output"][0]["content"][0]["text"].as_str().unwrap().len()), (&json!("incomplete"), 8));
+    assert_eq!(
+        (&done["status"], done["output"][0]["content"][0]["text"].as_str().unwrap().len()),
+        (&json!("incomplete"), 8)
+    );
     assert_eq!(done["usage"]["output_tokens"], 8);
     // It stays as it is, whatever is asked of it.
     assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), done);
@@ -339,7 +358,8 @@ async fn a_response_in_the_background_is_asked_for_until_it_is_there() {
 async fn a_response_in_the_background_is_cancelled_and_frees_what_it_held() {
     let (runner, permits) = Gated::new("the quick brown fox ");
     let server = Setup::new(runner).start();
-    let begun = server.post(PATH, request(json!({"background": true, "max_output_tokens": 300}))).await.json();
+    let begun =
+        server.post(PATH, request(json!({"background": true, "max_output_tokens": 300}))).await.json();
     let path = format!("{PATH}/{}", id(&begun));
     for _ in 0..4 {
         permits.send(()).unwrap();
@@ -349,7 +369,11 @@ async fn a_response_in_the_background_is_cancelled_and_frees_what_it_held() {
     drop(permits);
     server.idle().await;
     assert_eq!(server.get(&path).await.json(), cancelled);
-    assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), cancelled, "once is as good as twice");
+    assert_eq!(
+        server.post(&format!("{path}/cancel"), "").await.json(),
+        cancelled,
+        "once is as good as twice"
+    );
     assert_eq!(server.delete(&path).await.status, 200);
     assert_eq!(server.get(&path).await.status, 404);
     // Others cannot be cancelled.
@@ -367,7 +391,10 @@ async fn the_events_of_the_background_are_read_from_anywhere_on_and_again() {
     let mut body = response.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
     let first = String::from_utf8(first.to_vec()).unwrap();
-    assert!(first.starts_with("event: response.created\n") && first.contains("event: response.queued\n"), "{first}");
+    assert!(
+        first.starts_with("event: response.created\n") && first.contains("event: response.queued\n"),
+        "{first}"
+    );
     let created: Value =
         serde_json::from_str(first.lines().nth(1).unwrap().strip_prefix("data: ").unwrap()).unwrap();
     // The client goes away; the response goes on.

@@ -1,8 +1,8 @@
 //! Items as clients give them: read into what they are, with a name each.
 
 use server_openai::responses::{
-    Call, CallOutput, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning, ReasoningText,
-    SummaryText, TextOr,
+    Call, CallOutput, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
+    ReasoningText, SummaryText, TextOr,
 };
 
 use crate::error::Error;
@@ -34,7 +34,11 @@ pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result
         let problem = format!("has {} items, which are more than {ITEMS_MAX}", items.len());
         return Err(Error::coded("array_above_max_length", at, problem));
     }
-    items.into_iter().enumerate().map(|(index, item)| read_one(item, &format!("{at}[{index}]"), ids)).collect()
+    items
+        .into_iter()
+        .enumerate()
+        .map(|(index, item)| read_one(item, &format!("{at}[{index}]"), ids))
+        .collect()
 }
 
 /// A text that the user says.

@@ -6,7 +6,10 @@ use server_openai::responses::{Call, CallOutput, Item, Message as Said, Output, 
 use server_openai::{Content, Message};
 
 /// The messages that say the same as the items, after the instructions.
-pub(crate) fn messages<'a>(instructions: Option<&str>, items: impl Iterator<Item = &'a Item>) -> Vec<Message> {
+pub(crate) fn messages<'a>(
+    instructions: Option<&str>,
+    items: impl Iterator<Item = &'a Item>,
+) -> Vec<Message> {
     let mut all = Turns::default();
     if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
         all.system(instructions.to_owned());
@@ -67,8 +70,7 @@ impl Turns {
     }
 
     fn reasoning(&mut self, reasoning: &Reasoning) {
-        let content: Vec<&str> =
-            reasoning.content.iter().flatten().map(|part| part.text.as_str()).collect();
+        let content: Vec<&str> = reasoning.content.iter().flatten().map(|part| part.text.as_str()).collect();
         let summary = reasoning.summary.iter().map(|part| part.text.as_str()).collect();
         let text = if content.is_empty() { summary } else { content }.join("\n");
         if text.is_empty() {
@@ -93,7 +95,8 @@ impl Turns {
         shown.insert("id".to_owned(), json!(call.call_id));
         shown.insert("type".to_owned(), json!("function"));
         shown.insert("function".to_owned(), json!({"name": call.name, "arguments": call.arguments}));
-        let open = self.open.get_or_insert_with(|| Message { role: "assistant".to_owned(), ..Message::default() });
+        let open =
+            self.open.get_or_insert_with(|| Message { role: "assistant".to_owned(), ..Message::default() });
         open.tool_calls.get_or_insert_default().push(shown);
     }
 

@@ -111,18 +111,25 @@ fn what_is_no_item_is_told_by_its_place() {
         json!([{"role": "user", "content": [
             {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:"},
         ]}]),
-        &expect![[r#"input[0].content[1].type: a part of type "input_image" is given, but this model takes only text"#]],
+        &expect![[
+            r#"input[0].content[1].type: a part of type "input_image" is given, but this model takes only text"#
+        ]],
     );
     refused(
         json!([{"type": "web_search_call", "id": "x"}]),
-        &expect![[r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output and item_reference"#]],
+        &expect![[
+            r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output and item_reference"#
+        ]],
     );
     refused(json!([{"type": "function_call", "name": "f"}]), &expect!["input[0].call_id: is missing"]);
     refused(
         json!([{"type": "function_call", "call_id": "c", "name": "f"}]),
         &expect!["input[0].arguments: is missing"],
     );
-    refused(json!([{"type": "function_call_output", "call_id": "c"}]), &expect!["input[0].output: is missing"]);
+    refused(
+        json!([{"type": "function_call_output", "call_id": "c"}]),
+        &expect!["input[0].output: is missing"],
+    );
     refused(json!([{"type": "item_reference"}]), &expect!["input[0].id: is missing"]);
 }
 
@@ -136,7 +143,10 @@ fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
     .unwrap();
     let names: Vec<&str> = items.iter().map(Item::id).collect();
     assert_eq!(names[0], "msg_mine");
-    assert!(names[1].starts_with("msg_") && names[2].starts_with("msg_") && names[1] != names[2], "{names:?}");
+    assert!(
+        names[1].starts_with("msg_") && names[2].starts_with("msg_") && names[1] != names[2],
+        "{names:?}"
+    );
 }
 
 #[test]
@@ -164,7 +174,9 @@ fn references_are_found_where_they_stand() {
 
 #[test]
 fn a_reference_is_what_it_refers_to_in_its_place() {
-    let request = request(json!({"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "b"}]}));
+    let request = request(
+        json!({"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "b"}]}),
+    );
     let referred = items(json!("a")).unwrap();
     let all = input(&request, referred.clone(), &mut ids()).unwrap();
     assert_eq!(all[0], referred[0]);

@@ -165,7 +165,9 @@ fn reasoning_then_calls_then_a_text() {
     deltas.extend(call(0, "now", &["{", "}"], true));
     deltas.extend(call(1, "then", &["{\"a\":1}"], true));
     deltas.extend([text(0, "\n"), text(0, " done"), end(0, FinishReason::ToolCalls)]);
-    check(deltas, &expect![[r#"
+    check(
+        deltas,
+        &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
         response.output_item.added {"item":{"type":"reasoning","id":"rs_1","summary":[],"status":"in_progress"},"output_index":0}
@@ -191,12 +193,15 @@ fn reasoning_then_calls_then_a_text() {
         response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"\n done"},"item_id":"msg_4","output_index":3,"content_index":0}
         response.output_item.done {"item":{"type":"message","id":"msg_4","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"\n done"}],"role":"assistant"},"output_index":3}
         response.completed {"response":"completed with 4 items"}
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_text_that_is_cut_off() {
-    let response = check(vec![text(0, "Hel"), end(0, FinishReason::Length)], &expect![[r#"
+    let response = check(
+        vec![text(0, "Hel"), end(0, FinishReason::Length)],
+        &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
         response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
@@ -206,7 +211,8 @@ fn a_text_that_is_cut_off() {
         response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":"Hel"},"item_id":"msg_1","output_index":0,"content_index":0}
         response.output_item.done {"item":{"type":"message","id":"msg_1","status":"incomplete","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":"Hel"}],"role":"assistant"},"output_index":0}
         response.incomplete {"response":"incomplete with 1 items"}
-    "#]]);
+    "#]],
+    );
     assert_eq!((response.status, response.completed_at), (Status::Incomplete, None));
     assert_eq!(response.incomplete_details.unwrap().reason, "max_output_tokens");
 }
@@ -216,7 +222,9 @@ fn a_call_that_is_cut_off_keeps_what_it_has() {
     let mut deltas = vec![text(0, "Let me see.")];
     deltas.extend(call(0, "now", &["{\"a"], false));
     deltas.push(end(0, FinishReason::Length));
-    let response = check(deltas, &expect![[r#"
+    let response = check(
+        deltas,
+        &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
         response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
@@ -230,14 +238,17 @@ fn a_call_that_is_cut_off_keeps_what_it_has() {
         response.function_call_arguments.done {"arguments":"{\"a","item_id":"fc_2","output_index":1,"call_id":"call_0","name":"now"}
         response.output_item.done {"item":{"type":"function_call","id":"fc_2","status":"incomplete","arguments":"{\"a","call_id":"call_0","name":"now"},"output_index":1}
         response.incomplete {"response":"incomplete with 2 items"}
-    "#]]);
+    "#]],
+    );
     let Item::FunctionCall(call) = &response.output[1] else { panic!("{response:?}") };
     assert_eq!((call.arguments.as_str(), call.status), ("{\"a", ItemStatus::Incomplete));
 }
 
 #[test]
 fn reasoning_that_is_cut_off_has_no_message() {
-    let response = check(vec![reasoning("Hm"), end(0, FinishReason::Length)], &expect![[r#"
+    let response = check(
+        vec![reasoning("Hm"), end(0, FinishReason::Length)],
+        &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
         response.output_item.added {"item":{"type":"reasoning","id":"rs_1","summary":[],"status":"in_progress"},"output_index":0}
@@ -247,13 +258,16 @@ fn reasoning_that_is_cut_off_has_no_message() {
         response.reasoning_summary_part.done {"part":{"type":"summary_text","text":"Hm"},"item_id":"rs_1","output_index":0,"summary_index":0}
         response.output_item.done {"item":{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"Hm"}],"status":"incomplete"},"output_index":0}
         response.incomplete {"response":"incomplete with 1 items"}
-    "#]]);
+    "#]],
+    );
     assert_eq!(response.output.len(), 1);
 }
 
 #[test]
 fn nothing_at_all_is_an_empty_message_and_space_is_one_of_space() {
-    check(vec![end(0, FinishReason::Stop)], &expect![[r#"
+    check(
+        vec![end(0, FinishReason::Stop)],
+        &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
         response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
@@ -262,9 +276,9 @@ fn nothing_at_all_is_an_empty_message_and_space_is_one_of_space() {
         response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[],"text":""},"item_id":"msg_1","output_index":0,"content_index":0}
         response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[],"text":""}],"role":"assistant"},"output_index":0}
         response.completed {"response":"completed with 1 items"}
-    "#]]);
-    let (_, response) =
-        run(begun(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
+    "#]],
+    );
+    let (_, response) = run(begun(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     assert_eq!(message.content[0].text(), " \n");
 }
@@ -317,7 +331,9 @@ fn log_probabilities_are_those_of_the_deltas_added_up() {
         tokens: numbers.iter().map(|&number| token(number)).collect(),
     };
     let deltas = vec![tokens("\n", &[1]), tokens("a", &[2]), tokens("", &[3]), end(0, FinishReason::Stop)];
-    let response = check(deltas, &expect![[r#"
+    let response = check(
+        deltas,
+        &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
         response.output_item.added {"item":{"type":"message","id":"msg_1","status":"in_progress","content":[],"role":"assistant"},"output_index":0}
@@ -328,7 +344,8 @@ fn log_probabilities_are_those_of_the_deltas_added_up() {
         response.content_part.done {"part":{"type":"output_text","annotations":[],"logprobs":[{"token":"t1","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t2","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t3","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"text":"\na"},"item_id":"msg_1","output_index":0,"content_index":0}
         response.output_item.done {"item":{"type":"message","id":"msg_1","status":"completed","content":[{"type":"output_text","annotations":[],"logprobs":[{"token":"t1","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t2","logprob":-0.5,"bytes":[],"top_logprobs":[]},{"token":"t3","logprob":-0.5,"bytes":[],"top_logprobs":[]}],"text":"\na"}],"role":"assistant"},"output_index":0}
         response.completed {"response":"completed with 1 items"}
-    "#]]);
+    "#]],
+    );
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     let Part::OutputText { logprobs, .. } = &message.content[0] else { panic!("{message:?}") };
     assert_eq!(logprobs.len(), 3);
@@ -365,6 +382,9 @@ fn an_event_is_sent_with_its_name() {
     let mut assembly = Assembly::new(begun(Status::InProgress, 1));
     let mut all = String::new();
     assembly.create(&mut |event| all += &sent(event));
-    assert!(all.starts_with("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{"), "{all}");
+    assert!(
+        all.starts_with("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{"),
+        "{all}"
+    );
     assert!(all.ends_with(",\"sequence_number\":0}\n\n"), "{all}");
 }

@@ -7,8 +7,8 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use server_openai::responses::{
-    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as Made, Status, Usage as ResponseUsage,
-    kind,
+    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as Made, Status,
+    Usage as ResponseUsage, kind,
 };
 
 use super::best::Deltas;

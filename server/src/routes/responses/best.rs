@@ -91,7 +91,10 @@ mod tests {
         let text = |choice, text: &str, logprobs: &[f32]| Delta::Text {
             choice,
             text: text.to_owned(),
-            tokens: logprobs.iter().map(|&logprob| TokenText { token: 0, start: 0, logprob, top: Vec::new() }).collect(),
+            tokens: logprobs
+                .iter()
+                .map(|&logprob| TokenText { token: 0, start: 0, logprob, top: Vec::new() })
+                .collect(),
         };
         let end = |choice| Delta::End { choice, reason: FinishReason::Stop };
         let deltas = vec![

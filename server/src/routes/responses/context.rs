@@ -63,7 +63,8 @@ pub(super) fn chain(app: &App, name: &str) -> Result<Result<Vec<ResponseRecord>,
     let mut next = Some(name.to_owned());
     while let Some(id) = next {
         if records.len() == CHAIN_MAX {
-            let problem = format!("{name:?} follows more than {CHAIN_MAX} responses; begin anew with what matters");
+            let problem =
+                format!("{name:?} follows more than {CHAIN_MAX} responses; begin anew with what matters");
             return Err(Error::invalid("previous_response_id", problem));
         }
         let Some(record) = response(app, &id)? else { return Ok(Err(id)) };

@@ -54,7 +54,11 @@ impl Page {
     ///
     /// # Errors
     /// There is nothing to begin after.
-    pub(in crate::routes) fn take<T>(&self, mut all: Vec<T>, name: impl Fn(&T) -> &str) -> Result<(Vec<T>, bool), Error> {
+    pub(in crate::routes) fn take<T>(
+        &self,
+        mut all: Vec<T>,
+        name: impl Fn(&T) -> &str,
+    ) -> Result<(Vec<T>, bool), Error> {
         if self.is_descending {
             all.reverse();
         }

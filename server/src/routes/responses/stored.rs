@@ -81,7 +81,8 @@ pub(in crate::routes) async fn cancel(
         }
         let record = read(&app, &id).await?;
         if !record.response.background {
-            let problem = "only responses in the background can be cancelled; to end others, close the connection";
+            let problem =
+                "only responses in the background can be cancelled; to end others, close the connection";
             return Err(Error::invalid("response_id", problem));
         }
         // It has ended already: it is as it stays.
@@ -114,7 +115,13 @@ async fn items(app: &App, id: String, uri: &Uri) -> Result<Response, Error> {
 /// A part of a list as it is answered.
 pub(in crate::routes) fn list(data: Vec<Item>, has_more: bool) -> List {
     let name = |item: &Item| item.id().to_owned();
-    List { object: Object::List, first_id: data.first().map(name), last_id: data.last().map(name), has_more, data }
+    List {
+        object: Object::List,
+        first_id: data.first().map(name),
+        last_id: data.last().map(name),
+        has_more,
+        data,
+    }
 }
 
 /// All that a response was made from, oldest first: what it follows, as far as that is kept, and what was new.
@@ -172,7 +179,8 @@ fn replay(record: ResponseRecord, from: usize) -> Result<Response, Error> {
 }
 
 fn no_events() -> Error {
-    let problem = "the events are kept of responses that were made with background and stream, and of no others";
+    let problem =
+        "the events are kept of responses that were made with background and stream, and of no others";
     Error::invalid("stream", problem)
 }
 
