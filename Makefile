@@ -102,6 +102,11 @@ bench-engine: engine-bench ## Measure the engine beside openvino_genai's, altern
 bench-http: engine-bench build ## Measure the server over HTTP beside the engine in process; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
+.PHONY: bench-guided
+bench-guided: fetch build ## Measure guided requests beside the same without a guide; ARGS go to the program.
+	@tests/bench/setup.sh peer
+	@.deps/venv-peer/bin/python tests/bench/bench_guided.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
 	@scripts/need cargo

@@ -2,12 +2,15 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use server_engine::TokenId;
+use server_guidance::{BuildError, Compiler, Vocabulary};
 use server_parsers::{Formats, Incompatible, ReasoningFormat, ToolFormat, Tools};
 use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
+
+use crate::error::Error;
 
 /// A model that is served.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub struct Model {
     /// Special tokens that are text to the parser of an answer, ascending: with tools and without.
     pub(crate) kept_with_tools: Arc<[TokenId]>,
     pub(crate) kept_without_tools: Arc<[TokenId]>,
+    /// Compiles what answers are held to; made when the first is.
+    compiler: OnceLock<Result<Compiler, BuildError>>,
 }
 
 impl Model {
@@ -51,6 +56,7 @@ impl Model {
             abilities,
             kept_with_tools: Arc::default(),
             kept_without_tools: Arc::default(),
+            compiler: OnceLock::new(),
         };
         let formats = model.detected(None, None);
         model.reads(formats)
@@ -124,6 +130,18 @@ impl Model {
     /// All names, the first as in [`Self::name`].
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// Compiles what answers are held to. The first call takes some tenths of a second, for the vocabulary.
+    pub(crate) fn compiler(&self) -> Result<&Compiler, Error> {
+        let compiler = self.compiler.get_or_init(|| {
+            let tokenizer = &self.text.tokenizer;
+            let tokens = 0..tokenizer.vocabulary_size();
+            let vocabulary =
+                Vocabulary::new(tokens.map(|token| (tokenizer.token_bytes(token), tokenizer.is_special(token))))?;
+            Compiler::new(vocabulary, server_engine::guide_threads())
+        });
+        compiler.as_ref().map_err(|error| Error::Internal(error.to_string()))
     }
 
     pub(crate) fn has_name(&self, name: &str) -> bool {

@@ -5,6 +5,7 @@
 
 mod completion;
 mod conversation;
+mod guide;
 mod infill;
 mod parameters;
 mod prompt;
@@ -20,6 +21,7 @@ use server_engine::{Request, TokenId};
 use server_openai::{ChatRequest, Generation};
 
 pub(crate) use completion::completion;
+pub(crate) use guide::may_compile;
 pub(crate) use parameters::{Endpoint, Here, Kind, Parameter, Peer, checked};
 pub(crate) use reading::Reading;
 pub(crate) use tokens::{detokenize, tokenize};
@@ -141,6 +143,7 @@ pub(crate) fn conversation(
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     let rendered = prompt::render(&conversation, target.model)?;
+    resolved.guide = guide::of_conversation(generation, &conversation, &rendered.end, target)?;
     // Whoever wants special tokens wants the text as it is; so it is with OVMS.
     if resolved.text.skip_special && resolved.text.detokenize {
         let reading = Reading::of(&conversation, rendered.end, target.model, target.seed);

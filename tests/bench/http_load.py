@@ -55,7 +55,7 @@ class Stream(asyncio.Protocol):
 
 
 def message(port: int, model: str, request: dict) -> bytes:
-    """The bytes of a request of a scenario."""
+    """The bytes of a request of a scenario, with `more` parameters if it has them."""
     body = json.dumps({
         "model": model,
         "prompt": request["prompt"],
@@ -64,6 +64,7 @@ def message(port: int, model: str, request: dict) -> bytes:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **request.get("more", {}),
     }).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"

@@ -8,6 +8,13 @@ use std::fmt;
 
 use server_scheduler::TokenId;
 
+/// Threads that compute what may come next: a quarter of the processors, since the model has use for the others and
+/// need not wait for these.
+pub fn guide_threads() -> usize {
+    const MAX: usize = 8;
+    std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).min(MAX)
+}
+
 /// A form that answers can be held to. Shared by all sequences of a request, and by requests.
 pub trait Guide: fmt::Debug + Send + Sync {
     /// The state of a sequence that has generated nothing. Called on one of the threads that compute

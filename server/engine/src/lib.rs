@@ -21,7 +21,7 @@ mod stream;
 
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, StartError, WAITING_MAX};
-pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet};
+pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};

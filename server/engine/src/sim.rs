@@ -151,7 +151,9 @@ impl SimRunner {
             if row.scored.contains(&place) || last == Some(place) {
                 let vocabulary = self.config.vocabulary;
                 match self.script.as_ref().and_then(|script| script.next(&said)) {
-                    Some(next) => self.logits.extend((0..vocabulary).map(|token| if token == next { CERTAIN } else { 0.0 })),
+                    Some(next) => self
+                        .logits
+                        .extend((0..vocabulary).map(|token| if token == next { CERTAIN } else { 0.0 })),
                     None => self.logits.extend(logits(digest, vocabulary)),
                 }
             }

@@ -83,9 +83,23 @@ pub(super) struct Member<'a> {
 
 /// Keywords that say something of what a value may be.
 const SAYING: [&str; 17] = [
-    "allOf", "not", "if", "then", "else", "patternProperties", "propertyNames", "minProperties",
-    "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "contains",
-    "uniqueItems", "prefixItems", "unevaluatedItems",
+    "allOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedProperties",
+    "contains",
+    "uniqueItems",
+    "prefixItems",
+    "unevaluatedItems",
 ];
 
 impl<'a> Root<'a> {
@@ -95,7 +109,10 @@ impl<'a> Root<'a> {
             let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return Ok((schema, at)) };
             let found = reference.strip_prefix('#').and_then(|pointer| self.schema.pointer(pointer));
             let Some(found) = found else {
-                return Err(Invalid::new(format!("{at}.$ref"), format!("{reference:?} is not in this schema")));
+                return Err(Invalid::new(
+                    format!("{at}.$ref"),
+                    format!("{reference:?} is not in this schema"),
+                ));
             };
             schema = found;
             at = format!("{}{}", self.at, reference[1..].replace('/', "."));
@@ -129,7 +146,10 @@ impl<'a> Root<'a> {
             }));
         }
         if let Some(name) = required.iter().find(|name| !named.iter().any(|member| member.name == **name)) {
-            return Err(Invalid::new(format!("{at}.required"), format!("{name:?} is none of the properties")));
+            return Err(Invalid::new(
+                format!("{at}.required"),
+                format!("{name:?} is none of the properties"),
+            ));
         }
         const ANY: &Value = &Value::Bool(true);
         let others = match schema.get("additionalProperties") {
@@ -170,8 +190,9 @@ impl<'a> Root<'a> {
                     ));
                 }
                 let mut each = schemas.iter().enumerate();
-                return each
-                    .try_for_each(|(index, one)| self.alternatives(one, &format!("{at}.{keyword}[{index}]"), found));
+                return each.try_for_each(|(index, one)| {
+                    self.alternatives(one, &format!("{at}.{keyword}[{index}]"), found)
+                });
             }
         }
         match schema.get("type") {
@@ -191,8 +212,16 @@ impl<'a> Root<'a> {
 /// A keyword of `schema` that says something beside `keyword`.
 fn beside<'s>(schema: &'s Value, keyword: &str) -> Option<&'s str> {
     const SILENT: [&str; 10] = [
-        "title", "description", "default", "examples", "$defs", "definitions", "discriminator", "deprecated",
-        "$comment", "type",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "$defs",
+        "definitions",
+        "discriminator",
+        "deprecated",
+        "$comment",
+        "type",
     ];
     let keys = schema.as_object()?.keys().map(String::as_str);
     keys.into_iter().find(|key| *key != keyword && !SILENT.contains(key) && !key.starts_with("x-"))

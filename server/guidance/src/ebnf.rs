@@ -29,7 +29,8 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
         return Err(format!("there is no rule named {ROOT}"));
     };
     let recursive = recursive(&rules);
-    let mut writer = Writer { rules: &rules, recursive, lark: String::new(), terminals: 0, written: HashMap::new() };
+    let mut writer =
+        Writer { rules: &rules, recursive, lark: String::new(), terminals: 0, written: HashMap::new() };
     let start = writer.name(root);
     let mut lark = format!("start: {start}\n");
     for index in 0..rules.bodies.len() {
@@ -173,7 +174,8 @@ mod tests {
 
     #[test]
     fn what_does_not_refer_to_itself_is_words() {
-        let lark = to_lark("root ::= greeting \" \" name\ngreeting ::= \"hi\" | \"hello\"\nname ::= [a-z]+").unwrap();
+        let lark = to_lark("root ::= greeting \" \" name\ngreeting ::= \"hi\" | \"hello\"\nname ::= [a-z]+")
+            .unwrap();
         assert_eq!(
             lark,
             "start: R0\nR0: R1 \" \" R2\nR1: (\"hi\" | \"hello\")\nR2: (/[\\x{61}-\\x{7a}]/)+\n"

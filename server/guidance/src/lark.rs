@@ -7,7 +7,9 @@
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 
-use crate::limits::{ELEMENTS_MAX, FORM_BYTES_MAX, FORM_DEPTH_MAX, GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, REPEAT_MAX};
+use crate::limits::{
+    ELEMENTS_MAX, FORM_BYTES_MAX, FORM_DEPTH_MAX, GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, REPEAT_MAX,
+};
 use crate::schema::{self, Layout};
 use crate::{Form, Invalid, Tag, Triggered, Vocabulary, dialect, ebnf};
 
@@ -238,7 +240,8 @@ impl<'a> Writer<'a> {
 
     /// What of `text` comes before its first special token.
     fn leading_plain<'t>(&self, text: &'t str) -> &'t str {
-        let special = text.char_indices().find(|(at, _)| self.vocabulary.leading_special(&text[*at..]).is_some());
+        let special =
+            text.char_indices().find(|(at, _)| self.vocabulary.leading_special(&text[*at..]).is_some());
         &text[..special.map_or(text.len(), |(at, _)| at)]
     }
 
@@ -266,7 +269,8 @@ impl<'a> Writer<'a> {
         depth: usize,
     ) -> Result<String, Invalid> {
         if min > REPEAT_MAX || max.is_some_and(|max| max > REPEAT_MAX || max < min) {
-            let problem = format!("a repetition is not of at most {REPEAT_MAX} times, or of less than its least");
+            let problem =
+                format!("a repetition is not of at most {REPEAT_MAX} times, or of less than its least");
             return Err(Invalid::new("", problem));
         }
         let body = self.form(form, depth + 1)?;
@@ -334,11 +338,11 @@ fn by_trigger<'t>(
     tags: &'t [Tag],
     at: &str,
 ) -> Result<Vec<(&'t str, Vec<&'t Tag>)>, Invalid> {
-    let mut grouped: Vec<(&str, Vec<&Tag>)> = triggers.iter().map(|text| (text.as_str(), Vec::new())).collect();
+    let mut grouped: Vec<(&str, Vec<&Tag>)> =
+        triggers.iter().map(|text| (text.as_str(), Vec::new())).collect();
     for (index, tag) in tags.iter().enumerate() {
-        let found = grouped.iter_mut().find(|(trigger, _)| {
-            !trigger.is_empty() && tag.begin.starts_with(trigger)
-        });
+        let found =
+            grouped.iter_mut().find(|(trigger, _)| !trigger.is_empty() && tag.begin.starts_with(trigger));
         match found {
             Some((_, tags)) => tags.push(tag),
             None => {

@@ -71,7 +71,7 @@ fn descend(
             }
             *tries -= 1;
             let alone = Form::Json { schema: by_itself(inner, root), at: String::new() };
-            if compile(&alone).is_err_and(|found| found == problem) {
+            if compile(&alone).is_err_and(|found| core(&found) == core(&problem)) {
                 at.push_str(&path);
                 schema = inner;
                 continue 'deeper;
@@ -82,8 +82,13 @@ fn descend(
     Invalid::new(at, cut(&problem))
 }
 
+/// A problem without the way to where it is.
+fn core(problem: &str) -> &str {
+    problem.split_once("while processing").map_or(problem, |(core, _)| core).trim()
+}
+
 fn cut(problem: &str) -> String {
-    let line = problem.trim();
+    let line = core(problem);
     match line.char_indices().nth(PROBLEM_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line.to_owned(),

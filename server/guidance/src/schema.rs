@@ -27,6 +27,43 @@ const LAYOUT: &str = "x-guidance";
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
+/// A day that there is, 29 February in leap years.
+macro_rules! day {
+    () => {
+        r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+    };
+}
+
+/// A time without leap seconds, since there are hardly any.
+macro_rules! time {
+    () => {
+        r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+    };
+}
+
+/// A name of a host that every reader takes for one.
+macro_rules! host {
+    () => {
+        r"[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,10}){0,2}(?:\.[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,10}){0,2}){0,4}"
+    };
+}
+
+/// A mailbox of at most the 64 characters that it may have.
+macro_rules! mailbox {
+    () => {
+        r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,40}(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,11}){0,2}"
+    };
+}
+
+/// Formats that are enforced by patterns of our own, which admit no day, no second and no length that there is not.
+const PATTERNS: [(&str, &str); 5] = [
+    ("date", concat!("^", day!(), "$")),
+    ("time", concat!("^", time!(), "$")),
+    ("date-time", concat!("^", day!(), "T", time!(), "$")),
+    ("hostname", concat!("^", host!(), "$")),
+    ("email", concat!("^", mailbox!(), "@", host!(), "$")),
+];
+
 const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "null", "array", "object"];
 
 /// What the value of a keyword is.
@@ -142,6 +179,13 @@ fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), Invalid> {
     if schema.get("format").is_some_and(|format| !known(format)) {
         schema.remove("format");
     }
+    let pattern = schema.get("format").and_then(|format| PATTERNS.iter().find(|(name, _)| format == name));
+    if let Some((_, pattern)) = pattern
+        && !schema.contains_key("pattern")
+    {
+        schema.remove("format");
+        schema.insert("pattern".to_owned(), Value::from(*pattern));
+    }
     schema.remove(LAYOUT);
     Ok(())
 }
@@ -240,9 +284,17 @@ mod tests {
         for (schema, place, problem) in [
             (json!(7), "s", "is neither an object nor a boolean"),
             (json!(false), "s", "allows no value"),
-            (json!({"type": "text"}), "s.type", "\"text\" is none of string, number, integer, boolean, null, array, object"),
+            (
+                json!({"type": "text"}),
+                "s.type",
+                "\"text\" is none of string, number, integer, boolean, null, array, object",
+            ),
             (json!({"type": []}), "s.type", "is empty"),
-            (json!({"properties": {"a": {"items": {"type": 3}}}}), "s.properties.a.items.type", "is neither a string nor an array of strings"),
+            (
+                json!({"properties": {"a": {"items": {"type": 3}}}}),
+                "s.properties.a.items.type",
+                "is neither a string nor an array of strings",
+            ),
             (json!({"anyOf": [{}, {"enum": []}]}), "s.anyOf[1].enum", "is no array of at least one value"),
             (json!({"oneOf": {}}), "s.oneOf", "is no array of schemas"),
             (json!({"properties": []}), "s.properties", "is no object of schemas"),
@@ -266,9 +318,9 @@ mod tests {
     #[test]
     fn formats_that_are_remarks_are_left_out_and_properties_of_that_name_stay() {
         let schema = json!({
-            "properties": {"format": {"type": "string", "format": "binary"}, "d": {"format": "date"}},
+            "properties": {"format": {"type": "string", "format": "binary"}, "d": {"format": "uuid"}},
         });
         let prepared = prepare(&schema, "s", Layout::Tight).unwrap();
-        assert_eq!(prepared["properties"], json!({"format": {"type": "string"}, "d": {"format": "date"}}));
+        assert_eq!(prepared["properties"], json!({"format": {"type": "string"}, "d": {"format": "uuid"}}));
     }
 }

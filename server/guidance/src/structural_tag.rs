@@ -9,9 +9,26 @@ use crate::{Dialect, Form, Invalid, Tag, Triggered};
 
 /// The types of formats.
 const TYPES: [&str; 20] = [
-    "structural_tag", "const_string", "json_schema", "regex", "grammar", "any_text", "sequence", "or", "optional",
-    "plus", "star", "repeat", "tag", "triggered_tags", "tags_with_separator", "dispatch", "token",
-    "token_triggered_tags", "qwen_xml_parameter", "token_dispatch",
+    "structural_tag",
+    "const_string",
+    "json_schema",
+    "regex",
+    "grammar",
+    "any_text",
+    "sequence",
+    "or",
+    "optional",
+    "plus",
+    "star",
+    "repeat",
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+    "dispatch",
+    "token",
+    "token_triggered_tags",
+    "qwen_xml_parameter",
+    "token_dispatch",
 ];
 
 /// Whether `name` is the type of a format, or of a structural tag itself.
@@ -63,9 +80,7 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Inva
         return Err(Invalid::new(at, format!("nests deeper than {FORM_DEPTH_MAX}")));
     }
     let part = Part { map, at };
-    let repeated = |min, max| {
-        Ok(Form::Repeat { form: Box::new(part.format("content", depth)?), min, max })
-    };
+    let repeated = |min, max| Ok(Form::Repeat { form: Box::new(part.format("content", depth)?), min, max });
     match part.text("type")? {
         "const_string" => Ok(Form::literal(part.text("value")?)),
         "json_schema" => json_schema(&part),
@@ -74,9 +89,7 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Inva
             schema: part.value("json_schema")?.clone(),
             at: part.place("json_schema"),
         }),
-        "regex" => {
-            Ok(Form::Regex { pattern: part.text("pattern")?.to_owned(), at: part.place("pattern") })
-        }
+        "regex" => Ok(Form::Regex { pattern: part.text("pattern")?.to_owned(), at: part.place("pattern") }),
         "grammar" => Ok(Form::Grammar { text: part.text("grammar")?.to_owned(), at: part.place("grammar") }),
         "any_text" => any_text(&part),
         "sequence" => Ok(Form::Sequence(part.formats("elements", depth)?)),
@@ -86,7 +99,8 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Inva
         "star" => repeated(0, None),
         "repeat" => {
             let min = part.count("min")?.unwrap_or(0);
-            let max = if map.get("max").and_then(Value::as_i64) == Some(-1) { None } else { part.count("max")? };
+            let max =
+                if map.get("max").and_then(Value::as_i64) == Some(-1) { None } else { part.count("max")? };
             repeated(min, max)
         }
         "tag" => {

@@ -30,9 +30,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// There are none, or too many.
-    pub fn new(
-        tokens: impl IntoIterator<Item = (impl AsRef<[u8]>, bool)>,
-    ) -> Result<Self, BuildError> {
+    pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<[u8]>, bool)>) -> Result<Self, BuildError> {
         let mut vocabulary = Self {
             tokens: Vec::new(),
             special: Vec::new(),
@@ -43,7 +41,10 @@ impl Vocabulary {
         for (bytes, special) in tokens {
             let bytes = bytes.as_ref();
             let token = vocabulary.tokens.len() as u32;
-            if special && let Ok(text) = std::str::from_utf8(bytes) && !text.is_empty() {
+            if special
+                && let Ok(text) = std::str::from_utf8(bytes)
+                && !text.is_empty()
+            {
                 vocabulary.by_text.entry(text.to_owned()).or_insert(token);
                 vocabulary.first_bytes[usize::from(bytes[0])] = true;
                 vocabulary.longest = vocabulary.longest.max(bytes.len());

@@ -106,6 +106,20 @@ pub struct Generation {
     pub logit_bias: Option<Map<String, Value>>,
     /// The form of the answer.
     pub response_format: Option<Map<String, Value>>,
+    /// The form of the answer as vLLM has it: one of several ways, by name.
+    pub structured_outputs: Option<Map<String, Value>>,
+    /// As vLLM had it before: a JSON schema.
+    pub guided_json: Option<Value>,
+    /// A regular expression.
+    pub guided_regex: Option<Value>,
+    /// Some texts.
+    pub guided_choice: Option<Value>,
+    /// A grammar.
+    pub guided_grammar: Option<Value>,
+    /// Any JSON object.
+    pub guided_json_object: Option<Value>,
+    /// A structural tag.
+    pub structural_tag: Option<Value>,
     /// Texts that are not generated.
     pub bad_words: Option<Vec<String>>,
     /// The only tokens that are generated.
@@ -128,16 +142,8 @@ pub struct Generation {
     pub num_assistant_tokens: Option<u32>,
     /// The probability below which a draft ends.
     pub assistant_confidence_threshold: Option<f32>,
-    /// Whether the choices are the best beams.
+    /// Whether the choices are to be the best beams.
     pub use_beam_search: Option<bool>,
-    /// The exponent of a beam's length that its score is divided by.
-    pub length_penalty: Option<f32>,
-    /// Whether beams end when there are enough: true, false or `"never"`.
-    pub early_stopping: Option<Value>,
-    /// Subtracted from a token's score for each group of beams that has taken it in this step.
-    pub diversity_penalty: Option<f32>,
-    /// Groups that the beams are in.
-    pub num_beam_groups: Option<u32>,
 }
 
 /// How to answer in chunks.

@@ -3,7 +3,7 @@
 use server_openai::{CompletionRequest, Prompt};
 
 use super::resolved::{Source, TokensMax};
-use super::{Prepared, Target, infill, parameters, prompt, requested_tokens};
+use super::{Prepared, Target, guide, infill, parameters, prompt, requested_tokens};
 use crate::error::Error;
 
 /// As OpenAI has it.
@@ -19,6 +19,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
     let echo = echo.unwrap_or(false);
     let mut resolved = parameters::resolve(&generation, target, ("logprobs", logprobs))?;
     resolved.text.continues_text = true;
+    resolved.guide = guide::of_prompt(&generation, target)?;
     if echo && let Some(logprobs) = logprobs {
         resolved.sampling.prompt_logprobs = resolved.prompt_logprobs.max(Some(logprobs));
     }
@@ -26,11 +27,8 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
         .or(target.model.text.defaults.tokens_max.map(|tokens| TokensMax { param: "max_tokens", tokens }))
         .unwrap_or(TokensMax { param: "max_tokens", tokens: TOKENS_DEFAULT });
     if tokens_max.tokens == 0 && !echo {
-        return Err(Error::coded(
-            "integer_below_min_value",
-            tokens_max.param,
-            "0 is given, but echo is not true: there is nothing to answer",
-        ));
+        // There is nothing to answer.
+        return Err(Error::coded("integer_below_min_value", tokens_max.param, "must be at least 1"));
     }
     let prompt = prompt.ok_or_else(|| Error::missing("prompt"))?;
     let plain = generation.add_special_tokens.unwrap_or(true);
@@ -54,7 +52,8 @@ fn tokenise(prompt: Prompt, (plain, echo): (bool, bool), target: Target<'_>) -> 
             (prompts, if echo { texts } else { Vec::new() })
         }
         Prompt::Tokens(prompts) => {
-            let texts = prompts.iter().filter(|_| echo).map(|tokens| tokenizer.decode(tokens, false)).collect();
+            let texts =
+                prompts.iter().filter(|_| echo).map(|tokens| tokenizer.decode(tokens, false)).collect();
             (prompts, texts)
         }
     };

@@ -51,13 +51,16 @@ pub(super) fn resolve(
     target: Target<'_>,
     logprobs: (&'static str, Option<u32>),
 ) -> Result<Resolved, Error> {
-    refuse_unsupported(generation)?;
     let stream = generation.stream.unwrap_or(false);
     let usage = usage(generation, stream)?;
     let choices = within("n", generation.n.unwrap_or(1), 1, CHOICES_MAX)?;
     let candidates = candidates(generation, choices, stream)?;
     if let (param, Some(top)) = logprobs {
         within(param, top, 0, TOP_LOGPROBS_MAX)?;
+    }
+    if generation.use_beam_search == Some(true) {
+        let problem = "there is no beam search yet; best_of samples as many choices and keeps the best";
+        return Err(Error::coded("unsupported_value", "use_beam_search", problem));
     }
     if stream && generation.prompt_logprobs.is_some() {
         return Err(Error::invalid("prompt_logprobs", "cannot be combined with stream"));
@@ -81,18 +84,8 @@ pub(super) fn resolve(
         token_ids,
         names_by_id: generation.return_tokens_as_token_ids.unwrap_or(false),
         salt: salt(generation)?,
+        guide: None,
     })
-}
-
-fn refuse_unsupported(generation: &Generation) -> Result<(), Error> {
-    let Some(format) = &generation.response_format else { return Ok(()) };
-    match format.get("type") {
-        Some(Value::String(kind)) if kind == "text" => Ok(()),
-        Some(Value::String(kind)) => {
-            Err(Error::invalid("response_format", format!("type {kind:?} is not supported, only \"text\"")))
-        }
-        _ => Err(Error::invalid("response_format.type", "is missing or no string")),
-    }
 }
 
 fn usage(generation: &Generation, stream: bool) -> Result<UsageRule, Error> {
@@ -117,7 +110,9 @@ fn candidates(generation: &Generation, choices: u32, stream: bool) -> Result<u32
         return Err(Error::coded("integer_below_min_value", "best_of", problem));
     }
     if best_of > choices && stream {
-        let problem = format!("{best_of} is more than n, which is {choices}, and the best are not known while streaming");
+        let problem = format!(
+            "{best_of} is more than n, which is {choices}, and the best are not known while streaming"
+        );
         return Err(Error::invalid("best_of", problem));
     }
     Ok(best_of)
@@ -127,7 +122,10 @@ fn text(generation: &Generation, target: Target<'_>) -> Result<TextRule, Error> 
     let detokenize = generation.detokenize.unwrap_or(true);
     let stops = stops(generation, target.model);
     if !detokenize && generation.stop.as_ref().is_some_and(|stop| !stop.0.is_empty()) {
-        return Err(Error::invalid("stop", "is given, but detokenize is false: there is no text to find it in"));
+        return Err(Error::invalid(
+            "stop",
+            "is given, but detokenize is false: there is no text to find it in",
+        ));
     }
     Ok(TextRule {
         reading: None,
@@ -176,15 +174,16 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
         let problem = "cannot be combined with num_assistant_tokens";
         return Err(Error::invalid("assistant_confidence_threshold", problem));
     }
-    let number = |given: Option<f32>, recommended: Option<f32>, default: f32| given.or(recommended).unwrap_or(default);
+    let number =
+        |given: Option<f32>, recommended: Option<f32>, default: f32| given.or(recommended).unwrap_or(default);
     Ok(Sampling {
         temperature: number(generation.temperature, defaults.temperature, 1.0).max(0.0),
         top_p: number(generation.top_p, defaults.top_p, 1.0).clamp(0.0, 1.0),
         top_k,
         min_p: number(generation.min_p, defaults.min_p, 0.0).clamp(0.0, 1.0),
         repetition_penalty: number(generation.repetition_penalty, defaults.repetition_penalty, 1.0),
-        frequency_penalty: generation.frequency_penalty.unwrap_or(0.0),
-        presence_penalty: generation.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: number(generation.frequency_penalty, defaults.frequency_penalty, 0.0).clamp(-2.0, 2.0),
+        presence_penalty: number(generation.presence_penalty, defaults.presence_penalty, 0.0).clamp(-2.0, 2.0),
         bias: biases::biases(generation, target)?,
         allowed: biases::allowed(generation, target)?,
         bad: biases::bad(generation, target)?,

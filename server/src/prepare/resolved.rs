@@ -1,7 +1,9 @@
 //! What is the same for all prompts of a request, and how each prompt then becomes a request to the engine: cut,
 //! if it is to be, and with the tokens that may be generated after it.
 
-use server_engine::{Request, Sampling, StopRule, TokenId};
+use std::sync::Arc;
+
+use server_engine::{Guide, Request, Sampling, StopRule, TokenId};
 
 use super::{Prepared, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
@@ -50,6 +52,8 @@ pub(super) struct Resolved {
     pub(super) token_ids: bool,
     pub(super) names_by_id: bool,
     pub(super) salt: u64,
+    /// What answers are held to.
+    pub(super) guide: Option<Arc<dyn Guide>>,
 }
 
 impl Resolved {
@@ -64,7 +68,11 @@ impl Resolved {
         let Source { prompts, param, mut echoes } = source;
         let count = prompts.len();
         if count as u64 * u64::from(self.candidates) > u64::from(CHOICES_MAX) {
-            let (name, each) = if self.candidates > self.choices { ("best_of", self.candidates) } else { ("n", self.choices) };
+            let (name, each) = if self.candidates > self.choices {
+                ("best_of", self.candidates)
+            } else {
+                ("n", self.choices)
+            };
             let problem = format!("{count} prompts with {name} = {each} are more than {CHOICES_MAX} choices");
             return Err(Error::coded("integer_above_max_value", name, problem));
         }
@@ -111,8 +119,11 @@ impl Resolved {
                 format!("{} is more than the {tokens_max} tokens that may be generated", self.tokens_min);
             return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
         }
-        let stop = StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min: self.tokens_min };
-        Ok(Request { prompt, sequences: self.candidates, sampling: self.sampling.clone(), stop, guide: None, salt: self.salt })
+        let stop =
+            StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min: self.tokens_min };
+        let sampling = self.sampling.clone();
+        let guide = self.guide.clone();
+        Ok(Request { prompt, sequences: self.candidates, sampling, stop, guide, salt: self.salt })
     }
 
     /// Cuts the beginning off a prompt. Answers whether anything went.

@@ -196,7 +196,7 @@ pub(super) async fn read(app: &App, request: axum::extract::Request) -> Result<B
     })
 }
 
-/// Larger bodies are prepared on a thread of their own, so that others' tokens do not wait meanwhile.
+/// Larger bodies, and those with something to compile, are prepared on a thread of their own, so that others' tokens do not wait meanwhile.
 pub(super) const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prepared, Error> {
@@ -204,7 +204,7 @@ async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prep
         let Serving { model, engine, .. } = app.serving()?;
         S::prepare(body, Target { model, limits: engine.limits(), seed: id.seed() })
     };
-    if body.len() <= INLINE_BYTES_MAX {
+    if body.len() <= INLINE_BYTES_MAX && !crate::prepare::may_compile(&body) {
         return work(app, &body);
     }
     let app = app.clone();
@@ -265,7 +265,8 @@ fn best(choices: Vec<WholeChoice>, head: &Head) -> Vec<WholeChoice> {
     let mut choices = choices.into_iter();
     let mut kept = Vec::new();
     while choices.len() > 0 {
-        let mut group: Vec<_> = choices.by_ref().take(candidates).map(|choice| (mean(&choice), choice)).collect();
+        let mut group: Vec<_> =
+            choices.by_ref().take(candidates).map(|choice| (mean(&choice), choice)).collect();
         // Stable: the first of equals.
         group.sort_by(|a, b| b.0.total_cmp(&a.0));
         kept.extend(group.into_iter().take(wanted).map(|(_, choice)| choice));

@@ -16,6 +16,8 @@ mod reasoning;
 mod refusals;
 mod responses;
 mod responses_kept;
+mod responses_refused;
 mod routes;
+mod structured;
 mod tokenize;
 mod tools;

@@ -6,7 +6,7 @@ use super::{Finding, Tree};
 
 /// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
 /// exist; an edge that is not here may not either, whichever kind of dependency it is.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("operator", &["operator-api", "tests"]),
     ("operator-api", &[]),
     ("proto", &[]),
@@ -17,6 +17,7 @@ const EDGES: [(&str, &[&str]); 13] = [
         &[
             "proto",
             "server-engine",
+            "server-guidance",
             "server-openai",
             "server-openvino",
             "server-parsers",
@@ -26,6 +27,8 @@ const EDGES: [(&str, &[&str]); 13] = [
     ),
     ("server-engine", &["server-scheduler"]),
     ("server-gguf", &[]),
+    // The scheduler: in tests only, a stop rule for the sampler.
+    ("server-guidance", &["server-engine", "server-scheduler"]),
     ("server-openai", &[]),
     ("server-openvino", &["server-engine", "server-gguf", "server-scheduler"]),
     ("server-parsers", &[]),
@@ -35,8 +38,9 @@ const EDGES: [(&str, &[&str]); 13] = [
 ];
 
 /// Crates whose other dependencies are few on purpose: the pure core, and the types that only serialise.
-const OUTSIDE: [(&str, &[&str]); 4] = [
+const OUTSIDE: [(&str, &[&str]); 5] = [
     ("server-gguf", &["thiserror"]),
+    ("server-guidance", &["llguidance", "serde_json", "thiserror", "toktrie"]),
     ("server-openai", &["serde", "serde_json", "serde_path_to_error"]),
     ("server-parsers", &["serde_json"]),
     ("server-scheduler", &["xxhash-rust"]),

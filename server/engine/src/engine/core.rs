@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use server_scheduler::{Batch, BlockHash, Event as Change, FinishReason, NewRequest, Scheduler, SchedulerConfig};
+use server_scheduler::{
+    Batch, BlockHash, Event as Change, FinishReason, NewRequest, Scheduler, SchedulerConfig,
+};
 use server_scheduler::{SequenceId, StopRule, TokenId};
 use tokio::sync::mpsc as events;
 

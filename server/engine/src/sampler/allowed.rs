@@ -54,12 +54,7 @@ fn greatest(logits: &[f32], word: u32) -> (f32, bool) {
 }
 
 /// Fills `tokens` and `kept` with the tokens allowed and their logits, in the order of their ids.
-pub(super) fn gather(
-    logits: &[f32],
-    allowed: &TokenSet,
-    tokens: &mut Vec<TokenId>,
-    kept: &mut Vec<f32>,
-) {
+pub(super) fn gather(logits: &[f32], allowed: &TokenSet, tokens: &mut Vec<TokenId>, kept: &mut Vec<f32>) {
     tokens.clear();
     kept.clear();
     for token in allowed.iter() {
@@ -97,11 +92,7 @@ mod tests {
     use crate::sampler::{Choice, History, Sampler, Unsampled};
 
     /// What is chosen among `allowed`, and what is if a bias bans the others.
-    fn both_ways(
-        logits: &[f32],
-        allowed: &TokenSet,
-        sampling: &Sampling,
-    ) -> [Result<TokenId, Unsampled>; 2] {
+    fn both_ways(logits: &[f32], allowed: &TokenSet, sampling: &Sampling) -> [Result<TokenId, Unsampled>; 2] {
         let (stop, history) = (StopRule::default(), History::new(&[1, 2, 3], sampling));
         let others = (0..logits.len() as TokenId).filter(|&token| !allowed.contains(token));
         let bans = others.map(|token| (token, f32::NEG_INFINITY));

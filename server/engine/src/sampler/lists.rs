@@ -22,7 +22,9 @@ pub(super) fn completing<'a>(
     runs: &'a [Vec<TokenId>],
     recent: &'a [TokenId],
 ) -> impl Iterator<Item = TokenId> + use<'a> {
-    runs.iter().filter_map(move |run| run.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(last, _)| *last))
+    runs.iter().filter_map(move |run| {
+        run.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(last, _)| *last)
+    })
 }
 
 #[cfg(test)]
@@ -34,7 +36,11 @@ mod tests {
         let left = |allowed: &[TokenId]| {
             let mut logits = [1.0; 5];
             ban_others(&mut logits, allowed);
-            (0..).zip(logits).filter(|(_, logit)| *logit == 1.0).map(|(token, _)| token).collect::<Vec<TokenId>>()
+            (0..)
+                .zip(logits)
+                .filter(|(_, logit)| *logit == 1.0)
+                .map(|(token, _)| token)
+                .collect::<Vec<TokenId>>()
         };
         assert_eq!(left(&[0, 2, 2, 4]), [0, 2, 4]);
         assert_eq!(left(&[3]), [3]);

@@ -8,7 +8,8 @@ use super::*;
 fn choose(logits: &[f32], sampling: &Sampling) -> Result<TokenId, Unsampled> {
     let history = History::new(&[], sampling);
     let stop = StopRule::default();
-    Sampler::new().sample(logits, &Choice { sampling, stop: &stop, history: &history, index: 0, allowed: None })
+    Sampler::new()
+        .sample(logits, &Choice { sampling, stop: &stop, history: &history, index: 0, allowed: None })
 }
 
 fn sampling(temperature: f32) -> Sampling {
@@ -269,7 +270,8 @@ fn huge_penalties_and_biases_ban_or_force_and_never_panic() {
     let check = |sampling: Sampling, expected| {
         for temperature in [0.0, 1.0] {
             let sampling = Sampling { temperature, ..sampling.clone() };
-            let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
+            let choice =
+                Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
             assert_eq!(Sampler::new().sample(&[3.0, 50.0, -9.0], &choice), Ok(expected), "{sampling:?}");
         }
     };

@@ -320,8 +320,7 @@ async fn what_may_come_is_computed_while_the_model_runs() {
         }
     }
     let guide: Arc<dyn Guide> = Arc::new(Telling(Form::new(2, 9), told));
-    let mut stream =
-        handle.submit(Request { guide: Some(guide), ..request(&prompt(1, 20), 30) }).unwrap();
+    let mut stream = handle.submit(Request { guide: Some(guide), ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..9 {
         gate.arrive();
         // The model has not finished its step, and will not before this is there.

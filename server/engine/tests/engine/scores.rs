@@ -40,7 +40,8 @@ async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_g
     assert_eq!((scores, generated.len()), (None, 150));
 
     // What was generated is a prompt now, of several chunks, and cached.
-    let tokens: Vec<_> = begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
+    let tokens: Vec<_> =
+        begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
     let (scores, _) = told(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
     let scores = scores.unwrap();
     assert_eq!(scores.len(), tokens.len() - 1);
@@ -112,9 +113,9 @@ async fn only_what_is_allowed_and_nothing_bad_is_generated() {
         }
         tokens
     };
-    let allowed = Sampling { allowed: Some([4, 5, 6].into()), ..Sampling::greedy() };
+    let allowed = Sampling { allowed: Some([4, 5, 6, 7].into()), ..Sampling::greedy() };
     let tokens = generated(allowed.clone()).await;
-    assert!(tokens.len() == 60 && tokens.iter().all(|token| (4..7).contains(token)), "{tokens:?}");
+    assert!(tokens.len() == 60 && tokens.iter().all(|token| (4..8).contains(token)), "{tokens:?}");
     assert!(tokens.windows(2).any(|pair| pair == [4, 5]) && tokens.contains(&6), "{tokens:?}");
 
     let tokens = generated(Sampling { bad: [vec![4, 5], vec![6]].into(), ..allowed }).await;

@@ -53,7 +53,8 @@ impl Node {
 /// # Errors
 /// What is wrong with it, and in which line.
 pub(super) fn rules(text: &str) -> Result<Rules, String> {
-    let mut reader = Reader { text, letters: text.char_indices().peekable(), names: HashMap::new(), depth: 0 };
+    let mut reader =
+        Reader { text, letters: text.char_indices().peekable(), names: HashMap::new(), depth: 0 };
     let mut bodies: Vec<(usize, Node)> = Vec::new();
     let mut defined = HashMap::new();
     reader.skip_space();
@@ -162,7 +163,8 @@ impl<'a> Reader<'a> {
     /// Whether the next rule begins here.
     fn is_at_rule(&mut self) -> bool {
         let rest = self.rest();
-        let after = rest.trim_start_matches(|letter: char| letter.is_alphanumeric() || letter == '_' || letter == '-');
+        let after = rest
+            .trim_start_matches(|letter: char| letter.is_alphanumeric() || letter == '_' || letter == '-');
         after.len() < rest.len() && after.trim_start().starts_with("::=")
     }
 
@@ -281,7 +283,10 @@ impl<'a> Reader<'a> {
             if self.takes("]") {
                 break;
             }
-            if self.rest().starts_with("\\d") || self.rest().starts_with("\\w") || self.rest().starts_with("\\s") {
+            if self.rest().starts_with("\\d")
+                || self.rest().starts_with("\\w")
+                || self.rest().starts_with("\\s")
+            {
                 class.push('\\');
                 self.next();
                 class.extend(self.next());

@@ -32,12 +32,27 @@ fn python_has_names_and_literals() {
             "city=\"a\\\"b\", days=3, unit=\"F\", exact=True",
             "city=\"\", unit=\"C\", exact=False",
         ],
-        &["", "city=\"Ulm\"", "city=\"Ulm\", unit=\"K\"", "unit=\"C\", city=\"Ulm\"", "city='Ulm', unit=\"C\"",
-          "city=\"Ulm\", days=10, unit=\"C\"", "city=\"Ulm\", unit=\"C\", "],
+        &[
+            "",
+            "city=\"Ulm\"",
+            "city=\"Ulm\", unit=\"K\"",
+            "unit=\"C\", city=\"Ulm\"",
+            "city='Ulm', unit=\"C\"",
+            "city=\"Ulm\", days=10, unit=\"C\"",
+            "city=\"Ulm\", unit=\"C\", ",
+        ],
     );
     let optional = json!({"properties": {"a": {"type": "integer"}, "b": {"type": "null"}}});
-    check(&arguments(Dialect::Python, optional), &["a=1", "b=None", "a=1, b=None"], &["b=None, a=1", "a=1,", ", b=None"]);
-    check(&arguments(Dialect::Python, json!({"type": "object"})), &["x=1", "x=\"y\", z_1=[1, {\"a\":null}]"], &["1", "x=", "x=1,y=2"]);
+    check(
+        &arguments(Dialect::Python, optional),
+        &["a=1", "b=None", "a=1, b=None"],
+        &["b=None, a=1", "a=1,", ", b=None"],
+    );
+    check(
+        &arguments(Dialect::Python, json!({"type": "object"})),
+        &["x=1", "x=\"y\", z_1=[1, {\"a\":null}]"],
+        &["1", "x=", "x=1,y=2"],
+    );
 }
 
 #[test]
@@ -48,7 +63,12 @@ fn gemma_has_bare_keys_and_quotes_of_its_own() {
             "city:<|\"|>Ulm<|\"|>,unit:<|\"|>C<|\"|>",
             "city:<|\"|>a\"b\\<|\"|>,days:3,unit:<|\"|>F<|\"|>,exact:true",
         ],
-        &["", "city:\"Ulm\",unit:<|\"|>C<|\"|>", "city:<|\"|>Ulm<|\"|>,unit:C", "city:<|\"|>Ulm<|\"|>, unit:<|\"|>C<|\"|>"],
+        &[
+            "",
+            "city:\"Ulm\",unit:<|\"|>C<|\"|>",
+            "city:<|\"|>Ulm<|\"|>,unit:C",
+            "city:<|\"|>Ulm<|\"|>, unit:<|\"|>C<|\"|>",
+        ],
     );
     let nested = json!({
         "$defs": {"p": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
@@ -61,7 +81,12 @@ fn gemma_has_bare_keys_and_quotes_of_its_own() {
     check(
         &arguments(Dialect::Gemma, nested),
         &["list:[{x:1.5}],any:null", "list:[{x:1},{x:-2e1}],any:<|\"|>ab<|\"|>"],
-        &["list:[],any:null", "list:[{x:1},{x:1},{x:1}],any:null", "list:[{}],any:null", "list:[{x:1}],any:<|\"|>abc<|\"|>"],
+        &[
+            "list:[],any:null",
+            "list:[{x:1},{x:1},{x:1}],any:null",
+            "list:[{}],any:null",
+            "list:[{x:1}],any:<|\"|>abc<|\"|>",
+        ],
     );
     check(&arguments(Dialect::Gemma, json!(true)), &["a:1", "a:<|\"|>x<|\"|>,b_2:true"], &["a:x", "1:2"]);
 }
@@ -69,7 +94,10 @@ fn gemma_has_bare_keys_and_quotes_of_its_own() {
 #[test]
 fn tags_have_texts_as_they_are_and_all_else_as_json() {
     let qwen = |parameters: &[(&str, &str)]| -> String {
-        parameters.iter().map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n")).collect()
+        parameters
+            .iter()
+            .map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n"))
+            .collect()
     };
     let city = ("city", "New\n</param \"York\"");
     let fitting = [
@@ -104,14 +132,21 @@ fn texts_between_tags_keep_to_lengths_and_patterns() {
         },
         "required": ["code", "note"],
     });
-    let call = |code: &str, note: &str| format!("<param name=\"code\">{code}</param><param name=\"note\">{note}</param>");
+    let call = |code: &str, note: &str| {
+        format!("<param name=\"code\">{code}</param><param name=\"note\">{note}</param>")
+    };
     let fitting = [call("AB1", "a"), call("AB12", "null")];
-    let others = [call("AB", "a"), call("AB123", "a"), call("ab1", "a"), call("AB1", "c"), call("AB1", "\"a\"")];
+    let others =
+        [call("AB", "a"), call("AB123", "a"), call("ab1", "a"), call("AB1", "c"), call("AB1", "\"a\"")];
     let strings = |texts: &[String]| -> Vec<String> { texts.to_vec() };
     let (fitting, others) = (strings(&fitting), strings(&others));
     let (fitting, others): (Vec<&str>, Vec<&str>) =
         (fitting.iter().map(String::as_str).collect(), others.iter().map(String::as_str).collect());
     check(&arguments(Dialect::MiniCpm, schema), &fitting, &others);
     let any = json!({"type": "object"});
-    check(&arguments(Dialect::Qwen, any), &["", "<parameter=x>\n1\n</parameter>\n"], &["<parameter=x>1</parameter>"]);
+    check(
+        &arguments(Dialect::Qwen, any),
+        &["", "<parameter=x>\n1\n</parameter>\n"],
+        &["<parameter=x>1</parameter>"],
+    );
 }

@@ -69,7 +69,9 @@ fn what_is_drawn_is_reasoning_and_then_the_form() {
     let (mut thought, mut whole) = (0, 0);
     for seed in 0..60 {
         let drawn = draw(&guide, seed, 400);
-        let Some(rest) = drawn.text.strip_prefix("<think>") else { continue };
+        // Reasoning may be anything, no text even.
+        let text = String::from_utf8_lossy(&drawn.bytes);
+        let Some(rest) = text.strip_prefix("<think>") else { continue };
         thought += 1;
         if drawn.is_whole {
             whole += 1;

@@ -1,5 +1,7 @@
 //! What cannot be followed is refused, with its place, within limits of time and memory.
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 use server_guidance::{Dialect, Form, limits};
 
@@ -24,7 +26,11 @@ fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
             "schema.properties.a.items",
             "not",
         ),
-        (json!({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(?=x)y"}]}), "schema.anyOf[1]", ""),
+        (
+            json!({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(?=x)y"}]}),
+            "schema.anyOf[1]",
+            "",
+        ),
         (json!({"$defs": {"a": {"pattern": "["}}, "$ref": "#/$defs/a"}), "schema.$defs.a", ""),
         (json!({"$ref": "#/$defs/gone"}), "schema", ""),
         (json!({"$ref": "https://example.org/schema"}), "schema", ""),
@@ -42,16 +48,26 @@ fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
 
 #[test]
 fn expressions_and_grammars_are_refused_with_their_places() {
-    let regex = |pattern: &str| Form::Regex { pattern: pattern.to_owned(), at: "structured_outputs.regex".to_owned() };
-    for pattern in ["(", "a(?=b)", "[z-a]", "a{3,2}", "(a{1000}){1000}", "\\1"] {
+    let regex = |pattern: &str| Form::Regex {
+        pattern: pattern.to_owned(),
+        at: "structured_outputs.regex".to_owned(),
+    };
+    for pattern in ["(", "a(?=b)", "[z-a]", "a{3,2}", "\\1"] {
         assert_eq!(refused(&regex(pattern)).0, "structured_outputs.regex", "{pattern}");
         let part = Form::Choice(vec![Form::literal("x"), regex("ok"), regex(pattern)]);
         assert_eq!(refused(&part).0, "structured_outputs.regex", "{pattern}");
     }
     let grammar = |text: &str| Form::Grammar { text: text.to_owned(), at: "grammar".to_owned() };
     for text in [
-        "start: \"a", "start: b", "x: \"a\"", "root ::= b", "root ::= \"a", " ", "start: \"a\"\nstart: \"b\"",
-        "start: <|no such token|>", "start: @other",
+        "start: \"a",
+        "start: b",
+        "x: \"a\"",
+        "root ::= b",
+        "root ::= \"a",
+        " ",
+        "start: \"a\"\nstart: \"b\"",
+        "start: <|no such token|>",
+        "start: @other",
     ] {
         assert_eq!(refused(&grammar(text)).0, "grammar", "{text}");
     }
@@ -105,8 +121,16 @@ fn schemas_that_grow_without_bound_are_refused_or_followed_but_never_hang() {
 #[test]
 fn arguments_that_a_model_cannot_write_are_refused_with_their_places() {
     for (dialect, schema, place) in [
-        (Dialect::Gemma, json!({"properties": {"a": {"type": "string", "pattern": "x"}}}), "p.properties.a.pattern"),
-        (Dialect::Gemma, json!({"properties": {"a": {"type": "object", "minProperties": 3}}}), "p.properties.a.minProperties"),
+        (
+            Dialect::Gemma,
+            json!({"properties": {"a": {"type": "string", "pattern": "x"}}}),
+            "p.properties.a.pattern",
+        ),
+        (
+            Dialect::Gemma,
+            json!({"properties": {"a": {"type": "object", "minProperties": 3}}}),
+            "p.properties.a.minProperties",
+        ),
         (Dialect::Qwen, json!({"anyOf": [{"type": "object"}]}), "p.anyOf"),
         (Dialect::MiniCpm, json!({"properties": {}, "required": ["x"]}), "p.required"),
         (Dialect::Python, json!({"type": "array"}), "p.type"),
@@ -118,4 +142,45 @@ fn arguments_that_a_model_cannot_write_are_refused_with_their_places() {
         let (at, problem) = refused(&form);
         assert_eq!(at, place, "{problem}: {schema}");
     }
+}
+
+#[test]
+fn whatever_is_asked_for_is_compiled_or_refused() {
+    let mut rng = StdRng::seed_from_u64(23);
+    let sources = [
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^[a-z]{1,3}$\"}},\"required\":[\"a\"]}",
+        "{\"anyOf\":[{\"$ref\":\"#/$defs/x\"},{\"type\":\"integer\",\"minimum\":-5}],\"$defs\":{\"x\":{\"enum\":[1,null]}}}",
+        "{\"type\":\"array\",\"items\":{\"type\":\"number\",\"multipleOf\":0.5},\"minItems\":1,\"maxItems\":9}",
+        "root ::= \"(\" root? \")\" | [a-z]{1,4} (\",\" root)*\nx ::= root x | \"\\x41\"",
+        "start: a (\",\" a)*\na: /[0-9]+/ | \"(\" start \")\" | %json {\"type\":\"null\"}",
+        "(?:[a-c]{2,5}|\\d+\\.\\d*)?x|[^y-z]",
+    ];
+    let (mut compiled, mut refused) = (0, 0);
+    for _ in 0..600 {
+        let mut text: Vec<char> = sources[rng.random_range(0..sources.len())].chars().collect();
+        for _ in 0..rng.random_range(1..4) {
+            let (at, other) = (rng.random_range(0..text.len()), rng.random_range(0..text.len()));
+            match rng.random_range(0..4) {
+                0 => drop(text.remove(at)),
+                1 => text.insert(at, text[other]),
+                2 => text.swap(at, other),
+                _ => text[at] = ['(', ')', '{', '"', '9', '*', '\\', 'ä', '\0'][rng.random_range(0..9)],
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let at = || "at".to_owned();
+        let form = match serde_json::from_str(&text) {
+            Ok(schema) => Form::Json { schema, at: at() },
+            Err(_) if rng.random_bool(0.5) => Form::Grammar { text, at: at() },
+            Err(_) => Form::Regex { pattern: text, at: at() },
+        };
+        match COMPILER.compile(&form) {
+            Ok(_) => compiled += 1,
+            Err(invalid) => {
+                refused += 1;
+                assert!(invalid.at.starts_with("at") && !invalid.problem.is_empty(), "{invalid}: {form:?}");
+            }
+        }
+    }
+    assert!(compiled > 20 && refused > 20, "{compiled} were compiled, {refused} refused");
 }

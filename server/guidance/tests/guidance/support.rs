@@ -28,9 +28,9 @@ pub(crate) const SPECIAL: [&str; 14] = [
 
 /// Tokens of several bytes, after those.
 const LONGER: [&str; 40] = [
-    "{\"", "\":", "\": ", "\", \"", ", ", "\"}", "\"]", "}}", "]}", "true", "false", "null", "True", "None", "  ",
-    "\n\n", "12", "34", "0.", "e5", "-1", "the", " and", "name", "arg", "uments", "value", "type", "ab", "xyz", "ä",
-    "日本", "🦀", "\\n", "\\\"", "</", "tool", "_call", ">\n", "para",
+    "{\"", "\":", "\": ", "\", \"", ", ", "\"}", "\"]", "}}", "]}", "true", "false", "null", "True", "None",
+    "  ", "\n\n", "12", "34", "0.", "e5", "-1", "the", " and", "name", "arg", "uments", "value", "type",
+    "ab", "xyz", "ä", "日本", "🦀", "\\n", "\\\"", "</", "tool", "_call", ">\n", "para",
 ];
 
 pub(crate) fn vocabulary() -> Vocabulary {
@@ -40,8 +40,7 @@ pub(crate) fn vocabulary() -> Vocabulary {
     Vocabulary::new(bytes.chain(special).chain(longer)).unwrap()
 }
 
-pub(crate) static COMPILER: LazyLock<Compiler> =
-    LazyLock::new(|| Compiler::new(vocabulary(), 2).unwrap());
+pub(crate) static COMPILER: LazyLock<Compiler> = LazyLock::new(|| Compiler::new(vocabulary(), 2).unwrap());
 
 pub(crate) fn compile(form: &Form) -> Guide {
     COMPILER.compile(form).unwrap_or_else(|invalid| panic!("{invalid}: {form:?}"))
@@ -100,8 +99,15 @@ pub(crate) fn check(form: &Form, fitting: &[&str], others: &[&str]) {
 
 /// A text that is drawn from a form, and whether it is whole.
 pub(crate) struct Drawn {
-    pub(crate) text: String,
+    pub(crate) bytes: Vec<u8>,
     pub(crate) is_whole: bool,
+}
+
+impl Drawn {
+    /// The text, which is one if it is whole.
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.bytes.clone()).expect("a text")
+    }
 }
 
 /// Draws a text with logits that are random, but that those that end something are somewhat greater: else strings
@@ -146,11 +152,7 @@ pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> Drawn {
             break;
         }
     }
-    let text = String::from_utf8(bytes).unwrap_or_else(|error| {
-        assert!(!is_whole, "{error}");
-        String::new()
-    });
-    Drawn { text, is_whole }
+    Drawn { bytes, is_whole }
 }
 
 /// What may come at the beginning.

@@ -40,8 +40,13 @@ fn each_format_is_followed() {
 fn tags_are_followed() {
     let tag = json!({"type": "tag", "begin": "<r>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}}, "end": ["</r>", "</s>"]});
     accept(tag.clone(), &["<r>1</r>", "<r>2</s>"], &["<r>x</r>", "1", "<r>1"]);
-    let think = json!({"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"});
-    accept(json!({"type": "sequence", "elements": [think, tag]}), &["<think>a b</think><r>1</r>"], &["<r>1</r>"]);
+    let think =
+        json!({"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"});
+    accept(
+        json!({"type": "sequence", "elements": [think, tag]}),
+        &["<think>a b</think><r>1</r>"],
+        &["<r>1</r>"],
+    );
     let spelled = json!({"type": "tag", "begin": "<t>", "content": {"type": "any_text", "excludes": ["</t>", "x"]}, "end": "</t>"});
     accept(spelled, &["<t>ab</t>"], &["<t>axb</t>", "<t>a</t>b"]);
     let token = json!({"type": "token", "token": "<|tool_call>"});
@@ -53,12 +58,17 @@ fn tags_are_followed() {
     );
     let item = |name: &str| json!({"type": "tag", "begin": format!("<{name}>"), "content": {"type": "const_string", "value": name}, "end": "."});
     let separated = |more: Value| {
-        let mut tags = json!({"type": "tags_with_separator", "tags": [item("a"), item("b")], "separator": ", "});
+        let mut tags =
+            json!({"type": "tags_with_separator", "tags": [item("a"), item("b")], "separator": ", "});
         tags.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         tags
     };
     accept(separated(json!({})), &["", "<a>a.", "<a>a., <b>b., <a>a."], &["<a>a., ", "<a>b."]);
-    accept(separated(json!({"at_least_one": true, "stop_after_first": true})), &["<b>b."], &["", "<a>a., <b>b."]);
+    accept(
+        separated(json!({"at_least_one": true, "stop_after_first": true})),
+        &["<b>b."],
+        &["", "<a>a., <b>b."],
+    );
     accept(
         json!({"type": "dispatch", "rules": [["f(", {"type": "regex", "pattern": "\\d\\)"}]], "loop": false}),
         &["", "x f(1)"],
@@ -103,8 +113,14 @@ fn what_is_no_tag_is_told_with_its_place() {
     }
     // What is told when it is compiled.
     for (tag, place) in [
-        (json!({"type": "triggered_tags", "triggers": ["a"], "tags": [{"begin": "b", "content": {"type": "any_text"}, "end": ""}]}), "r.tags[0].begin"),
-        (json!({"type": "sequence", "elements": [{"type": "json_schema", "json_schema": {"type": "x"}}]}), "r.elements[0].json_schema.type"),
+        (
+            json!({"type": "triggered_tags", "triggers": ["a"], "tags": [{"begin": "b", "content": {"type": "any_text"}, "end": ""}]}),
+            "r.tags[0].begin",
+        ),
+        (
+            json!({"type": "sequence", "elements": [{"type": "json_schema", "json_schema": {"type": "x"}}]}),
+            "r.elements[0].json_schema.type",
+        ),
     ] {
         let form = structural_tag(tag.as_object().unwrap(), "r").unwrap();
         let invalid = crate::support::COMPILER.compile(&form).unwrap_err();

@@ -11,10 +11,7 @@ use std::thread::JoinHandle;
 use server_scheduler::{Batch, SequenceId, StopRule, TokenId};
 
 use super::{Requests, index_of, request_of};
-use crate::guide::{Guide, GuideError, GuideState, Progress, TokenSet};
-
-/// Most threads that compute what may come next.
-const THREADS_MAX: usize = 8;
+use crate::guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
 
 /// What the guide of a sequence is doing.
 #[derive(Debug)]
@@ -186,10 +183,8 @@ impl Guides {
         }
     }
 
-    /// A quarter of the processors: the model has use for the others, and need not wait for this.
     fn start_threads(&mut self) {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        for index in 0..processors.div_ceil(4).min(THREADS_MAX) {
+        for index in 0..guide_threads() {
             let (jobs, received) = mpsc::channel();
             let done = self.sender.clone();
             let body = move || {

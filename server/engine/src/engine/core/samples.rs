@@ -47,7 +47,12 @@ impl Samples {
         let mut logits = logits.rows();
         for row in &batch.rows {
             for (place, logits) in row.scored.clone().zip(&mut logits) {
-                score(row.sequence, (row.past + place - row.tokens.start) as usize, logits, (&mut *requests, &mut *sampler));
+                score(
+                    row.sequence,
+                    (row.past + place - row.tokens.start) as usize,
+                    logits,
+                    (&mut *requests, &mut *sampler),
+                );
             }
             if row.samples.is_empty() {
                 continue;
@@ -88,13 +93,11 @@ fn sample(
     requests: &mut Requests,
     sampler: &mut Sampler,
 ) -> Result<(TokenId, Outcome), String> {
-    let live =
-        requests.live.get_mut(&request_of(sequence)).expect("invariant: what is scheduled is live");
+    let live = requests.live.get_mut(&request_of(sequence)).expect("invariant: what is scheduled is live");
     let index = index_of(sequence);
     let history = &live.histories[index as usize];
     let slot = live.guides.get_mut(index as usize);
-    let mut choice =
-        Choice { sampling: &live.sampling, stop: &live.stop, history, index, allowed: None };
+    let mut choice = Choice { sampling: &live.sampling, stop: &live.stop, history, index, allowed: None };
     let Some(slot) = slot else {
         let token = sampler.sample(logits, &choice).map_err(|error| error.to_string())?;
         return Ok((token, Outcome::Token(logprobs(&choice, logits, token, sampler))));

@@ -3,8 +3,8 @@
 use super::Parameter;
 use super::{ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, OVMS_VLLM, TOKEN, VLLM, row};
 use crate::limits::{
-    ALLOWED_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_MAX, NAME_BYTES_MAX, STOP_BYTES_MAX, STOP_TOKENS_MAX, STOPS_MAX,
-    TOP_LOGPROBS_MAX,
+    ALLOWED_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_MAX, NAME_BYTES_MAX, STOP_BYTES_MAX, STOP_TOKENS_MAX,
+    STOPS_MAX, TOP_LOGPROBS_MAX,
 };
 use crate::prepare::parameters::kind::Kind;
 
@@ -21,9 +21,9 @@ pub(super) const OUTPUT: &[Parameter] = &[
          `max_new_tokens` of `generation_config.json` goes before both. 0 only with `echo`.",
     ),
     row("max_completion_tokens", COUNT, "", ALL).note("The same under its later name, which goes first."),
-    row("min_tokens", COUNT, "0", VLLM).note("Until then no end token, stop token or stop string ends a choice."),
+    row("min_tokens", COUNT, "0", VLLM).note("Until then no end token and no stop token ends a choice; a stop string does, which with vLLM it does not."),
     row("n", Kind::Integer(1, CHOICES_MAX as i64), "1", ALL)
-        .note("Sampled, each choice by itself; beams with beam search. With OVMS `n` above 1 is always beams."),
+        .note("Each choice is sampled by itself. With OVMS `n` above 1 is always beams."),
     row("stop", Kind::Either(&[Kind::Text(STOP_BYTES_MAX), Kind::Texts(STOPS_MAX, STOP_BYTES_MAX)]), "", ALL)
         .note("OpenAI takes 4."),
     row("stop_token_ids", Kind::Array(&TOKEN, STOP_TOKENS_MAX), "", VLLM),
@@ -98,6 +98,15 @@ pub(super) const SAMPLING: &[Parameter] = &[
         .accepted("Checked; it takes effect with prompt lookup."),
     row("response_format", Kind::Object, "", OVMS_PARTLY)
         .note("See [structured output](structured-output.md). OVMS drops a format that it cannot follow; here it is a 400."),
+    row("structured_outputs", Kind::Object, "", VLLM)
+        .note("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`. Not with `response_format`."),
+    row("guided_json", Kind::Any, "", VLLM).note("As `structured_outputs.json`: a schema, or one in a string."),
+    row("guided_regex", Kind::Any, "", VLLM).note("As `structured_outputs.regex`."),
+    row("guided_choice", Kind::Any, "", VLLM).note("As `structured_outputs.choice`."),
+    row("guided_grammar", Kind::Any, "", VLLM).note("As `structured_outputs.grammar`: Lark or EBNF."),
+    row("guided_json_object", Kind::Any, "", VLLM).note("As `structured_outputs.json_object`."),
+    row("structural_tag", Kind::Any, "", VLLM).note("As `structured_outputs.structural_tag`."),
+    row("guided_decoding_backend", Kind::Any, "", VLLM).accepted("There is one."),
     row("logits_processors", Kind::Any, "", VLLM).refused("code that comes with a request is not run"),
 ];
 
@@ -105,11 +114,14 @@ pub(super) const SAMPLING: &[Parameter] = &[
 pub(super) const CANDIDATES: &[Parameter] = &[
     row("best_of", Kind::Integer(1, CHOICES_MAX as i64), "n", ALL).note(
         "So many choices are generated and the `n` with the greatest log probability per token are returned. Not \
-         while streaming. With `use_beam_search` it is the width. OVMS: always the width.",
+         while streaming. OVMS: the width of a beam search.",
     ),
-    row("use_beam_search", Kind::Boolean, "false", VLLM),
-    row("length_penalty", Kind::Number(f64::MIN, f64::MAX), "1", OVMS_VLLM),
-    row("early_stopping", Kind::Either(&[Kind::Boolean, Kind::OneOf(&["never"])]), "false", VLLM),
-    row("diversity_penalty", Kind::Number(f64::MIN, f64::MAX), "0", NOBODY),
-    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY),
+    row("use_beam_search", Kind::Boolean, "false", VLLM)
+        .accepted("Only false: there is no beam search yet, and true is a 400. `best_of` samples and keeps the best."),
+    row("length_penalty", Kind::Number(f64::MIN, f64::MAX), "1", OVMS_VLLM).accepted(OF_BEAMS),
+    row("early_stopping", Kind::Either(&[Kind::Boolean, Kind::OneOf(&["never"])]), "false", VLLM).accepted(OF_BEAMS),
+    row("diversity_penalty", Kind::Number(f64::MIN, f64::MAX), "0", NOBODY).accepted(OF_BEAMS),
+    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY).accepted(OF_BEAMS),
 ];
+
+const OF_BEAMS: &str = "It says something of beams alone: see `use_beam_search`.";

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""`make bench-guided`: requests that are held to a JSON schema beside the same that are not, medians of the rounds.
+
+One server, the two kinds alternating, so that both meet the same machine. The schema cannot be complete before the
+last token, so both kinds generate as many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pathlib
+import statistics
+import sys
+
+import cases
+import engines
+import http_load
+from bench_http import MODEL, SERVER, Server
+
+WANTED = 0.9
+CASES = [case for case in cases.CASES if case.name in ("c1", "c8", "c32", "c64")]
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["book", "film", "song"]},
+        "price": {"type": "number", "minimum": 0, "maximum": 1000},
+        "year": {"type": "integer", "minimum": 1900, "maximum": 2030},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+        "sold": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string", "maxLength": 40}, {"type": "null"}]},
+    },
+    "required": ["name", "kind", "price", "year", "tags", "sold", "note"],
+    "additionalProperties": False,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": ITEM, "minItems": 500}},
+    "required": ["items"],
+    "additionalProperties": False,
+}
+GUIDED = {"response_format": {"type": "json_schema", "json_schema": {"name": "stock", "schema": SCHEMA}}}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [case.name for case in CASES]
+    parser.add_argument("--server", type=pathlib.Path, default=SERVER)
+    parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
+    parser.add_argument("--cases", nargs="+", choices=names, default=["c1", "c8", "c32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=49_152)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--inference-precision", default="f32")
+    parser.add_argument("--kv-cache-precision", default="u8")
+    parser.add_argument("--batch-tokens-max", type=int, default=512)
+    parser.add_argument("--chunk-tokens-max", type=int, default=128)
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
+    return parser.parse_args()
+
+
+def run(port: int, work: dict, more: dict) -> float:
+    """Tokens per second of a scenario with these parameters."""
+    requests = [request | {"more": more} for request in work["requests"]]
+    result = asyncio.run(http_load.load(port, MODEL, requests))
+    wanted = sum(request["max_tokens"] for request in requests)
+    if result["output_tokens"] != wanted:
+        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
+    return wanted / result["seconds"]
+
+
+def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tuple[float, float]]:
+    """Guided and unguided figures of each round, in an order that turns."""
+    measured = []
+    for seed in range(args.rounds):
+        figures = {}
+        order = ["guided", "plain"] if seed % 2 else ["plain", "guided"]
+        for place, name in enumerate(order):
+            # Other prompts of the same lengths, so that none is in the cache.
+            work = cases.scenario(case, 2 * seed + place, args.vocabulary)
+            more = {"temperature": args.temperature} | (GUIDED if name == "guided" else {})
+            figures[name] = run(port, work, more)
+            note = f"  {case.name:4} round {seed + 1}  {name:6} {figures[name]:8.1f} tok/s"
+            print(note, file=sys.stderr, flush=True)
+        measured.append((figures["guided"], figures["plain"]))
+    return measured
+
+
+def main() -> None:
+    args = arguments()
+    if not args.server.is_file():
+        raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
+    setup = engines.Setup(
+        args.model,
+        inference_precision=args.inference_precision,
+        kv_cache_precision=args.kv_cache_precision,
+        batch_tokens_max=args.batch_tokens_max,
+        chunk_tokens_max=args.chunk_tokens_max,
+        prefix_caching=True,
+    )
+    measured = {}
+    with engines.scratch() as folder, Server(args.server, setup, pathlib.Path(folder)) as server:
+        warmup = cases.scenario(CASES[1], 99, args.vocabulary)
+        for more in ({}, GUIDED):
+            run(server.port, warmup, more)
+        for case in CASES:
+            if case.name in args.cases:
+                measured[case.name] = rounds_of(server.port, args, case)
+    (engines.WORK / "bench-guided.json").write_text(json.dumps(measured, indent=1))
+    print(f"{engines.versions()}\n{engines.machine()}\n")
+    print("| case | guided | not guided | ratio | wanted |\n|---|---|---|---|---|")
+    all_good = True
+    for case in CASES:
+        if case.name not in measured:
+            continue
+        guided, plain = (statistics.median(column) for column in zip(*measured[case.name], strict=True))
+        ratio = statistics.median(guided / plain for guided, plain in measured[case.name])
+        all_good &= ratio >= WANTED
+        mark = "✓" if ratio >= WANTED else "✗"
+        print(f"| {case.title} | {guided:.0f} tok/s | {plain:.0f} tok/s | **{ratio:.2f}** | ≥ {WANTED} {mark} |")
+    if args.strict and not all_good:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
