@@ -99,8 +99,8 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     };
     let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
-    let model =
-        Model::new(config.names(), text, &computed).with_formats(config.tool_format, config.reasoning_format)?;
+    let model = Model::new(config.names(), text, &computed)
+        .with_formats(config.tool_format, config.reasoning_format)?;
     tracing::info!(
         model = model.name(),
         kv_cache_mib = (u64::from(blocks_total) * block_bytes) >> 20,
@@ -168,13 +168,17 @@ pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript>
     let opening = with.strip_prefix(&without).filter(|opening| !opening.is_empty());
     let opening = opening.context("the chat template does not open the model's turn")?;
     let end = *text.defaults.eos.first().context("the model has no token that ends a turn")?;
-    let encode = |said: &str| text.tokenizer.encode(said, false, true).context("failed to tokenise an answer");
+    let encode =
+        |said: &str| text.tokenizer.encode(said, false, true).context("failed to tokenise an answer");
     let answer = |said: &String| {
         let mut tokens = encode(said)?;
         tokens.push(end);
         Ok(tokens)
     };
-    Ok(SimScript { opening: encode(opening)?, answers: answers.iter().map(answer).collect::<anyhow::Result<_>>()? })
+    Ok(SimScript {
+        opening: encode(opening)?,
+        answers: answers.iter().map(answer).collect::<anyhow::Result<_>>()?,
+    })
 }
 
 #[cfg(feature = "openvino")]
@@ -274,7 +278,8 @@ pub fn built_in_text() -> anyhow::Result<ModelText> {
 /// # Errors
 /// As there, or the template is none.
 pub fn built_in_text_with(template: &str, special_tokens: &[&str]) -> anyhow::Result<ModelText> {
-    let special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].into_iter().chain(special_tokens.iter().copied());
+    let special =
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].into_iter().chain(special_tokens.iter().copied());
     let mut vocabulary: Map<String, Value> =
         (0..=255).zip(0u32..).map(|(byte, id)| (byte_letter(byte).to_string(), json!(id))).collect();
     let mut added = Vec::new();

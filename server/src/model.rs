@@ -118,7 +118,8 @@ impl Model {
             };
             (0..tokenizer.vocabulary_size()).filter(is_kept).collect()
         };
-        let (kept_with_tools, kept_without_tools) = (kept(formats), kept(formats.with_tools(&Tools::default())));
+        let (kept_with_tools, kept_without_tools) =
+            (kept(formats), kept(formats.with_tools(&Tools::default())));
         Self { formats, kept_with_tools, kept_without_tools, ..self }
     }
 
@@ -137,8 +138,9 @@ impl Model {
         let compiler = self.compiler.get_or_init(|| {
             let tokenizer = &self.text.tokenizer;
             let tokens = 0..tokenizer.vocabulary_size();
-            let vocabulary =
-                Vocabulary::new(tokens.map(|token| (tokenizer.token_bytes(token), tokenizer.is_special(token))))?;
+            let vocabulary = Vocabulary::new(
+                tokens.map(|token| (tokenizer.token_bytes(token), tokenizer.is_special(token))),
+            )?;
             Compiler::new(vocabulary, server_engine::guide_threads())
         });
         compiler.as_ref().map_err(|error| Error::Internal(error.to_string()))

@@ -21,12 +21,12 @@ use server_engine::{Request, TokenId};
 use server_openai::{ChatRequest, Generation};
 
 pub(crate) use completion::completion;
+use conversation::Conversation;
 pub(crate) use guide::may_compile;
 pub(crate) use parameters::{Endpoint, Here, Kind, Parameter, Peer, checked};
 pub(crate) use reading::Reading;
-pub(crate) use tokens::{detokenize, tokenize};
-use conversation::Conversation;
 use resolved::{Source, TokensMax};
+pub(crate) use tokens::{detokenize, tokenize};
 
 use crate::error::Error;
 use crate::model::Model;
@@ -121,7 +121,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     let tokens_max = requested_tokens(&generation);
     // Another model's request has errors of another model.
     parameters::model(&generation, target.model)?;
-    conversation(&generation, Conversation::of_chat(request)?, (logprobs, tokens_max), target)
+    conversation(&generation, &Conversation::of_chat(request)?, (logprobs, tokens_max), target)
 }
 
 /// Prepares a conversation. With it go of how many of the most probable tokens log probabilities are wanted, if they
@@ -131,22 +131,23 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
 /// It cannot be served.
 pub(crate) fn conversation(
     generation: &Generation,
-    conversation: Conversation,
+    conversation: &Conversation,
     (logprobs, tokens_max): (Option<u32>, Option<TokensMax>),
     target: Target<'_>,
 ) -> Result<Prepared, Error> {
     let model = parameters::model(generation, target.model)?;
     let mut resolved = parameters::resolve(generation, target, ("top_logprobs", logprobs))?;
     let defaults = &target.model.text.defaults;
-    let tokens_max = tokens_max.or(defaults.tokens_max.map(|tokens| TokensMax { param: "max_tokens", tokens }));
+    let tokens_max =
+        tokens_max.or(defaults.tokens_max.map(|tokens| TokensMax { param: "max_tokens", tokens }));
     if let Some(TokensMax { param, tokens: 0 }) = tokens_max {
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
-    let rendered = prompt::render(&conversation, target.model)?;
-    resolved.guide = guide::of_conversation(generation, &conversation, &rendered.end, target)?;
+    let rendered = prompt::render(conversation, target.model)?;
+    resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
     // Whoever wants special tokens wants the text as it is; so it is with OVMS.
     if resolved.text.skip_special && resolved.text.detokenize {
-        let reading = Reading::of(&conversation, rendered.end, target.model, target.seed);
+        let reading = Reading::of(conversation, rendered.end, target.model, target.seed);
         resolved.text.reading = reading.map(Arc::new);
     }
     let source = Source { prompts: vec![rendered.tokens], param: conversation.param, echoes: Vec::new() };

@@ -145,7 +145,8 @@ impl Answer {
         record: Record,
     ) -> Self {
         let mut first = 0;
-        let thinks = rule.reading.as_ref().is_some_and(|reading| reading.formats.reasoning != ReasoningFormat::None);
+        let thinks =
+            rule.reading.as_ref().is_some_and(|reading| reading.formats.reasoning != ReasoningFormat::None);
         let mut usage = Usage {
             completion_tokens_details: thinks.then(CompletionTokensDetails::default),
             ..Usage::default()

@@ -23,7 +23,14 @@ const ANSWERS: [&str; 3] = [
 fn scripted() -> Server {
     let mut command = bare_command().expect("the server is there");
     command.args(["--backend", "sim", "--model-name", "scripted", "--reasoning-parser", "qwen3"]);
-    command.args(["--sim-step-time", "0ms", "--sim-prefill-token-time", "0ms", "--sim-decode-row-time", "0ms"]);
+    command.args([
+        "--sim-step-time",
+        "0ms",
+        "--sim-prefill-token-time",
+        "0ms",
+        "--sim-decode-row-time",
+        "0ms",
+    ]);
     command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-port", "0"]);
     command.args(ANSWERS.iter().flat_map(|answer| ["--sim-answer", answer]));
     Server::from_command(&mut command).expect("the server starts")
@@ -62,6 +69,7 @@ fn the_official_clients_loop_with_tools_through_the_router() {
 
 #[test]
 fn the_real_model_calls_what_it_must() {
-    let server = Server::start(&[&EXACT[..], &["--model-name", "smollm2"]].concat()).expect("the server starts");
+    let server =
+        Server::start(&[&EXACT[..], &["--model-name", "smollm2"]].concat()).expect("the server starts");
     run(&server.url("/v3"), "smollm2", "required");
 }

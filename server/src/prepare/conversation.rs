@@ -54,8 +54,7 @@ pub(crate) enum Effort {
 }
 
 impl Effort {
-    const ALL: [Self; 6] =
-        [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::XHigh];
+    const ALL: [Self; 6] = [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::XHigh];
 
     /// As in requests.
     pub(crate) fn name(self) -> &'static str {
@@ -108,9 +107,7 @@ impl Conversation {
             choice,
             parallel: request.parallel_tool_calls,
             reasoning: Reasoning { effort, is_shown: request.include_reasoning.unwrap_or(true) },
-            documents: request
-                .documents
-                .map(|documents| documents.into_iter().map(Value::Object).collect()),
+            documents: request.documents.map(|documents| documents.into_iter().map(Value::Object).collect()),
             variables: request.chat_template_kwargs.unwrap_or_default(),
             add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
         })

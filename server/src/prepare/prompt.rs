@@ -33,10 +33,11 @@ pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rende
     if conversation.messages.is_empty() {
         return Err(Error::coded("empty_array", param, "is empty"));
     }
-    let template =
-        model.text.chat_template.as_ref().ok_or_else(|| {
-            Error::invalid(param, "this model has no chat template; use /completions")
-        })?;
+    let template = model
+        .text
+        .chat_template
+        .as_ref()
+        .ok_or_else(|| Error::invalid(param, "this model has no chat template; use /completions"))?;
     for reserved in RESERVED {
         if conversation.variables.contains_key(reserved) {
             let problem = "is a parameter of its own, or the model's";

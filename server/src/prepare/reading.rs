@@ -28,7 +28,12 @@ pub(crate) struct Reading {
 
 impl Reading {
     /// How answers to `conversation` are read; `None` if all of them is content.
-    pub(super) fn of(conversation: &Conversation, prompt_end: String, model: &Model, seed: u64) -> Option<Self> {
+    pub(super) fn of(
+        conversation: &Conversation,
+        prompt_end: String,
+        model: &Model,
+        seed: u64,
+    ) -> Option<Self> {
         let offered: &[_] = if conversation.may_call() { &conversation.tools } else { &[] };
         let tools = Tools::new(offered.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref())));
         let formats = model.formats.with_tools(&tools);
@@ -99,7 +104,10 @@ mod tests {
             .collect();
         for id in &ids {
             let letters = id.strip_prefix("call_").unwrap();
-            assert!(letters.len() == 24 && letters.bytes().all(|letter| letter.is_ascii_alphanumeric()), "{id}");
+            assert!(
+                letters.len() == 24 && letters.bytes().all(|letter| letter.is_ascii_alphanumeric()),
+                "{id}"
+            );
         }
         assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len());
     }

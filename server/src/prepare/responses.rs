@@ -209,7 +209,7 @@ fn fitting(
     let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
     let prepare = |messages: Vec<Message>| {
         let conversation = Conversation { messages, ..conversation.clone() };
-        super::conversation(&generation, conversation, (logprobs(request), tokens_max), target)
+        super::conversation(&generation, &conversation, (logprobs(request), tokens_max), target)
     };
     let refused = match prepare(conversation.messages.clone()) {
         Err(error @ Error::ContextLength { .. }) if request.truncation.as_deref() == Some("auto") => error,

@@ -195,9 +195,8 @@ fn read_one(mut tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
     };
     // Null is the same as absent.
     let mut take = |field: &str| function.remove(field).filter(|value| !value.is_null());
-    let wrong = |field: &str, problem: &str| {
-        Err(Error::coded("invalid_type", format!("{at}.{field}"), problem))
-    };
+    let wrong =
+        |field: &str, problem: &str| Err(Error::coded("invalid_type", format!("{at}.{field}"), problem));
     let name = match take("name") {
         Some(Value::String(name)) => check_name(name, &format!("{at}.name"))?,
         Some(_) => return wrong("name", "is no string"),

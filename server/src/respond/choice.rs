@@ -86,7 +86,8 @@ impl Choice {
             Reader::Parsed(parsed) if ends && !parsed.reads(token) => return 0,
             Reader::Parsed(parsed) => {
                 let before = parsed.reasoning_tokens;
-                let token_text = logprobs.filter(|_| !ends).map(|logprobs| told(token, *logprobs, self.characters));
+                let token_text =
+                    logprobs.filter(|_| !ends).map(|logprobs| told(token, *logprobs, self.characters));
                 let text = detokenizer.push(token);
                 self.characters += text.chars().count();
                 let ended = parsed.push(choice, (&text, token_text), deltas);

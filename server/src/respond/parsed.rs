@@ -147,7 +147,7 @@ impl Parsed {
             at += bytes;
             begins
         };
-        let count = self.pending.iter().take_while(|token| begins_before(*token)).count();
+        let count = self.pending.iter().take_while(|token| begins_before(token)).count();
         self.pending.drain(..).take(count).map(|(_, token)| token).collect()
     }
 }

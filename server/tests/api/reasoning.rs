@@ -23,7 +23,9 @@ async fn message(server: &Server, mut parameters: Value) -> (Value, Value) {
     let joined = |field: &str| {
         let events = streamed.events();
         let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
-        chunks.filter_map(|chunk| Some(chunk["choices"][0]["delta"][field].as_str()?.to_owned())).collect::<String>()
+        chunks
+            .filter_map(|chunk| Some(chunk["choices"][0]["delta"][field].as_str()?.to_owned()))
+            .collect::<String>()
     };
     let choice = &whole["choices"][0];
     for field in ["content", "reasoning_content", "reasoning"] {
@@ -58,7 +60,9 @@ async fn reasoning_that_is_cut_off_stays_reasoning() {
         let server = Setup::scripted(template, &[], &[said]).start();
         let (choice, _) = message(&server, json!({"max_tokens": 18})).await;
         assert_eq!(choice["message"]["content"], "");
-        assert!("First this,\nthen that.".starts_with(choice["message"]["reasoning_content"].as_str().unwrap()));
+        assert!(
+            "First this,\nthen that.".starts_with(choice["message"]["reasoning_content"].as_str().unwrap())
+        );
         assert_eq!(choice["finish_reason"], "length");
     }
 }
@@ -76,7 +80,9 @@ async fn special_tokens_that_mark_reasoning_do_so_though_they_are_no_text() {
 async fn reasoning_is_left_out_where_it_is_not_wanted() {
     let server = Setup::scripted(QWEN, &[], &[SAID]).start();
     let (choice, _) = message(&server, json!({"include_reasoning": false, "logprobs": true})).await;
-    assert!(choice["message"].get("reasoning").is_none() && choice["message"].get("reasoning_content").is_none());
+    assert!(
+        choice["message"].get("reasoning").is_none() && choice["message"].get("reasoning_content").is_none()
+    );
     assert_eq!(choice["message"]["content"], "\nThe answer.");
 }
 
@@ -91,9 +97,8 @@ async fn a_stop_string_does_not_end_reasoning() {
 #[tokio::test]
 async fn effort_goes_to_the_template_and_variables_go_over_it() {
     let server = Setup::scripted(QWEN, &[], &["x"]).start();
-    let tokens = async |parameters: Value| {
-        message(&server, parameters).await.1["prompt_tokens"].as_u64().unwrap()
-    };
+    let tokens =
+        async |parameters: Value| message(&server, parameters).await.1["prompt_tokens"].as_u64().unwrap();
     let thinking = tokens(json!({})).await;
     assert_eq!(tokens(json!({"reasoning_effort": "high"})).await, thinking);
     let closed = thinking + "<think>\n\n</think>\n\n".len() as u64;

@@ -26,7 +26,8 @@ fn weather() -> Value {
 }
 
 fn with_tools(parameters: Value) -> String {
-    let mut all = json!({"max_tokens": 400, "tools": [weather(), {"type": "function", "function": {"name": "now"}}]});
+    let mut all =
+        json!({"max_tokens": 400, "tools": [weather(), {"type": "function", "function": {"name": "now"}}]});
     all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
     chat(all)
 }
@@ -86,7 +87,10 @@ fn folded(events: &[&str], index: u64) -> Value {
                 calls.push(call);
             } else {
                 assert_eq!(at + 1, calls.len(), "calls come one after the other: {call}");
-                assert!(call.get("id").is_none() && call["function"].get("name").is_none(), "named once: {call}");
+                assert!(
+                    call.get("id").is_none() && call["function"].get("name").is_none(),
+                    "named once: {call}"
+                );
                 let piece = call["function"]["arguments"].as_str().unwrap();
                 let arguments = calls[at]["function"]["arguments"].as_str().unwrap();
                 calls[at]["function"]["arguments"] = json!(format!("{arguments}{piece}"));
@@ -199,7 +203,15 @@ async fn calls_are_read_in_the_way_that_the_template_tells() {
         ),
         (
             "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
-            &["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"],
+            &[
+                "<|start|>",
+                "<|channel|>",
+                "<|message|>",
+                "<|end|>",
+                "<|call|>",
+                "<|return|>",
+                "<|constrain|>",
+            ],
             "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Paris\"}<|call|>",
         ),
     ];
@@ -216,7 +228,8 @@ async fn calls_are_read_in_the_way_that_the_template_tells() {
 
 #[tokio::test]
 async fn several_calls_with_text_before_between_and_after() {
-    let said = format!("One: {CALL} two: <tool_call>{{\"name\": \"now\", \"arguments\": {{}}}}</tool_call> done");
+    let said =
+        format!("One: {CALL} two: <tool_call>{{\"name\": \"now\", \"arguments\": {{}}}}</tool_call> done");
     let server = Setup::scripted(HERMES, &[], &[&said]).start();
     let answer = answered(&server, json!({"n": 3})).await;
     assert_eq!(calls(&answer), [call("weather", r#"{"city": "Paris"}"#), call("now", "{}")]);
@@ -240,7 +253,9 @@ async fn without_parallel_calls_the_answer_ends_with_the_first() {
 
 #[tokio::test]
 async fn what_is_no_call_is_content() {
-    for said in ["<tool_call>{\"name\": 5}</tool_call> x", "<tool_call>{\"na", "plain <tool_ca", "</tool_call>"] {
+    for said in
+        ["<tool_call>{\"name\": 5}</tool_call> x", "<tool_call>{\"na", "plain <tool_ca", "</tool_call>"]
+    {
         let server = Setup::scripted(HERMES, &[], &[said]).start();
         let answer = answered(&server, json!({})).await;
         assert_eq!(answer["choices"][0]["message"]["content"], said);
@@ -257,7 +272,10 @@ async fn calls_are_text_where_none_are_asked_for() {
         assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     }
     let answer = answered(&server, json!({"skip_special_tokens": false})).await;
-    assert_eq!(answer["choices"][0]["message"]["content"], CALL, "special tokens are for those who read themselves");
+    assert_eq!(
+        answer["choices"][0]["message"]["content"], CALL,
+        "special tokens are for those who read themselves"
+    );
 }
 
 #[tokio::test]
@@ -324,6 +342,44 @@ async fn three_turns_of_a_conversation_with_tools() {
 }
 
 #[tokio::test]
+async fn a_call_that_must_be_is_there_whatever_the_model_would_say() {
+    let now = json!({"type": "function", "function": {"name": "now"}});
+    let allowed =
+        |mode: &str| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [now]}});
+    for template in [HERMES, PLAIN] {
+        let server = Setup::scripted(template, &[], &["I do not like tools."]).start();
+        for choice in [now.clone(), allowed("required")] {
+            let answer =
+                answered(&server, json!({"tool_choice": choice, "parallel_tool_calls": false})).await;
+            assert_eq!(calls(&answer), [call("now", "{}")], "{answer}");
+            assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+        }
+        let answer = answered(&server, json!({"tool_choice": allowed("auto")})).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], "I do not like tools.");
+    }
+    let server = Setup::scripted(HERMES, &[], &[CALL]).start();
+    let answer = answered(&server, json!({"tool_choice": "required"})).await;
+    assert_eq!(calls(&answer), [call("weather", r#"{"city": "Paris"}"#)], "what it says is allowed");
+    let parameters = json!({"tool_choice": allowed("auto"), "parallel_tool_calls": false});
+    let answer = answered(&server, parameters).await;
+    assert_eq!(calls(&answer), [call("now", "{}")], "another tool than it wanted: {answer}");
+}
+
+#[tokio::test]
+async fn arguments_of_a_strict_tool_fit_its_schema() {
+    let mut strict = weather();
+    strict["function"]["strict"] = json!(true);
+    strict["function"]["parameters"]["required"] = json!(["days"]);
+    strict["function"]["parameters"]["additionalProperties"] = json!(false);
+    strict["function"]["parameters"]["properties"]["days"] = json!({"type": "integer", "enum": [3]});
+    strict["function"]["parameters"]["properties"].as_object_mut().unwrap().remove("city");
+    let server = Setup::scripted(HERMES, &[], &[&format!("Hm {CALL}")]).start();
+    let answer = answered(&server, json!({"tools": [strict], "parallel_tool_calls": false})).await;
+    assert_eq!(calls(&answer), [call("weather", r#"{"days": 3}"#)]);
+    assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("Hm "), "{answer}");
+}
+
+#[tokio::test]
 async fn tools_and_choices_that_are_none_are_refused() {
     let tool = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
     let cases = [
@@ -340,7 +396,7 @@ async fn tools_and_choices_that_are_none_are_refused() {
         tool(json!({"name": "f", "parameters": []})),
         tool(json!({"name": "f", "strict": "yes"})),
         json!({"tools": [weather(), weather()]}),
-        json!({"tools": vec![weather(); 513]}),
+        json!({"tools": vec![json!({"type": "function", "name": "f"}); 513]}),
         json!({"tool_choice": "weather"}),
         json!({"tool_choice": {"type": "function"}}),
         json!({"tool_choice": {"type": "function", "function": {"name": "other"}}}),
@@ -367,6 +423,37 @@ async fn tools_and_choices_that_are_none_are_refused() {
         let text = |field: &str| error[field].as_str().unwrap_or("-").chars().take(160).collect::<String>();
         shown += &format!("{} {} | {}\n", text("code"), text("param"), text("message"));
     }
-    expect![[r#""#]].assert_eq(&shown);
+    expect![[r#"
+        missing_required_parameter tools[0].type | tools[0].type: is missing
+        invalid_value tools[0].type | tools[0].type: "web_search" is not supported, only "function"
+        missing_required_parameter tools[0].name | tools[0].name: is missing
+        invalid_type tools[0].function | tools[0].function: is no object
+        missing_required_parameter tools[0].function.name | tools[0].function.name: is missing
+        invalid_type tools[0].function.name | tools[0].function.name: is no string
+        invalid_value tools[0].function.name | tools[0].function.name: "" is not 1 to 128 letters, digits, underscores, dashes, dots, colons and slashes
+        invalid_value tools[0].function.name | tools[0].function.name: "a b" is not 1 to 128 letters, digits, underscores, dashes, dots, colons and slashes
+        invalid_value tools[0].function.name | tools[0].function.name: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" is n
+        invalid_type tools[0].function.description | tools[0].function.description: is no string
+        invalid_type tools[0].function.parameters | tools[0].function.parameters: is no object: a JSON schema is expected
+        invalid_type tools[0].function.strict | tools[0].function.strict: is no boolean
+        invalid_value tools[1].function.name | tools[1].function.name: "weather" is the name of another tool, too
+        array_above_max_length tools | tools: has 513 tools, more than 512
+        invalid_value tool_choice | tool_choice: "weather" is not "none", "auto" or "required"
+        missing_required_parameter tool_choice.name | tool_choice.name: is missing
+        invalid_value tool_choice.function.name | tool_choice.function.name: "other" is none of the tools
+        invalid_type tool_choice.name | tool_choice.name: is no string
+        invalid_value tool_choice.type | tool_choice.type: "web_search" is neither function nor allowed_tools
+        missing_required_parameter tool_choice.mode | tool_choice.mode: is missing
+        invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: is neither "auto" nor "required"
+        invalid_value tool_choice.tools | tool_choice.tools: is empty
+        invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is none of the tools
+        invalid_value tool_choice | tool_choice: asks for a call, but there are no tools
+        invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high" or "xhigh"
+        invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: is a parameter of its own, or the model's
+        invalid_type messages[0].tool_calls[0].id | messages[0].tool_calls[0].id: is no string
+        missing_required_parameter messages[0].tool_calls[0].function | messages[0].tool_calls[0].function: is missing
+        missing_required_parameter messages[0].tool_calls[0].function.name | messages[0].tool_calls[0].function.name: is missing
+        invalid_type messages[0].tool_calls[0].function.arguments | messages[0].tool_calls[0].function.arguments: is neither a string nor an object
+    "#]].assert_eq(&shown);
     server.idle().await;
 }

@@ -120,7 +120,9 @@ impl ChatTemplate {
 
     /// The source of all of them, one after the other.
     pub fn source(&self) -> String {
-        let source = |name: &String| self.environment.get_template(name).ok().map(|template| template.source().to_owned());
+        let source = |name: &String| {
+            self.environment.get_template(name).ok().map(|template| template.source().to_owned())
+        };
         self.names.iter().filter_map(source).collect()
     }
 

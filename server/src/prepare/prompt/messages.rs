@@ -146,7 +146,8 @@ fn one_call_each(messages: Vec<Read>) -> Vec<Read> {
             results.push(result);
         }
         for call in std::mem::take(&mut message.calls) {
-            let result = results.iter().position(|result| result.call_id.is_some() && result.call_id == call.id);
+            let result =
+                results.iter().position(|result| result.call_id.is_some() && result.call_id == call.id);
             split.push(Read {
                 role: message.role.clone(),
                 content: message.content.take(),
@@ -195,7 +196,8 @@ fn in_words(messages: Vec<Read>, format: ToolFormat) -> Vec<Read> {
         let calls = std::mem::take(&mut message.calls);
         if !calls.is_empty() {
             let before = message.content.take().filter(|text| !text.is_empty());
-            message.content = Some(before.into_iter().chain([written(&calls, format)]).collect::<Vec<_>>().join("\n"));
+            message.content =
+                Some(before.into_iter().chain([written(&calls, format)]).collect::<Vec<_>>().join("\n"));
         }
         // Phi's template shows results as they are.
         if is_result && format != ToolFormat::Phi4 {
@@ -204,7 +206,8 @@ fn in_words(messages: Vec<Read>, format: ToolFormat) -> Vec<Read> {
                 last.content = Some(format!("{}\n{text}", last.content.as_deref().unwrap_or_default()));
                 continue;
             }
-            message = Read { role: "user".to_owned(), content: Some(text), name: None, call_id: None, ..message };
+            message =
+                Read { role: "user".to_owned(), content: Some(text), name: None, call_id: None, ..message };
         }
         after_result = is_result;
         said.push(message);

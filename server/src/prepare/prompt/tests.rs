@@ -7,7 +7,8 @@ use crate::backend::built_in_text_with;
 
 /// Templates of the families, as the tests of `server-text` have them.
 fn golden(name: &str) -> String {
-    let golden: Value = serde_json::from_str(include_str!("../../../text/tests/golden/templates.json")).unwrap();
+    let golden: Value =
+        serde_json::from_str(include_str!("../../../text/tests/golden/templates.json")).unwrap();
     golden["templates"][name].as_str().unwrap().to_owned()
 }
 
@@ -21,7 +22,7 @@ fn prompt(template: &str, mut request: Value) -> Result<String, Error> {
     Ok(text)
 }
 
-fn check(template: &str, request: Value, expect: Expect) {
+fn check(template: &str, request: Value, expect: &Expect) {
     expect.assert_eq(&prompt(template, request).unwrap());
 }
 
@@ -37,9 +38,7 @@ fn tools() -> Value {
 
 /// Two calls in one message, their results in the other order, and a question.
 fn history() -> Value {
-    let call = |id: &str, name: &str, arguments: Value| {
-        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
-    };
+    let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     json!([
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": null, "tool_calls": [
@@ -52,7 +51,10 @@ fn history() -> Value {
 
 #[test]
 fn a_template_that_knows_tools_shows_them_and_calls_and_results() {
-    check(&golden("qwen3"), json!({"tools": tools(), "messages": history()}), expect![[r#"
+    check(
+        &golden("qwen3"),
+        json!({"tools": tools(), "messages": history()}),
+        &expect![[r#"
         <|im_start|>system
         # Tools
 
@@ -77,13 +79,17 @@ fn a_template_that_knows_tools_shows_them_and_calls_and_results() {
         one
         </tool_response><|im_end|>
         <|im_start|>assistant
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_template_that_takes_one_call_gets_each_with_its_result() {
     let date = json!({"date_string": "26 Jul 2024"});
-    check(&golden("llama3"), json!({"messages": history(), "chat_template_kwargs": date}), expect![[r#"
+    check(
+        &golden("llama3"),
+        json!({"messages": history(), "chat_template_kwargs": date}),
+        &expect![[r#"
         <|start_header_id|>system<|end_header_id|>
 
         Today Date: 26 Jul 2024
@@ -100,17 +106,27 @@ fn a_template_that_takes_one_call_gets_each_with_its_result() {
 
         "two"<|eot_id|><|start_header_id|>assistant<|end_header_id|>
 
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_template_that_wants_ids_of_nine_letters_gets_them() {
-    check(&golden("mistral"), json!({"tools": tools(), "messages": history()}), expect![[r#"[AVAILABLE_TOOLS] [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}][/AVAILABLE_TOOLS][INST] q[/INST][TOOL_CALLS] [{"name": "f", "arguments": {"a": "b"}, "id": "qcna3ukgo"}, {"name": "g", "arguments": {}, "id": "04d0yh3up"}]<|im_end|>[TOOL_RESULTS] {"content": two}[/TOOL_RESULTS][TOOL_RESULTS] {"content": one}[/TOOL_RESULTS]"#]]);
+    check(
+        &golden("mistral"),
+        json!({"tools": tools(), "messages": history()}),
+        &expect![[
+            r#"[AVAILABLE_TOOLS] [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}][/AVAILABLE_TOOLS][INST] q[/INST][TOOL_CALLS] [{"name": "f", "arguments": {"a": "b"}, "id": "qcna3ukgo"}, {"name": "g", "arguments": {}, "id": "04d0yh3up"}]<|im_end|>[TOOL_RESULTS] {"content": two}[/TOOL_RESULTS][TOOL_RESULTS] {"content": one}[/TOOL_RESULTS]"#
+        ]],
+    );
 }
 
 #[test]
 fn a_template_that_knows_no_tools_gets_them_in_words() {
-    check(&golden("chatml"), json!({"tools": tools(), "messages": history()}), expect![[r#"
+    check(
+        &golden("chatml"),
+        json!({"tools": tools(), "messages": history()}),
+        &expect![[r#"
         <|im_start|>system
         # Tools
 
@@ -143,7 +159,8 @@ fn a_template_that_knows_no_tools_gets_them_in_words() {
         one
         </tool_response><|im_end|>
         <|im_start|>assistant
-    "#]]);
+    "#]],
+    );
     // Its system is added to.
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
     let told = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
@@ -153,13 +170,20 @@ fn a_template_that_knows_no_tools_gets_them_in_words() {
 #[test]
 fn a_template_that_refuses_a_system_has_the_user_tell_of_tools() {
     let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.content }}]{% endfor %}";
-    let told = prompt(template, json!({"tools": tools(), "messages": [{"role": "user", "content": "q"}]})).unwrap();
+    let told =
+        prompt(template, json!({"tools": tools(), "messages": [{"role": "user", "content": "q"}]})).unwrap();
     assert!(told.starts_with("[# Tools\n\n") && told.ends_with("</tool_call>\n\nq]"), "{told}");
 }
 
 #[test]
 fn phi_takes_tools_from_the_systems_message() {
-    check(&golden("phi"), json!({"tools": tools(), "messages": history()}), expect![[r#"<|system|><|tool|>[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]<|/tool|><|end|><|user|>q<|end|><|assistant|><|tool_call|>[{"name": "f", "arguments": {"a": "b"}}, {"name": "g", "arguments": {}}]<|/tool_call|><|end|><|tool|>two<|end|><|tool|>one<|end|><|assistant|>"#]]);
+    check(
+        &golden("phi"),
+        json!({"tools": tools(), "messages": history()}),
+        &expect![[
+            r#"<|system|><|tool|>[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}}}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]<|/tool|><|end|><|user|>q<|end|><|assistant|><|tool_call|>[{"name": "f", "arguments": {"a": "b"}}, {"name": "g", "arguments": {}}]<|/tool_call|><|end|><|tool|>two<|end|><|tool|>one<|end|><|assistant|>"#
+        ]],
+    );
 }
 
 #[test]
@@ -187,11 +211,19 @@ fn arguments_that_are_no_object_stay_as_the_model_wrote_them() {
             {"role": "assistant", "content": "t", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]},
         ]})
     };
-    for (arguments, shown) in
-        [("{\"b\": 1, \"a\": 2}", "{\"b\": 1, \"a\": 2}"), ("", "{}"), ("{\"a\": ", "{\"a\": "), ("[1]", "[1]")]
-    {
+    for (arguments, shown) in [
+        ("{\"b\": 1, \"a\": 2}", "{\"b\": 1, \"a\": 2}"),
+        ("", "{}"),
+        ("{\"a\": ", "{\"a\": "),
+        ("[1]", "[1]"),
+    ] {
         let told = prompt(&golden("qwen3"), call(arguments)).unwrap();
-        assert!(told.contains(&format!("t\n<tool_call>\n{{\"name\": \"f\", \"arguments\": {shown}}}\n</tool_call>")), "{told}");
+        assert!(
+            told.contains(&format!(
+                "t\n<tool_call>\n{{\"name\": \"f\", \"arguments\": {shown}}}\n</tool_call>"
+            )),
+            "{told}"
+        );
     }
 }
 
@@ -219,7 +251,8 @@ fn what_the_assistant_thought_is_shown_as_the_template_shows_it() {
 #[test]
 fn variables_that_are_parameters_of_their_own_are_refused() {
     for name in RESERVED {
-        let request = json!({"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": {name: 1}});
+        let request =
+            json!({"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": {name: 1}});
         let error = prompt(&golden("chatml"), request).unwrap_err();
         assert!(error.to_string().contains(&format!("chat_template_kwargs.{name}")), "{error}");
     }
