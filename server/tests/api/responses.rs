@@ -304,7 +304,7 @@ async fn streamed_or_not_a_response_is_the_same() {
         response["usage"]["input_tokens_details"].take();
     }
     assert_eq!(whole, last);
-    expect![[r#""#]].assert_eq(&whole["output"].to_string());
+    expect![[r#"[{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"A city.\n"}],"status":"completed"},{"type":"function_call","id":"fc_2","status":"completed","arguments":"{\"city\": \"Paris\"}","call_id":"call_3","name":"weather"}]"#]].assert_eq(&whole["output"].to_string());
     assert!(whole["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 8, "{whole}");
 }
 
