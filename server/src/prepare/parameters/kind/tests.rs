@@ -1,0 +1,118 @@
+//! What each kind takes, and in which words it refuses the rest.
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn check(kind: Kind, good: &[Value], bad: &[Value], expect: &Expect) {
+    for value in good {
+        assert_eq!(kind.check("it", value), Ok(()), "{value}");
+    }
+    let mut shown = String::new();
+    for value in bad {
+        let Err(Error::Invalid { code, param, message }) = kind.check("it", value) else {
+            panic!("{value} is refused")
+        };
+        assert!(message.starts_with(&format!("{param}: ")), "{message}");
+        shown += &format!("{code} | {message}\n");
+    }
+    expect.assert_eq(&shown);
+}
+
+#[test]
+fn numbers_have_ranges() {
+    check(
+        Kind::Integer(1, 5),
+        &[json!(1), json!(5)],
+        &[json!(0), json!(6), json!(1.0), json!("1"), json!(u64::MAX), json!(1e300)],
+        &expect![[r#"
+            integer_below_min_value | it: 0 is not an integer from 1 to 5
+            integer_above_max_value | it: 6 is not an integer from 1 to 5
+            invalid_type | it: 1.0 is not an integer from 1 to 5
+            invalid_type | it: "1" is not an integer from 1 to 5
+            integer_above_max_value | it: 18446744073709551615 is not an integer from 1 to 5
+            invalid_type | it: 1e+300 is not an integer from 1 to 5
+        "#]],
+    );
+    check(
+        Kind::NumberAbove(0.0),
+        &[json!(1e-9), json!(3)],
+        &[json!(0), json!(-1), json!(1e300), json!(null)],
+        &expect![[r#"
+            decimal_below_min_value | it: 0 is not a number greater than 0
+            decimal_below_min_value | it: -1 is not a number greater than 0
+            decimal_above_max_value | it: 1e+300 is not a number greater than 0
+            invalid_type | it: null is not a number greater than 0
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_long_is_told_in_part() {
+    check(
+        Kind::Text(5),
+        &[json!("12345"), json!("éé")],
+        &[json!("éééé"), json!("x".repeat(1000)), json!(7)],
+        &expect![[r#"
+            string_above_max_length | it: "éééé" is not a string of at most 5 bytes
+            string_above_max_length | it: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx… (1002 bytes) is not a string of at most 5 bytes
+            invalid_type | it: 7 is not a string of at most 5 bytes
+        "#]],
+    );
+    check(
+        Kind::Pairs(2, 3, 4),
+        &[json!({}), json!({"a": "b", "c": "d"})],
+        &[
+            json!({"a": 1}),
+            json!({"a": "12345"}),
+            json!({"abcd": "x"}),
+            json!({"a": "", "b": "", "c": ""}),
+            json!([]),
+        ],
+        &expect![[r#"
+            invalid_type | it.a: 1 is not a string of at most 4 bytes
+            string_above_max_length | it.a: "12345" is not a string of at most 4 bytes
+            string_above_max_length | it: "abcd" is not a string of at most 3 bytes
+            object_above_max_properties | it: an object is not an object of at most 2 strings of at most 4 bytes with names of 3
+            invalid_type | it: an array is not an object of at most 2 strings of at most 4 bytes with names of 3
+        "#]],
+    );
+}
+
+#[test]
+fn of_several_kinds_that_which_the_value_is_most_like_says_what_is_wrong() {
+    check(
+        Kind::Either(&[Kind::Text(3), Kind::Texts(2, 3), Kind::Array(&Kind::Integer(0, 9), 3)]),
+        &[json!("abc"), json!([]), json!(["a", "b"]), json!([1, 2, 3])],
+        &[
+            json!("abcd"),
+            json!(["abcd"]),
+            json!(["a", "b", "c"]),
+            json!([10]),
+            json!([1, "a"]),
+            json!([true]),
+            json!(1),
+        ],
+        &expect![[r#"
+            string_above_max_length | it: "abcd" is not a string of at most 3 bytes
+            string_above_max_length | it[0]: "abcd" is not a string of at most 3 bytes
+            array_above_max_length | it: has 3 elements, which are more than 2
+            integer_above_max_value | it[0]: 10 is not an integer from 0 to 9
+            invalid_type | it[1]: "a" is not an integer from 0 to 9
+            invalid_type | it: an array is not a string of at most 3 bytes, an array of at most 2 strings or an array of at most 3 tokens
+            invalid_type | it: 1 is not a string of at most 3 bytes, an array of at most 2 strings or an array of at most 3 tokens
+        "#]],
+    );
+    check(
+        Kind::Fields(&[("a", Kind::Boolean), ("b", Kind::OneOf(&["x", "y"]))]),
+        &[json!({}), json!({"a": null, "b": "x", "c": 1})],
+        &[json!({"a": 1}), json!({"b": "z"}), json!({"b": []}), json!("a")],
+        &expect![[r#"
+            invalid_type | it.a: 1 is not true or false
+            invalid_value | it.b: "z" is not "x" or "y"
+            invalid_type | it.b: an array is not "x" or "y"
+            invalid_type | it: "a" is not an object
+        "#]],
+    );
+}
