@@ -132,6 +132,11 @@ async fn a_shared_volume_keeps_the_model_that_is_served_and_the_one_before() -> 
         node::apply(NAMESPACE, &manifest("chat", &s3, (source, "right"), shared))?;
         await_condition("chat", ("Progressing", "False", "Done"))?;
         await_condition("chat", ("Ready", "True", "Serving"))?;
+        // What is leaving still uses what it has loaded, and the next fetch would let it be.
+        node::await_state("the former replica to be gone", LIMIT, || {
+            let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
+            Ok((resource["status"]["drainingReplicas"] == 0).then_some(()))
+        })?;
         let entries = folder.read_dir()?.flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

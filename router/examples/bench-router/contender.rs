@@ -29,6 +29,8 @@ pub(crate) enum Name {
     Vllm,
     /// sglang-router.
     Sglang,
+    /// Not a router: what passes bytes on and does nothing else.
+    Forward,
 }
 
 impl Name {
@@ -37,7 +39,13 @@ impl Name {
             Self::Ovfleet => "ovfleet",
             Self::Vllm => "vllm-router",
             Self::Sglang => "sglang-router",
+            Self::Forward => "bytes only",
         }
+    }
+
+    /// Whether it is what ours is held against.
+    pub(crate) fn is_peer(self) -> bool {
+        matches!(self, Self::Vllm | Self::Sglang)
     }
 
     fn command(self, args: &Args, port: u16, upstream: &Upstream) -> anyhow::Result<Command> {
@@ -50,6 +58,12 @@ impl Name {
                 }
                 // As everybody starts it: with the policy `kv`.
                 command.args(["--port", &port.to_string()]);
+                return Ok(command);
+            }
+            Self::Forward => {
+                let mut command = Command::new(std::env::current_exe()?);
+                let targets: Vec<String> = upstream.addresses().iter().map(ToString::to_string).collect();
+                command.args(["--forward", &port.to_string(), "--forward-to", &targets.join(",")]);
                 return Ok(command);
             }
             Self::Vllm => peer(args, "vllm"),
@@ -71,6 +85,7 @@ impl Name {
     /// The version of what is installed.
     pub(crate) fn version(self, args: &Args) -> anyhow::Result<String> {
         let mut command = match self {
+            Self::Forward => return Ok("a process that only passes bytes on".to_owned()),
             Self::Ovfleet => {
                 let mut command = Command::new("git");
                 command.args([
@@ -147,7 +162,7 @@ impl Contender {
                     known.matches("\"state\":\"serving\"").count() == upstream.replicas.len()
                 }
                 // In turn.
-                Name::Vllm | Name::Sglang => {
+                Name::Vllm | Name::Sglang | Name::Forward => {
                     upstream.replicas.iter().zip(&before).all(|(replica, &before)| seen(replica) > before)
                 }
             };
@@ -173,7 +188,7 @@ impl Contender {
 
     /// Whether it is somebody else's router.
     pub(crate) fn is_another(&self) -> bool {
-        self.router.as_ref().is_some_and(|(name, _)| *name != Name::Ovfleet)
+        self.router.as_ref().is_some_and(|(name, _)| name.is_peer())
     }
 
     pub(crate) fn process(&mut self) -> Option<&mut Process> {

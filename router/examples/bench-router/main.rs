@@ -1,7 +1,7 @@
 //! What the router costs, beside two others and beside none, in one run.
 //!
 //! ```text
-//! load (this thread) ─► ovfleet | vllm-router | sglang-router | nothing ─► upstream (a thread) ─► load
+//! load (this thread) ─► ovfleet | vllm-router | sglang-router | forwarder | nothing ─► upstream (a thread) ─► load
 //! ```
 //!
 //! Every case runs against each contender in turns, in an order that turns from round to round; figures are medians of
@@ -10,6 +10,7 @@
 //! `make bench-router` runs it; `--update` writes the tables into `docs/benchmarks.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints tables")]
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use rounds::Case;
 mod answer;
 mod client;
 mod contender;
+mod forward;
 mod load;
 mod process;
 mod report;
@@ -47,7 +49,7 @@ struct Args {
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
     /// The routers to run, beside the direct way.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Name::Ovfleet, Name::Vllm, Name::Sglang])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Name::Ovfleet, Name::Vllm, Name::Sglang, Name::Forward])]
     routers: Vec<Name>,
     /// Our router.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/router"))]
@@ -67,6 +69,12 @@ struct Args {
     /// Fail if a figure is not as wanted.
     #[arg(long)]
     strict: bool,
+    /// Be the process that only passes bytes on, at this port,
+    #[arg(long, hide = true, requires = "forward_to")]
+    forward: Option<u16>,
+    /// to these.
+    #[arg(long, hide = true, value_delimiter = ',')]
+    forward_to: Vec<SocketAddr>,
 }
 
 impl Args {
@@ -97,6 +105,9 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> anyhow::Result<bool> {
     raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if let Some(port) = args.forward {
+        return runtime.block_on(forward::run(port, args.forward_to.as_slice().into())).map(|()| true);
+    }
     let results = runtime.block_on(rounds::run(args))?;
     let (text, is_good) = table::markdown(args, &results)?;
     println!("{text}");

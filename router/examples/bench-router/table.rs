@@ -190,7 +190,7 @@ impl Tables<'_> {
     fn row(&mut self, title: &str, figures: &[f64], wanted: Wanted, show: Show) {
         let routers = &self.args.routers;
         let ours = routers.iter().position(|&name| name == Name::Ovfleet).map(|index| figures[index]);
-        let others = routers.iter().zip(figures).filter(|(name, _)| **name != Name::Ovfleet);
+        let others = routers.iter().zip(figures).filter(|(name, _)| name.is_peer());
         let better = others.map(|(_, &figure)| figure).fold(f64::NAN, f64::min);
         let ratio = ours.map(|ours| ours / better).filter(|ratio| ratio.is_finite());
         let (said, is_good) = match wanted {
