@@ -270,7 +270,7 @@ fn wanted(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> Wante
         prompt_tokens: estimates.prompt_tokens(fields.prompt.len() + fields.tools.len()),
         output_tokens: estimates.output_tokens(fields.answer_tokens_max),
         output_tokens_max: fields.answer_tokens_max,
-        sequences: fields.choices.unwrap_or(1).max(1),
+        sequences: fields.choices.max(fields.candidates).unwrap_or(1).max(1),
         session: session.map(xxh3_64),
     };
     app.metrics().prompt(demand.prompt_tokens);

@@ -169,9 +169,7 @@ impl Error {
             SubmitError::Rejected(Rejected::TooLong { .. }) => {
                 Self::ContextLength { param: "max_tokens", message: error.to_string() }
             }
-            SubmitError::UnknownToken { .. } => {
-                Self::invalid("prompt", error)
-            }
+            SubmitError::UnknownToken { .. } => Self::invalid("prompt", error),
             SubmitError::Draining => Self::Stopping,
             SubmitError::Stopped => Self::Failed(Failure::Stopped),
             SubmitError::Rejected(Rejected::EmptyPrompt) | SubmitError::Invalid { .. } => {

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::http::Request;
 use clap::{Arg, CommandFactory as _};
 use expect_test::expect_file;
+use serde_json::Value;
 use server::{App, Args, Limits, Metrics};
 use tower::ServiceExt as _;
 
@@ -85,4 +86,73 @@ async fn the_metrics_are_described() {
         text = text.replace(&format!("`{name}` | KIND-OF-{name} |"), &format!("`{name}{suffix}` | {kind} |"));
     }
     expect_file!["../../docs/reference/metrics.md"].assert_eq(&text);
+}
+
+#[tokio::test]
+async fn the_parameters_are_described() {
+    let limits = Limits {
+        body_bytes_max: 1,
+        requests_max: 1,
+        connections_max: 1,
+        read_timeout: Duration::from_secs(1),
+    };
+    let app = App::new(limits, Metrics::new("MODEL", "BACKEND"));
+    let request = Request::get("/openapi.json").body(Body::empty()).expect("a request");
+    let answer = server::router(app).oneshot(request).await.expect("an answer");
+    let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await.expect("a body");
+    let document: Value = serde_json::from_slice(&bytes).expect("JSON");
+
+    const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/api.md");
+    let known = std::fs::read_to_string(PATH).expect("the reference");
+    let mut text = String::new();
+    let mut rest = known.as_str();
+    let mut described = Vec::new();
+    while let Some((before, after)) = rest.split_once("<!-- parameters: ") {
+        let (name, after) = after.split_once(" -->").expect("an end of the mark");
+        let (_, after) = after.split_once("<!-- end -->").expect("an end of the table");
+        let table = parameters(&document["components"]["schemas"][name]);
+        let _ = write!(text, "{before}<!-- parameters: {name} -->\n{table}<!-- end -->");
+        described.push(name.to_owned());
+        rest = after;
+    }
+    text.push_str(rest);
+    expect_file![PATH].assert_eq(&text);
+    let schemas = document["components"]["schemas"].as_object().expect("schemas");
+    for (name, _) in
+        schemas.iter().filter(|(_, schema)| schema["properties"].as_object().is_some_and(is_table))
+    {
+        assert!(described.contains(name), "{name} has a table in the reference");
+    }
+}
+
+/// Whether these are parameters of a request that are in the table.
+fn is_table(properties: &serde_json::Map<String, Value>) -> bool {
+    properties.values().any(|property| property["x-ovfleet"].is_string())
+}
+
+fn parameters(schema: &Value) -> String {
+    let mut text = String::from(
+        "| parameter | what it may be | default | OVMS | OpenAI | vLLM | ovfleet | |\n|---|---|---|---|---|---|---|---|\n",
+    );
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    for (name, property) in schema["properties"].as_object().expect("properties") {
+        let word = |key: &str| property[key].as_str().unwrap_or_default().replace('|', "\\|");
+        let peer = |key: &str| if word(key) == "no" { "–".to_owned() } else { word(key) };
+        let default = if required.contains(&Value::from(name.as_str())) {
+            "required".to_owned()
+        } else {
+            word("x-default")
+        };
+        let here = match word("x-ovfleet").as_str() {
+            "works" => "**yes**".to_owned(),
+            other => format!("*{other}*"),
+        };
+        let (ovms, openai, vllm) = (peer("x-ovms"), peer("x-openai"), peer("x-vllm"));
+        let (words, note) = (word("x-words"), word("description"));
+        let _ = writeln!(
+            text,
+            "| `{name}` | {words} | {default} | {ovms} | {openai} | {vllm} | {here} | {note} |"
+        );
+    }
+    text
 }

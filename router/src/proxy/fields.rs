@@ -21,6 +21,8 @@ pub struct Fields<'a> {
     pub answer_tokens_max: Option<u32>,
     /// `n`, 1 if it is not there.
     pub choices: Option<u32>,
+    /// `best_of`: so many are generated to choose from.
+    pub candidates: Option<u32>,
     /// `stream` is true.
     pub stream: bool,
     /// `user`, as it stands in the body.
@@ -84,6 +86,7 @@ impl<'a> Fields<'a> {
             // The newer name counts where both are given.
             b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
             b"n" => self.choices = number(value),
+            b"best_of" => self.candidates = number(value),
             b"stream" => self.stream = value == b"true",
             b"previous_response_id" => self.previous = text(value),
             b"conversation" => self.conversation = (value != b"null").then_some(value),
@@ -209,11 +212,12 @@ mod tests {
     #[test]
     fn reads_what_routing_needs_of_a_chat_and_nothing_within_its_messages() {
         let body = br#" {"messages":[{"role":"user","content":"\"model\":\"x\" }]"}], "model" : "a\/b",
-            "max_tokens":7,"max_completion_tokens":9,"n":2,"stream":true,"user":"u1","tools":[{}]} "#;
+            "max_tokens":7,"max_completion_tokens":9,"n":2,"best_of":5,"stream":true,"user":"u1","tools":[{}]} "#;
         let fields = read(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("a/b"));
         assert_eq!(fields.prompt, br#"[{"role":"user","content":"\"model\":\"x\" }]"}"#);
         assert_eq!((fields.answer_tokens_max, fields.choices, fields.stream), (Some(9), Some(2), true));
+        assert_eq!(fields.candidates, Some(5));
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
 

@@ -213,4 +213,9 @@ fn other_paths_of_the_api_and_bodies_that_are_no_json_pass_too() {
     assert_eq!(upstream.seen()[0].body, binary.as_bytes());
     assert_eq!(router.request("DELETE", "/v1/models/m", "", "").status, 404);
     assert_eq!(upstream.seen().len(), 2);
+    // vLLM's, without a prefix.
+    for path in ["/v3/tokenize", "/tokenize", "/detokenize"] {
+        assert_eq!(router.request("POST", path, "", "{\"model\":\"m\"}").body, "{\"mine\":1}", "{path}");
+    }
+    assert_eq!(upstream.seen().len(), 5);
 }

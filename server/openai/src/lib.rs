@@ -11,13 +11,13 @@ mod logprobs;
 mod model;
 mod parse;
 mod request;
-mod tokens;
 pub mod responses;
+mod tokens;
 
 pub use answer::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Completion,
-    CompletionChoice, CompletionTokensDetails, FinishReason, FunctionCall, FunctionDelta, PromptTokensDetails, ToolCall, ToolCallDelta,
-    Usage,
+    CompletionChoice, CompletionTokensDetails, FinishReason, FunctionCall, FunctionDelta,
+    PromptTokensDetails, ToolCall, ToolCallDelta, Usage,
 };
 pub use error::{ErrorBody, ErrorObject};
 pub use logprobs::{

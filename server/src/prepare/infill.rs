@@ -35,9 +35,10 @@ pub(super) fn prompts(prompt: Prompt, suffix: &str, model: &Model) -> Result<Vec
     })?;
     let after = encode(suffix, "suffix", model)?;
     let prefixes = match prompt {
-        Prompt::Texts(texts) => {
-            texts.iter().map(|text| if text.is_empty() { Ok(Vec::new()) } else { encode(text, "prompt", model) }).collect()
-        }
+        Prompt::Texts(texts) => texts
+            .iter()
+            .map(|text| if text.is_empty() { Ok(Vec::new()) } else { encode(text, "prompt", model) })
+            .collect(),
         Prompt::Tokens(prompts) => Ok(prompts),
     };
     let prefixes: Vec<Vec<TokenId>> = prefixes?;
@@ -54,7 +55,12 @@ fn encode(text: &str, param: &'static str, model: &Model) -> Result<Vec<TokenId>
     prompt::encode(text, false, param, model)
 }
 
-fn arrange(first: &[TokenId], [before, after, middle]: [TokenId; 3], prefix: &[TokenId], suffix: &[TokenId]) -> Vec<TokenId> {
+fn arrange(
+    first: &[TokenId],
+    [before, after, middle]: [TokenId; 3],
+    prefix: &[TokenId],
+    suffix: &[TokenId],
+) -> Vec<TokenId> {
     [first, &[before], prefix, &[after], suffix, &[middle]].concat()
 }
 
@@ -63,4 +69,32 @@ fn form(tokenizer: &Tokenizer) -> Option<[TokenId; 3]> {
     FORMS.into_iter().find_map(|[before, after, middle]| {
         Some([tokenizer.token_id(before)?, tokenizer.token_id(after)?, tokenizer.token_id(middle)?])
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::built_in_text_with;
+
+    fn model(special_tokens: &[&str]) -> Model {
+        Model::new(vec!["m".to_owned()], built_in_text_with("", special_tokens).unwrap(), "test")
+    }
+
+    #[test]
+    fn the_gap_is_between_what_comes_before_and_what_comes_after() {
+        let model = model(&["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]);
+        let [before, middle, after] = [259, 260, 261];
+        let texts = Prompt::Texts(vec!["ab".to_owned(), String::new()]);
+        let expected = [vec![before, 97, 98, after, 99, middle], vec![before, after, 99, middle]];
+        assert_eq!(prompts(texts, "c", &model).unwrap(), expected);
+        let tokens = Prompt::Tokens(vec![vec![97]]);
+        assert_eq!(prompts(tokens, "c", &model).unwrap(), [[before, 97, after, 99, middle]]);
+    }
+
+    #[test]
+    fn a_model_that_was_not_made_for_it_is_not_asked() {
+        let refused = prompts(Prompt::Texts(vec!["a".to_owned()]), "b", &model(&["<fim_prefix>"]));
+        let Err(Error::Invalid { code, param, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!((code, param.as_str()), ("unsupported_parameter", "suffix"));
+    }
 }

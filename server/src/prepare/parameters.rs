@@ -176,14 +176,22 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     }
     let number =
         |given: Option<f32>, recommended: Option<f32>, default: f32| given.or(recommended).unwrap_or(default);
+    let is_penalty = |penalty: &f32| *penalty > 0.0 && penalty.is_finite();
     Ok(Sampling {
-        temperature: number(generation.temperature, defaults.temperature, 1.0).max(0.0),
+        // What the request says is in its range; what the model's files say is brought into it.
+        temperature: number(generation.temperature, defaults.temperature, 1.0).clamp(0.0, 2.0),
         top_p: number(generation.top_p, defaults.top_p, 1.0).clamp(0.0, 1.0),
         top_k,
         min_p: number(generation.min_p, defaults.min_p, 0.0).clamp(0.0, 1.0),
-        repetition_penalty: number(generation.repetition_penalty, defaults.repetition_penalty, 1.0),
-        frequency_penalty: number(generation.frequency_penalty, defaults.frequency_penalty, 0.0).clamp(-2.0, 2.0),
-        presence_penalty: number(generation.presence_penalty, defaults.presence_penalty, 0.0).clamp(-2.0, 2.0),
+        repetition_penalty: number(
+            generation.repetition_penalty,
+            defaults.repetition_penalty.filter(is_penalty),
+            1.0,
+        ),
+        frequency_penalty: number(generation.frequency_penalty, defaults.frequency_penalty, 0.0)
+            .clamp(-2.0, 2.0),
+        presence_penalty: number(generation.presence_penalty, defaults.presence_penalty, 0.0)
+            .clamp(-2.0, 2.0),
         bias: biases::biases(generation, target)?,
         allowed: biases::allowed(generation, target)?,
         bad: biases::bad(generation, target)?,

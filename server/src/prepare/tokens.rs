@@ -87,9 +87,13 @@ fn fitted(tokens: Lists<TokenId>, wire: &TokenizeRequest, target: Target<'_>) ->
         Lists::One(list) => vec![list],
         Lists::Several(lists) => lists,
     };
-    let is_one = matches!((&wire.text, &wire.prompt), (Some(Texts::One(_)), _) | (_, Some(Texts::One(_))) | (None, None));
+    let is_one = matches!(
+        (&wire.text, &wire.prompt),
+        (Some(Texts::One(_)), _) | (_, Some(Texts::One(_))) | (None, None)
+    );
     if pads && lists.len().saturating_mul(length) > PADDED_TOKENS_MAX {
-        let problem = format!("{length} tokens for each of {} texts are more than {PADDED_TOKENS_MAX}", lists.len());
+        let problem =
+            format!("{length} tokens for each of {} texts are more than {PADDED_TOKENS_MAX}", lists.len());
         return Err(Error::coded("integer_above_max_value", "max_length", problem));
     }
     lists.iter_mut().for_each(|list| list.truncate(length));
@@ -106,7 +110,8 @@ fn fitted(tokens: Lists<TokenId>, wire: &TokenizeRequest, target: Target<'_>) ->
             }
         }
     }
-    let lists = if is_one { Lists::One(lists.into_iter().flatten().collect()) } else { Lists::Several(lists) };
+    let lists =
+        if is_one { Lists::One(lists.into_iter().flatten().collect()) } else { Lists::Several(lists) };
     Ok(told(lists, Some(count), wire, target))
 }
 
@@ -134,6 +139,9 @@ fn told(
 /// trained with.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];
-    let named = NAMES.iter().find_map(|name| tokenizer.token_id(name).filter(|token| tokenizer.is_special(*token)));
-    named.or(tokenizer.eos()).ok_or_else(|| Error::invalid("pad_to_max_length", "this model has no token to fill up with"))
+    let named =
+        NAMES.iter().find_map(|name| tokenizer.token_id(name).filter(|token| tokenizer.is_special(*token)));
+    named
+        .or(tokenizer.eos())
+        .ok_or_else(|| Error::invalid("pad_to_max_length", "this model has no token to fill up with"))
 }

@@ -3,9 +3,8 @@
 use axum::extract::{Request, State};
 use axum::response::Response;
 use server_openai::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage,
-    ChatRequest, FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
-    Usage,
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChatRequest,
+    FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta, Usage,
 };
 
 use super::generate::{CallPiece, Head, Shape, WholeCall, WholeChoice, generate};
@@ -33,7 +32,12 @@ impl Shape for Chat {
     }
 
     fn begin(head: &Head, index: u32, events: &mut Events) {
-        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), refusal: Some(None), ..ChatDelta::default() };
+        let delta = ChatDelta {
+            role: Some("assistant"),
+            content: Some(String::new()),
+            refusal: Some(None),
+            ..ChatDelta::default()
+        };
         events.push(&ChatChunk {
             prompt_token_ids: probabilities::prompt_token_ids(head, index),
             ..part(head, index, delta, Vec::new())

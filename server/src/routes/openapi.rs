@@ -52,7 +52,8 @@ impl Operation {
 
 /// What there is under `/v1` and `/v3`.
 const API: &[Operation] = &[
-    post("/chat/completions", "Continue a conversation.", ["ChatRequest", "ChatCompletion"]).events("ChatChunk"),
+    post("/chat/completions", "Continue a conversation.", ["ChatRequest", "ChatCompletion"])
+        .events("ChatChunk"),
     post("/completions", "Continue a text.", ["CompletionRequest", "Completion"]).events("Completion"),
     post("/tokenize", "Turn text into tokens.", ["TokenizeRequest", "Tokenized"]),
     post("/detokenize", "Turn tokens into text.", ["DetokenizeRequest", "Detokenized"]),
@@ -137,9 +138,11 @@ fn add(paths: &mut Map<String, Value>, prefix: &str, operation: &Operation) {
         let content = json!({"application/json": {"schema": reference(body)}});
         described["requestBody"] = json!({"required": true, "content": content});
     }
-    let names: Vec<_> = ["id", "item"].into_iter().filter(|name| path.contains(&format!("{{{name}}}"))).collect();
+    let names: Vec<_> =
+        ["id", "item"].into_iter().filter(|name| path.contains(&format!("{{{name}}}"))).collect();
     if !names.is_empty() {
-        let parameter = |name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
+        let parameter =
+            |name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
         described["parameters"] = names.into_iter().map(parameter).collect();
     }
     let entry = paths.entry(format!("{prefix}{path}")).or_insert_with(|| json!({}));
@@ -149,8 +152,11 @@ fn add(paths: &mut Map<String, Value>, prefix: &str, operation: &Operation) {
 fn request(endpoint: Endpoint) -> Value {
     let properties: Map<String, Value> =
         endpoint.parameters().map(|parameter| (parameter.name.to_owned(), property(parameter))).collect();
-    let required: Vec<_> =
-        endpoint.parameters().filter(|parameter| parameter.required).map(|parameter| parameter.name).collect();
+    let required: Vec<_> = endpoint
+        .parameters()
+        .filter(|parameter| parameter.required)
+        .map(|parameter| parameter.name)
+        .collect();
     json!({"type": "object", "properties": properties, "required": required})
 }
 

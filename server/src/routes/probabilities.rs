@@ -8,8 +8,8 @@ use server_engine::{ScoredToken, TokenId, TokenLogprob};
 use server_openai::{
     ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
 };
-use server_text::{DetokenizeOptions, Detokenizer};
 use server_text::Tokenizer;
+use server_text::{DetokenizeOptions, Detokenizer};
 
 use super::generate::Head;
 use crate::respond::TokenText;
@@ -47,10 +47,15 @@ pub(super) fn chat(head: &Head, tokens: Vec<TokenText>) -> Option<ChatLogprobs> 
 }
 
 /// As chats and responses have them.
-pub(super) fn shown(tokenizer: &Tokenizer, tokens: Vec<TokenText>, names_by_id: bool) -> Vec<ChatTokenLogprob> {
+pub(super) fn shown(
+    tokenizer: &Tokenizer,
+    tokens: Vec<TokenText>,
+    names_by_id: bool,
+) -> Vec<ChatTokenLogprob> {
     let named = |token| if names_by_id { id(token) } else { tokenizer.token_text(token) };
     let bytes = |token| tokenizer.token_bytes(token).to_vec();
-    let top = |TokenLogprob { token, logprob }| TopLogprob { token: named(token), logprob, bytes: bytes(token) };
+    let top =
+        |TokenLogprob { token, logprob }| TopLogprob { token: named(token), logprob, bytes: bytes(token) };
     let shown = tokens.into_iter().map(|text| ChatTokenLogprob {
         token: named(text.token),
         logprob: text.logprob,

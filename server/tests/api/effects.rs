@@ -109,9 +109,7 @@ async fn log_probabilities_name_tokens_by_number_if_asked_to() {
 #[tokio::test]
 async fn of_more_choices_the_best_are_kept() {
     let server = gibberish();
-    let parameters = |n: u32, best_of: u32| {
-        json!({"n": n, "best_of": best_of, "temperature": 2, "top_k": 0, "seed": 3, "logprobs": 0, "ignore_eos": true})
-    };
+    let parameters = |n: u32, best_of: u32| json!({"n": n, "best_of": best_of, "temperature": 2, "top_k": 0, "seed": 3, "logprobs": 0, "ignore_eos": true});
     let all = answer(&server, parameters(6, 6)).await["choices"].as_array().unwrap().clone();
     let mean = |choice: &Value| {
         let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap().clone();
@@ -141,7 +139,10 @@ async fn of_more_choices_the_best_are_kept() {
         (json!({"best_of": 2, "stream": true}), "invalid_value"),
     ] {
         let refused = server.post(PATH, completion(parameters)).await.json();
-        assert_eq!((&refused["error"]["param"], &refused["error"]["code"]), (&json!("best_of"), &json!(code)));
+        assert_eq!(
+            (&refused["error"]["param"], &refused["error"]["code"]),
+            (&json!("best_of"), &json!(code))
+        );
     }
 }
 
@@ -149,17 +150,23 @@ async fn of_more_choices_the_best_are_kept() {
 async fn an_echoed_prompt_has_its_own_log_probabilities() {
     let server = gibberish();
     let letters: Vec<u32> = (97..123).collect();
-    let generated = answer(&server, json!({"logprobs": 2, "max_tokens": 6, "allowed_token_ids": letters})).await;
+    let generated =
+        answer(&server, json!({"logprobs": 2, "max_tokens": 6, "allowed_token_ids": letters})).await;
     let tokens = generated["choices"][0]["logprobs"].clone();
     // What was generated is the prompt now.
-    let ids = answer(&server, json!({"max_tokens": 6, "allowed_token_ids": letters, "return_token_ids": true})).await;
+    let ids =
+        answer(&server, json!({"max_tokens": 6, "allowed_token_ids": letters, "return_token_ids": true}))
+            .await;
     let mut prompt = vec![json!(72), json!(105)];
     prompt.extend(ids["choices"][0]["token_ids"].as_array().unwrap().iter().cloned());
     let echoed = json!({"prompt": prompt, "echo": true, "logprobs": 2, "max_tokens": 0});
     let echoed = answer(&server, echoed).await;
     let choice = &echoed["choices"][0];
     assert_eq!(choice["text"], format!("Hi{}", generated["choices"][0]["text"].as_str().unwrap()));
-    assert_eq!((&choice["finish_reason"], &echoed["usage"]["completion_tokens"]), (&json!("length"), &json!(0)));
+    assert_eq!(
+        (&choice["finish_reason"], &echoed["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(0))
+    );
     let logprobs = &choice["logprobs"];
     assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 8);
     assert_eq!((&logprobs["token_logprobs"][0], &logprobs["top_logprobs"][0]), (&Value::Null, &Value::Null));
@@ -257,9 +264,13 @@ async fn the_usage_is_told_in_every_chunk_if_asked_for() {
 async fn parameters_that_contradict_each_other_are_refused() {
     let server = Server::parrot(TEXT);
     for (parameters, param) in [
-        (json!({"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.5}), "assistant_confidence_threshold"),
+        (
+            json!({"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.5}),
+            "assistant_confidence_threshold",
+        ),
         (json!({"suffix": "end"}), "suffix"),
         (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"use_beam_search": true}), "use_beam_search"),
         (json!({"bad_words": [" "]}), "bad_words[0]"),
         (json!({"allowed_token_ids": []}), "allowed_token_ids"),
         (json!({"allowed_token_ids": [VOCABULARY]}), "allowed_token_ids[0]"),
@@ -273,11 +284,15 @@ async fn parameters_that_contradict_each_other_are_refused() {
 #[tokio::test]
 async fn errors_are_strings_to_clients_that_need_them_so() {
     let server = Setup::new(Parrot::new([120])).start();
-    let server = Server { router: server::ovms_errors(server.router), app: server.app, engine: server.engine };
+    let server =
+        Server { router: server::ovms_errors(server.router), app: server.app, engine: server.engine };
     let refused = server.post(PATH, completion(json!({"temperature": 3}))).await;
     assert_eq!(refused.status, 400);
     assert_eq!(refused.json(), json!({"error": "temperature: 3 is not a number from 0 to 2"}));
     let nowhere = server.get("/v3/nowhere").await;
-    assert_eq!((nowhere.status.as_u16(), nowhere.json()), (404, json!({"error": "there is nothing at /v3/nowhere"})));
+    assert_eq!(
+        (nowhere.status.as_u16(), nowhere.json()),
+        (404, json!({"error": "there is nothing at /v3/nowhere"}))
+    );
     assert_eq!(server.post(PATH, completion(json!({}))).await.json()["object"], "text_completion");
 }

@@ -17,8 +17,13 @@ async fn what_it_names_is_there_and_what_is_there_is_in_it() {
             let path = path.replace("{id}", "parrot").replace("{item}", "msg_1");
             let request = Request::builder().method(method.to_uppercase().as_str()).uri(&path);
             let answer = Answer::read(server.send(request.body(Body::from("{}")).unwrap()).await).await;
-            let code = serde_json::from_str::<Value>(&answer.body).ok().map(|body| body["error"]["code"].clone());
-            assert!(answer.status != 405 && code != Some(json!("unknown_url")), "{method} {path}: {}", answer.body);
+            let code =
+                serde_json::from_str::<Value>(&answer.body).ok().map(|body| body["error"]["code"].clone());
+            assert!(
+                answer.status != 405 && code != Some(json!("unknown_url")),
+                "{method} {path}: {}",
+                answer.body
+            );
         }
     }
     // The routes as they are written down.
@@ -29,7 +34,9 @@ async fn what_it_names_is_there_and_what_is_there_is_in_it() {
         let path = path.replace("{*id}", "{id}");
         let known = |prefix: &str| paths.get(&format!("{prefix}{path}"));
         let described = known("").or(known("/v3")).unwrap_or_else(|| panic!("{path} is not described"));
-        for method in ["get", "post", "delete"].into_iter().filter(|method| handlers.contains(&format!("{method}("))) {
+        for method in
+            ["get", "post", "delete"].into_iter().filter(|method| handlers.contains(&format!("{method}(")))
+        {
             assert!(described[method].is_object(), "{method} {path} is not described");
         }
         count += 1;
@@ -43,7 +50,10 @@ async fn answers_are_as_it_says() {
     let document = server.get("/openapi.json").await.json();
     let all = json!({"n": 2, "return_token_ids": true, "prompt_logprobs": 2, "seed": 1});
     let mut requests = vec![
-        ("/v3/tokenize", json!({"model": "parrot", "text": ["a", "b"], "return_token_strs": true}).to_string()),
+        (
+            "/v3/tokenize",
+            json!({"model": "parrot", "text": ["a", "b"], "return_token_strs": true}).to_string(),
+        ),
         ("/v3/tokenize", json!({"model": "parrot", "prompt": "a"}).to_string()),
         ("/tokenize", json!({"model": "parrot", "messages": [{"role": "user", "content": "x"}]}).to_string()),
         ("/detokenize", json!({"model": "parrot", "tokens": [97]}).to_string()),
@@ -89,7 +99,8 @@ async fn answers_are_as_it_says() {
     }
     for path in ["/v3/models", "/v3/models/parrot"] {
         let described = path.replace("parrot", "{id}");
-        let schema = &document["paths"][&described]["get"]["responses"]["200"]["content"]["application/json"]["schema"];
+        let schema = &document["paths"][&described]["get"]["responses"]["200"]["content"]["application/json"]
+            ["schema"];
         fits(&document, schema, &server.get(path).await.json()).unwrap();
     }
 }
@@ -104,7 +115,9 @@ fn the_check_finds_what_does_not_fit() {
     for good in [json!({"a": "x"}), json!({"a": "x", "b": [1, null]})] {
         assert_eq!(fits(&document, &schema, &good), Ok(()));
     }
-    for bad in [json!({}), json!({"a": 1}), json!({"a": "x", "c": 1}), json!({"a": "x", "b": ["y"]}), json!([])] {
+    for bad in
+        [json!({}), json!({"a": 1}), json!({"a": "x", "c": 1}), json!({"a": "x", "b": ["y"]}), json!([])]
+    {
         assert!(fits(&document, &schema, &bad).is_err(), "{bad}");
     }
 }
@@ -112,7 +125,8 @@ fn the_check_finds_what_does_not_fit() {
 /// Whether a value is as a schema says: the words that ours are written in.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
-        let target = document.pointer(reference.trim_start_matches('#')).ok_or(format!("{reference} is nowhere"))?;
+        let target =
+            document.pointer(reference.trim_start_matches('#')).ok_or(format!("{reference} is nowhere"))?;
         return fits(document, target, value);
     }
     if let Some(kinds) = schema["anyOf"].as_array() {

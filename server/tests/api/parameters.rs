@@ -52,9 +52,20 @@ fn example(name: &str) -> Value {
         }
         "stop" => json!({"stop": ["a", "b"]}),
         "stop_token_ids" | "allowed_token_ids" => json!({name: [1, 2]}),
-        "include_stop_str_in_output" | "ignore_eos" | "skip_special_tokens" | "spaces_between_special_tokens"
-        | "detokenize" | "return_token_ids" | "return_tokens_as_token_ids" | "add_special_tokens" | "store"
-        | "echo" | "parallel_tool_calls" | "add_generation_prompt" | "return_token_strs" | "include_reasoning" => {
+        "include_stop_str_in_output"
+        | "ignore_eos"
+        | "skip_special_tokens"
+        | "spaces_between_special_tokens"
+        | "detokenize"
+        | "return_token_ids"
+        | "return_tokens_as_token_ids"
+        | "add_special_tokens"
+        | "store"
+        | "echo"
+        | "parallel_tool_calls"
+        | "add_generation_prompt"
+        | "return_token_strs"
+        | "include_reasoning" => {
             json!({name: true})
         }
         "use_beam_search" => json!({name: false}),
@@ -67,13 +78,28 @@ fn example(name: &str) -> Value {
         "service_tier" => json!({name: "default"}),
         "prompt_cache_retention" => json!({name: "24h"}),
         "priority" => json!({name: 0}),
-        "temperature" | "top_p" | "min_p" | "frequency_penalty" | "presence_penalty" | "repetition_penalty"
-        | "length_penalty" | "diversity_penalty" | "assistant_confidence_threshold" => json!({name: 0.5}),
+        "temperature"
+        | "top_p"
+        | "min_p"
+        | "frequency_penalty"
+        | "presence_penalty"
+        | "repetition_penalty"
+        | "length_penalty"
+        | "diversity_penalty"
+        | "assistant_confidence_threshold" => json!({name: 0.5}),
         "early_stopping" => json!({name: false}),
         "num_beam_groups" => json!({name: 1}),
         "logit_bias" => json!({name: {"1": -1}}),
         "bad_words" => json!({name: ["bad"]}),
         "response_format" => json!({name: {"type": "text"}}),
+        "structured_outputs" => json!({name: {"choice": ["a", "b"]}}),
+        "guided_json" => json!({name: {"type": "integer"}}),
+        "guided_regex" => json!({name: "[ab]+"}),
+        "guided_choice" => json!({name: ["a", "b"]}),
+        "guided_grammar" => json!({name: "start: \"a\""}),
+        "guided_json_object" => json!({name: true}),
+        "structural_tag" => json!({name: {"type": "const_string", "value": "a"}}),
+        "guided_decoding_backend" => json!({name: "llguidance"}),
         "tools" => json!({"tools": [function]}),
         "tool_choice" => json!({"tools": [function], "tool_choice": "auto"}),
         "documents" => json!({name: [{"text": "x"}]}),
@@ -110,7 +136,10 @@ async fn refused(server: &Server, path: &str, body: &str, name: &str) -> Value {
     assert_eq!(answer.status, 400, "{name}: {body:.200} gives {}", answer.body);
     let error = answer.json()["error"].clone();
     let param = error["param"].as_str().unwrap_or_else(|| panic!("{name}: {error}"));
-    assert!(param == name || param.starts_with(&format!("{name}[")) || param.starts_with(&format!("{name}.")), "{error}");
+    assert!(
+        param == name || param.starts_with(&format!("{name}[")) || param.starts_with(&format!("{name}.")),
+        "{error}"
+    );
     assert!(error["message"].as_str().unwrap().starts_with(&format!("{param}: ")), "{error}");
     error
 }
@@ -172,7 +201,10 @@ async fn a_value_of_a_wrong_type_is_told_with_what_is_right() {
                 assert_eq!(error["code"], "invalid_type", "{name}: {value} gives {error}");
                 let message = error["message"].as_str().unwrap();
                 let element = message.contains("[0]: ");
-                assert!(element || message.ends_with(&format!(" is not {}", words(&property, "x-words"))), "{message}");
+                assert!(
+                    element || message.ends_with(&format!(" is not {}", words(&property, "x-words"))),
+                    "{message}"
+                );
                 tried += 1;
             }
         }
@@ -215,7 +247,9 @@ fn has_type(schema: &Value, value: &Value) -> bool {
         Some("number") => value.is_number(),
         Some("string") => value.is_string(),
         Some("object") => value.is_object(),
-        Some("array") => value.as_array().is_some_and(|values| values.iter().all(|value| has_type(&schema["items"], value))),
+        Some("array") => value
+            .as_array()
+            .is_some_and(|values| values.iter().all(|value| has_type(&schema["items"], value))),
         Some(other) => panic!("{other}"),
     }
 }
@@ -240,14 +274,17 @@ fn beyond(schema: &Value) -> Vec<(Value, &'static str)> {
         }
         Some("string") => {
             let longest = schema["maxLength"].as_u64();
-            values.extend(longest.map(|length| (json!("x".repeat(length as usize + 1)), "string_above_max_length")));
+            values.extend(
+                longest.map(|length| (json!("x".repeat(length as usize + 1)), "string_above_max_length")),
+            );
             if schema["enum"].is_array() {
                 values.push((json!("no-such"), "invalid_value"));
             }
         }
         Some("object") => {
             if let Some(most) = schema["maxProperties"].as_u64() {
-                let many: Map<String, Value> = (0..=most).map(|index| (index.to_string(), json!("x"))).collect();
+                let many: Map<String, Value> =
+                    (0..=most).map(|index| (index.to_string(), json!("x"))).collect();
                 values.push((json!(many), "object_above_max_properties"));
             }
         }

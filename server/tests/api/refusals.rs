@@ -43,19 +43,19 @@ async fn what_is_no_request() {
         "/v3/chat/completions",
         bodies,
         expect![[r#"
-        400 - - | the request body is not valid JSON: EOF while parsing a value at line 1 column 0
-        400 - - | the request body is not valid JSON: EOF while parsing an object at line 1 column 1
-        400 - - | the request body must be a JSON object
-        400 - - | the request body must be a JSON object
-        400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
-        400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 140
-        400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
-        400 - - | the request body is not valid JSON: number out of range at line 1 column 40
-        400 - model | model: is missing
-        404 model_not_found model | the model "other" is not served here
-        400 - messages | messages: is missing
-        400 - model | model: invalid type: integer `1`, expected a string
-    "#]],
+            400 - - | the request body is not valid JSON: EOF while parsing a value at line 1 column 0
+            400 - - | the request body is not valid JSON: EOF while parsing an object at line 1 column 1
+            400 - - | the request body must be a JSON object
+            400 - - | the request body must be a JSON object
+            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
+            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 140
+            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
+            400 - - | the request body is not valid JSON: number out of range at line 1 column 40
+            400 missing_required_parameter model | model: is missing
+            404 model_not_found model | the model "other" is not served here
+            400 missing_required_parameter messages | messages: is missing
+            400 invalid_type model | model: 1 is not a string
+        "#]],
     )
     .await;
 }
@@ -87,28 +87,28 @@ async fn parameters_of_the_chat_endpoint() {
         json!({"add_generation_prompt": "yes"}),
     ];
     refused("/v3/chat/completions", cases.map(chat).to_vec(), expect![[r#"
-        400 - messages | messages: invalid type: string "hi", expected an array
-        400 - messages[0] | messages[0]: invalid type: string "hi", expected an object
-        400 - messages[0].role | messages[0].role: missing field `role`
-        400 - messages[0].role | messages[0].role: invalid type: integer `1`, expected a string
-        400 - messages[0].content[0].type | messages[0].content[0].type: missing field `type`
-        400 - messages | messages: is empty
-        400 - messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
-        400 - messages[0].content | messages[0].content: is missing
-        400 - messages[0].role | messages[0].role: "oracle" is none of system, developer, user, assistant, tool, function
-        400 - messages[0].content[0].type | messages[0].content[0].type: a part of type "image_url" is given, but this model takes only text
-        400 - messages[0].content[0].text | messages[0].content[0].text: is missing
+        400 invalid_type messages | messages: "hi" is not an array of objects
+        400 invalid_type messages[0] | messages[0]: "hi" is not an object
+        400 invalid_type messages[0].role | messages[0].role: missing field `role`
+        400 invalid_type messages[0].role | messages[0].role: invalid type: integer `1`, expected a string
+        400 invalid_type messages[0].content[0].type | messages[0].content[0].type: missing field `type`
+        400 empty_array messages | messages: is empty
+        400 invalid_type messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
+        400 missing_required_parameter messages[0].content | messages[0].content: is missing
+        400 invalid_value messages[0].role | messages[0].role: "oracle" is none of system, developer, user, assistant, tool, function
+        400 invalid_value messages[0].content[0].type | messages[0].content[0].type: a part of type "image_url" is given, but this model takes only text
+        400 missing_required_parameter messages[0].content[0].text | messages[0].content[0].text: is missing
         400 context_length_exceeded messages | messages: the prompt of 619 tokens leaves no room in this model's 512 tokens
-        400 - logprobs | logprobs: invalid type: integer `5`, expected a boolean
-        400 - top_logprobs | top_logprobs: is given, but logprobs is not true
-        400 - top_logprobs | top_logprobs: 21 is not from 0 to 20
-        400 - top_logprobs | top_logprobs: invalid type: string "3", expected an integer from 0 to 4294967295
-        400 - tools | tools: invalid type: map, expected an array
-        400 - documents | documents: invalid type: string "a", expected an array
-        400 - tool_choice | tool_choice: only "none" and "auto" are supported
-        400 - chat_template_kwargs | chat_template_kwargs: invalid type: sequence, expected an object
-        400 - chat_template_kwargs.messages | chat_template_kwargs.messages: is a parameter of its own
-        400 - add_generation_prompt | add_generation_prompt: invalid type: string "yes", expected a boolean
+        400 invalid_type logprobs | logprobs: 5 is not true or false
+        400 invalid_value top_logprobs | top_logprobs: is given, but logprobs is not true
+        400 integer_above_max_value top_logprobs | top_logprobs: 21 is not an integer from 0 to 20
+        400 invalid_type top_logprobs | top_logprobs: "3" is not an integer from 0 to 20
+        400 invalid_type tools | tools: an object is not an array of objects
+        400 invalid_type documents | documents: "a" is not an array of objects
+        400 missing_required_parameter tools[0].name | tools[0].name: is missing
+        400 invalid_type chat_template_kwargs | chat_template_kwargs: an array is not an object
+        400 invalid_value chat_template_kwargs.messages | chat_template_kwargs.messages: is a parameter of its own, or the model's
+        400 invalid_type add_generation_prompt | add_generation_prompt: "yes" is not true or false
     "#]]).await;
 }
 
@@ -131,34 +131,32 @@ async fn parameters_of_the_completions_endpoint() {
         json!({"prompt": vec![97; 500], "max_tokens": 20}),
         json!({"logprobs": true}),
         json!({"logprobs": 21}),
-        json!({"echo": true, "logprobs": 1}),
         json!({"echo": 1}),
         json!({"suffix": "end"}),
         json!({"suffix": 7}),
         json!({"n": 2, "prompt": vec!["a"; 65]}),
     ];
     refused("/v3/completions", cases.map(completion).to_vec(), expect![[r#"
-        400 - prompt | prompt: is missing
-        400 - prompt | prompt: is empty
-        400 - prompt | prompt: is empty
-        400 - prompt | prompt: is empty
-        400 - prompt | prompt: is empty
-        400 - prompt | prompt: invalid type: integer `7`, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
-        400 - prompt | prompt: invalid type: map, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
-        400 - prompt[1] | prompt[1]: invalid type: integer `1`, expected a string
-        400 - prompt[1] | prompt[1]: invalid type: string "a", expected an integer from 0 to 4294967295
-        400 - prompt[1] | prompt[1]: invalid value: integer `-1`, expected an integer from 0 to 4294967295
-        400 - prompt | token 100000 is not in the vocabulary of 259 tokens
-        400 - prompt | prompt: has more than 128 prompts
+        400 missing_required_parameter prompt | prompt: is missing
+        400 invalid_value prompt | prompt: is empty
+        400 empty_array prompt | prompt: is empty
+        400 invalid_value prompt | prompt: is empty
+        400 invalid_value prompt | prompt: is empty
+        400 invalid_type prompt | prompt: 7 is not a string, an array of at most 128 strings, an array of tokens or an array of at most 128 arrays of tokens
+        400 invalid_type prompt | prompt: an object is not a string, an array of at most 128 strings, an array of tokens or an array of at most 128 arrays of tokens
+        400 invalid_type prompt[1] | prompt[1]: 1 is not a string
+        400 invalid_type prompt[1] | prompt[1]: "a" is not an integer from 0 to 4294967295
+        400 integer_below_min_value prompt[1] | prompt[1]: -1 is not an integer from 0 to 4294967295
+        400 invalid_value prompt | prompt: token 100000 is not in the vocabulary of 259 tokens
+        400 array_above_max_length prompt | prompt: has 200 elements, which are more than 128
         400 context_length_exceeded prompt | prompt: the prompt of 512 tokens leaves no room in this model's 512 tokens
         400 context_length_exceeded max_tokens | max_tokens: a prompt of 500 tokens and 20 to generate are more than this model's 512
-        400 - logprobs | logprobs: invalid type: boolean `true`, expected an integer from 0 to 4294967295
-        400 - logprobs | logprobs: 21 is not from 0 to 20
-        400 - echo | echo: cannot be combined with logprobs: those of prompts are not computed
-        400 - echo | echo: invalid type: integer `1`, expected a boolean
-        400 - suffix | suffix: is not supported
-        400 - suffix | suffix: invalid type: integer `7`, expected a string
-        400 - n | n: 65 prompts with n = 2 are more than 128 choices
+        400 invalid_type logprobs | logprobs: true is not an integer from 0 to 20
+        400 integer_above_max_value logprobs | logprobs: 21 is not an integer from 0 to 20
+        400 invalid_type echo | echo: 1 is not true or false
+        400 unsupported_parameter suffix | suffix: this model was not made to fill in: its vocabulary has no tokens for it
+        400 invalid_type suffix | suffix: 7 is not a string
+        400 integer_above_max_value n | n: 65 prompts with n = 2 are more than 128 choices
     "#]]).await;
 }
 
@@ -190,7 +188,15 @@ fn shared_parameters() -> Vec<Value> {
         json!({"min_tokens": 9}),
         json!({"n": 0}),
         json!({"n": 129}),
-        json!({"best_of": 4}),
+        json!({"best_of": 0}),
+        json!({"n": 3, "best_of": 2}),
+        json!({"min_tokens": 1e300}),
+        json!({"prompt_logprobs": 21}),
+        json!({"metadata": {"a": 1}}),
+        json!({"service_tier": "gold"}),
+        json!({"truncate_prompt_tokens": -2}),
+        json!({"priority": 3}),
+        json!({"logits_processors": ["x"]}),
         json!({"stop": 1}),
         json!({"stop": vec!["x"; 17]}),
         json!({"stop": ["a", "x".repeat(2000)]}),
@@ -215,7 +221,7 @@ fn shared_parameters() -> Vec<Value> {
         json!({"logit_bias": {"259": 1}}),
         json!({"logit_bias": {"1": "a"}}),
         json!({"logit_bias": {"1": 101}}),
-        json!({"response_format": {"type": "json_object"}}),
+        json!({"response_format": {"type": "no-such"}}),
         json!({"response_format": {}}),
     ]
 }
@@ -224,58 +230,66 @@ fn shared_parameters() -> Vec<Value> {
 async fn parameters_that_both_endpoints_share() {
     let bodies = shared_parameters().into_iter().map(completion).collect();
     refused("/v3/completions", bodies, expect![[r#"
-        400 - stream | stream: invalid type: string "true", expected a boolean
-        400 - stream_options | stream_options: is given, but stream is not true
-        400 - stream_options | stream_options: invalid type: boolean `true`, expected an object
-        400 - max_tokens | max_tokens: invalid type: string "4", expected an integer from 0 to 4294967295
-        400 - max_tokens | max_tokens: must be at least 1
-        400 - max_completion_tokens | max_completion_tokens: must be at least 1
-        400 - max_completion_tokens | max_completion_tokens: invalid type: sequence, expected an integer from 0 to 4294967295
-        400 - min_tokens | min_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
-        400 - n | n: invalid type: string "2", expected an integer from 0 to 4294967295
-        400 - best_of | best_of: invalid type: map, expected an integer from 0 to 4294967295
-        400 - top_p | top_p: invalid type: sequence, expected a number
-        400 - top_k | top_k: invalid type: floating point `1.5`, expected an integer
-        400 - min_p | min_p: invalid type: string "0", expected a number
-        400 - repetition_penalty | repetition_penalty: invalid type: map, expected a number
-        400 - frequency_penalty | frequency_penalty: invalid type: string "0", expected a number
-        400 - presence_penalty | presence_penalty: invalid type: boolean `true`, expected a number
-        400 - logit_bias | logit_bias: invalid type: sequence, expected an object
-        400 - response_format | response_format: invalid type: string "json", expected an object
-        400 - max_tokens | max_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
-        400 - max_tokens | max_tokens: invalid type: floating point `1e+30`, expected an integer from 0 to 4294967295
+        400 invalid_type stream | stream: "true" is not true or false
+        400 invalid_value stream_options | stream_options: is given, but stream is not true
+        400 invalid_type stream_options | stream_options: true is not an object
+        400 invalid_type max_tokens | max_tokens: "4" is not an integer from 0 to 4294967295
+        400 integer_below_min_value max_tokens | max_tokens: must be at least 1
+        400 integer_below_min_value max_completion_tokens | max_completion_tokens: must be at least 1
+        400 invalid_type max_completion_tokens | max_completion_tokens: an array is not an integer from 0 to 4294967295
+        400 integer_below_min_value min_tokens | min_tokens: -1 is not an integer from 0 to 4294967295
+        400 invalid_type n | n: "2" is not an integer from 1 to 128
+        400 invalid_type best_of | best_of: an object is not an integer from 1 to 128
+        400 invalid_type top_p | top_p: an array is not a number from 0 to 1
+        400 invalid_type top_k | top_k: 1.5 is not an integer from -1 to 2147483647
+        400 invalid_type min_p | min_p: "0" is not a number from 0 to 1
+        400 invalid_type repetition_penalty | repetition_penalty: an object is not a number greater than 0
+        400 invalid_type frequency_penalty | frequency_penalty: "0" is not a number from -2 to 2
+        400 invalid_type presence_penalty | presence_penalty: true is not a number from -2 to 2
+        400 invalid_type logit_bias | logit_bias: an array is not an object
+        400 invalid_type response_format | response_format: "json" is not an object
+        400 integer_below_min_value max_tokens | max_tokens: -1 is not an integer from 0 to 4294967295
+        400 invalid_type max_tokens | max_tokens: 1e+30 is not an integer from 0 to 4294967295
         400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
         400 context_length_exceeded max_completion_tokens | max_completion_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
-        400 - min_tokens | min_tokens: 9 is more than the 8 tokens that may be generated
-        400 - n | n: 0 is not from 1 to 128
-        400 - n | n: 129 is not from 1 to 128
-        400 - best_of | best_of: is not supported unless it is equal to n
-        400 - stop | stop: invalid type: integer `1`, expected a string or an array of strings
-        400 - stop | stop: has more than 16 strings
-        400 - stop[1] | stop[1]: is longer than 1024 bytes
-        400 - stop_token_ids[1] | stop_token_ids[1]: token 259 is not in the vocabulary of 259 tokens
-        400 - stop_token_ids | stop_token_ids: has more than 256 tokens
-        400 - include_stop_str_in_output | include_stop_str_in_output: invalid type: integer `1`, expected a boolean
-        400 - ignore_eos | ignore_eos: invalid type: integer `1`, expected a boolean
-        400 - skip_special_tokens | skip_special_tokens: invalid type: string "no", expected a boolean
-        400 - seed | seed: invalid type: floating point `1.5`, expected an integer
-        400 - temperature | temperature: -0.1 is not from 0 to 2
-        400 - temperature | temperature: 2.1 is not from 0 to 2
-        400 - temperature | temperature: invalid type: string "hot", expected a number
-        400 - top_p | top_p: 1.1 is not from 0 to 1
-        400 - top_p | top_p: inf is not from 0 to 1
-        400 - top_k | top_k: -2 is neither -1 (all), 0 (all) nor more
-        400 - min_p | min_p: -1 is not from 0 to 1
-        400 - repetition_penalty | repetition_penalty: 0 is not greater than 0
-        400 - repetition_penalty | repetition_penalty: inf is not greater than 0
-        400 - frequency_penalty | frequency_penalty: 2.5 is not from -2 to 2
-        400 - presence_penalty | presence_penalty: -2.5 is not from -2 to 2
-        400 - logit_bias.x | logit_bias.x: the name is no token: an integer from 0 is expected
-        400 - logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
-        400 - logit_bias.1 | logit_bias.1: the value is no number
-        400 - logit_bias.1 | logit_bias.1: 101 is not from -100 to 100
-        400 - response_format | response_format: type "json_object" is not supported, only "text"
-        400 - response_format.type | response_format.type: is missing or no string
+        400 integer_above_max_value min_tokens | min_tokens: 9 is more than the 8 tokens that may be generated
+        400 integer_below_min_value n | n: 0 is not an integer from 1 to 128
+        400 integer_above_max_value n | n: 129 is not an integer from 1 to 128
+        400 integer_below_min_value best_of | best_of: 0 is not an integer from 1 to 128
+        400 integer_below_min_value best_of | best_of: 2 is less than n, which is 3
+        400 invalid_type min_tokens | min_tokens: 1e+300 is not an integer from 0 to 4294967295
+        400 integer_above_max_value prompt_logprobs | prompt_logprobs: 21 is not an integer from 0 to 20
+        400 invalid_type metadata.a | metadata.a: 1 is not a string of at most 512 bytes
+        400 invalid_value service_tier | service_tier: "gold" is not "auto", "default", "flex", "scale" or "priority"
+        400 integer_below_min_value truncate_prompt_tokens | truncate_prompt_tokens: -2 is not an integer from -1 to 4294967295
+        400 integer_above_max_value priority | priority: 3 is not 0
+        400 unsupported_parameter logits_processors | logits_processors: code that comes with a request is not run
+        400 invalid_type stop | stop: 1 is not a string of at most 1024 bytes or an array of at most 16 strings
+        400 array_above_max_length stop | stop: has 17 elements, which are more than 16
+        400 string_above_max_length stop[1] | stop[1]: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx… (2002 bytes) is not a string of at most 1024 bytes
+        400 invalid_value stop_token_ids[1] | stop_token_ids[1]: token 259 is not in the vocabulary of 259 tokens
+        400 array_above_max_length stop_token_ids | stop_token_ids: has 257 elements, which are more than 256
+        400 invalid_type include_stop_str_in_output | include_stop_str_in_output: 1 is not true or false
+        400 invalid_type ignore_eos | ignore_eos: 1 is not true or false
+        400 invalid_type skip_special_tokens | skip_special_tokens: "no" is not true or false
+        400 invalid_type seed | seed: 1.5 is not an integer
+        400 decimal_below_min_value temperature | temperature: -0.1 is not a number from 0 to 2
+        400 decimal_above_max_value temperature | temperature: 2.1 is not a number from 0 to 2
+        400 invalid_type temperature | temperature: "hot" is not a number from 0 to 2
+        400 decimal_above_max_value top_p | top_p: 1.1 is not a number from 0 to 1
+        400 decimal_above_max_value top_p | top_p: 1e+300 is not a number from 0 to 1
+        400 integer_below_min_value top_k | top_k: -2 is not an integer from -1 to 2147483647
+        400 decimal_below_min_value min_p | min_p: -1 is not a number from 0 to 1
+        400 decimal_below_min_value repetition_penalty | repetition_penalty: 0 is not a number greater than 0
+        400 decimal_above_max_value repetition_penalty | repetition_penalty: 1e+300 is not a number greater than 0
+        400 decimal_above_max_value frequency_penalty | frequency_penalty: 2.5 is not a number from -2 to 2
+        400 decimal_below_min_value presence_penalty | presence_penalty: -2.5 is not a number from -2 to 2
+        400 invalid_value logit_bias.x | logit_bias.x: the name is no token: an integer from 0 is expected
+        400 invalid_value logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
+        400 invalid_type logit_bias.1 | logit_bias.1: "a" is not a number from -100 to 100
+        400 decimal_above_max_value logit_bias.1 | logit_bias.1: 101 is not a number from -100 to 100
+        400 invalid_value response_format.type | response_format.type: "no-such" is none of text, json_object, json_schema, structural_tag, and no format of one
+        400 missing_required_parameter response_format.type | response_format.type: is missing
     "#]]).await;
 }
 

@@ -34,7 +34,10 @@ async fn a_text_has_tokens_wherever_it_is_asked_for() {
 async fn several_texts_have_lists_that_are_cut_and_filled_up() {
     let texts = json!(["Hello", "Hi", ""]);
     let plain = ask("/v3/tokenize", json!({"model": "parrot", "text": texts})).await;
-    assert_eq!((&plain["tokens"], &plain["count"]), (&json!([[72, 101, 108, 108, 111], [72, 105], []]), &json!(7)));
+    assert_eq!(
+        (&plain["tokens"], &plain["count"]),
+        (&json!([[72, 101, 108, 108, 111], [72, 105], []]), &json!(7))
+    );
     let cut = ask("/v3/tokenize", json!({"model": "parrot", "text": texts, "max_length": 3})).await;
     assert_eq!(cut["tokens"], json!([[72, 101, 108], [72, 105], []]));
     let filled = json!({"model": "parrot", "text": texts, "max_length": 3, "pad_to_max_length": true});
@@ -75,17 +78,42 @@ async fn tokens_have_a_text() {
 async fn what_cannot_be_tokenised_is_told() {
     for (body, param, problem) in [
         (json!({"model": "parrot"}), "text", "text: is missing, and so are prompt and messages"),
-        (json!({"model": "parrot", "text": "a", "prompt": "b"}), "text", "text: only one of text, prompt and messages can be given"),
+        (
+            json!({"model": "parrot", "text": "a", "prompt": "b"}),
+            "text",
+            "text: only one of text, prompt and messages can be given",
+        ),
         (json!({"model": "other", "text": "a"}), "model", "the model \"other\" is not served here"),
-        (json!({"model": "parrot", "text": "a", "max_length": 0}), "max_length", "max_length: 0 is not an integer from 1 to 4294967295"),
-        (json!({"model": "parrot", "text": "a", "pad_to_max_length": true}), "pad_to_max_length", "pad_to_max_length: is true, but there is no max_length"),
-        (json!({"model": "parrot", "text": "a", "pad_to_max_length": true, "max_length": 4_000_000}), "max_length", "max_length: 4000000 tokens for each of 1 texts are more than 1048576"),
-        (json!({"model": "parrot", "text": "a", "padding_side": "up"}), "padding_side", "padding_side: \"up\" is not \"left\" or \"right\""),
-        (json!({"model": "parrot", "text": [1]}), "text[0]", "text[0]: 1 is not a string"),
+        (
+            json!({"model": "parrot", "text": "a", "max_length": 0}),
+            "max_length",
+            "max_length: 0 is not an integer from 1 to 4294967295",
+        ),
+        (
+            json!({"model": "parrot", "text": "a", "pad_to_max_length": true}),
+            "pad_to_max_length",
+            "pad_to_max_length: is true, but there is no max_length",
+        ),
+        (
+            json!({"model": "parrot", "text": "a", "pad_to_max_length": true, "max_length": 4_000_000}),
+            "max_length",
+            "max_length: 4000000 tokens for each of 1 texts are more than 1048576",
+        ),
+        (
+            json!({"model": "parrot", "text": "a", "padding_side": "up"}),
+            "padding_side",
+            "padding_side: \"up\" is not \"left\" or \"right\"",
+        ),
+        (
+            json!({"model": "parrot", "text": [1]}),
+            "text",
+            "text: an array is not a string or an array of at most 1024 strings",
+        ),
     ] {
         assert_eq!(refused(body).await, (param.to_owned(), problem.to_owned()));
     }
     let server = Server::parrot("x");
-    let unknown = server.post("/v3/detokenize", json!({"model": "parrot", "tokens": [1, 300]}).to_string()).await;
+    let unknown =
+        server.post("/v3/detokenize", json!({"model": "parrot", "tokens": [1, 300]}).to_string()).await;
     assert_eq!(unknown.json()["error"]["param"], "tokens[1]");
 }

@@ -18,6 +18,10 @@ pub struct GenerationDefaults {
     pub min_p: Option<f32>,
     /// Divides positive and multiplies negative logits of tokens seen before.
     pub repetition_penalty: Option<f32>,
+    /// Taken off the logits of generated tokens, for each time they were.
+    pub frequency_penalty: Option<f32>,
+    /// Taken off the logits of generated tokens, once.
+    pub presence_penalty: Option<f32>,
     /// Tokens to generate at most.
     pub tokens_max: Option<u32>,
     /// Tokens that end generation, ascending.
@@ -68,6 +72,8 @@ impl GenerationDefaults {
             top_k: generation.u32("top_k")?,
             min_p: generation.f32("min_p")?,
             repetition_penalty: generation.f32("repetition_penalty")?,
+            frequency_penalty: generation.f32("frequency_penalty")?,
+            presence_penalty: generation.f32("presence_penalty")?,
             tokens_max: generation.u32("max_new_tokens")?,
             eos,
             bos,
@@ -106,6 +112,8 @@ impl GenerationDefaults {
             top_k: integer("general.sampling.top_k")?,
             min_p: float("general.sampling.min_p")?,
             repetition_penalty: float("general.sampling.penalty_repeat")?,
+            frequency_penalty: None,
+            presence_penalty: None,
             tokens_max: None,
             eos,
             bos: tokenizer.bos(),

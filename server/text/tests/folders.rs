@@ -122,12 +122,13 @@ fn generation_config_sets_the_defaults() {
     folder.write(
         "generation_config.json",
         &json!({"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05,
-        "repetition_penalty": 1.1, "max_new_tokens": 100, "eos_token_id": [99, 98], "bos_token_id": 97,
+        "repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": -0.5, "max_new_tokens": 100, "eos_token_id": [99, 98], "bos_token_id": 97,
         "do_sample": true, "stop_strings": ["END"]}),
     );
     let defaults = folder.load().defaults;
     assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (Some(0.6), Some(0.9), Some(20)));
     assert_eq!((defaults.min_p, defaults.repetition_penalty), (Some(0.05), Some(1.1)));
+    assert_eq!((defaults.frequency_penalty, defaults.presence_penalty), (Some(0.5), Some(-0.5)));
     assert_eq!((defaults.tokens_max, defaults.bos), (Some(100), Some(97)));
     assert_eq!(
         (defaults.eos.as_slice(), defaults.stop.as_slice()),

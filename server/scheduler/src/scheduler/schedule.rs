@@ -262,7 +262,9 @@ impl Scheduler {
         let sequence = self.sequences.get_mut(slot);
         let most = sequence.cacheable() as usize / block_tokens;
         let mut parent = Serial::ROOT;
-        for (&hash, tokens) in sequence.hashes.iter().zip(sequence.tokens.chunks_exact(block_tokens)).take(most) {
+        for (&hash, tokens) in
+            sequence.hashes.iter().zip(sequence.tokens.chunks_exact(block_tokens)).take(most)
+        {
             let Some(block) = self.pool.find(Content { hash, parent, tokens }) else { break };
             if (sequence.table.len() + 1) * block_tokens == sequence.tokens.len() {
                 return (sequence.table.len() + 1, Some(block));

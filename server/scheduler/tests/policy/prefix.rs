@@ -323,7 +323,10 @@ fn a_prompt_that_is_scored_is_computed_whole_and_what_it_computes_is_kept() {
         submit 3 abcdefghxy max=1
         step
     ";
-    check(config(), script, expect![[r#"
+    check(
+        config(),
+        script,
+        expect![[r#"
         > submit 1 abcdefghij max=1
         > step
         1: 0+10 [0 1 2] -> 1
@@ -339,7 +342,8 @@ fn a_prompt_that_is_scored_is_computed_whole_and_what_it_computes_is_kept() {
         3: 8+2 [0 1 4] -> 3
         3 started, 8 cached
         3 finished, Length
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -359,7 +363,10 @@ fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahea
         step
         step
     ";
-    check(config, script, expect![[r#"
+    check(
+        config,
+        script,
+        expect![[r#"
         > submit 1 a*300 max=1 scores=prompt
         > submit 2 b*20 max=1 scores=prompt
         > submit 3 c*200 max=1
@@ -377,7 +384,8 @@ fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahea
         1 finished, Length
         2 started, 0 cached
         2 finished, Length
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -390,7 +398,10 @@ fn nothing_is_shared_between_roots() {
         submit 3 abcdefghij max=1 root=7
         step
     ";
-    check(config(), script, expect![[r#"
+    check(
+        config(),
+        script,
+        expect![[r#"
         > submit 1 abcdefghij max=1
         > step
         1: 0+10 [0 1 2] -> 1
@@ -406,5 +417,6 @@ fn nothing_is_shared_between_roots() {
         3: 8+2 [2 3 4] -> 3
         3 started, 8 cached
         3 finished, Length
-    "#]]);
+    "#]],
+    );
 }

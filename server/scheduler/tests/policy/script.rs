@@ -19,7 +19,9 @@
 use std::fmt::Write;
 
 use expect_test::Expect;
-use server_scheduler::{Batch, BlockHash, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId};
+use server_scheduler::{
+    Batch, BlockHash, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId,
+};
 
 /// Small enough to see, with room for what is not about room.
 pub(crate) fn config() -> SchedulerConfig {

@@ -64,7 +64,11 @@ pub(super) fn bad(generation: &Generation, target: Target<'_>) -> Result<Arc<[Ve
 }
 
 /// Whether the vocabulary has all these tokens.
-pub(in crate::prepare) fn all_known(param: &str, tokens: &[TokenId], target: Target<'_>) -> Result<(), Error> {
+pub(in crate::prepare) fn all_known(
+    param: &str,
+    tokens: &[TokenId],
+    target: Target<'_>,
+) -> Result<(), Error> {
     (0..).zip(tokens).try_for_each(|(index, &token): (usize, _)| {
         known(token, target).map_err(|problem| Error::invalid(format!("{param}[{index}]"), problem))
     })

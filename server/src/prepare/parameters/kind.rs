@@ -99,7 +99,9 @@ impl Kind {
             let problem = format!("has {} elements, which are more than {count_max}", values.len());
             return Err(Error::coded("array_above_max_length", path, problem));
         }
-        (0..).zip(values).try_for_each(|(index, value): (usize, _)| kind.check(&format!("{path}[{index}]"), value))
+        (0..)
+            .zip(values)
+            .try_for_each(|(index, value): (usize, _)| kind.check(&format!("{path}[{index}]"), value))
     }
 
     /// What the value comes closest to says what is wrong with it.
@@ -123,7 +125,9 @@ impl Kind {
             Self::Text(_) | Self::OneOf(_) => value.is_string(),
             Self::Object | Self::Fields(_) | Self::Pairs(..) => value.is_object(),
             Self::Texts(..) => first(value).is_some_and(|first| first.is_none_or(Value::is_string)),
-            Self::Array(kind, _) => first(value).is_some_and(|first| first.is_none_or(|first| kind.is_like(first))),
+            Self::Array(kind, _) => {
+                first(value).is_some_and(|first| first.is_none_or(|first| kind.is_like(first)))
+            }
             Self::Either(kinds) => kinds.iter().any(|kind| kind.is_like(value)),
             Self::Any => true,
         }
@@ -175,8 +179,8 @@ impl fmt::Display for Kind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Boolean => formatter.write_str("true or false"),
+            Self::Integer(i64::MIN, i64::MAX) => formatter.write_str("an integer"),
             Self::Integer(min, i64::MAX) => write!(formatter, "an integer from {min}"),
-            Self::Integer(i64::MIN, _) => formatter.write_str("an integer"),
             Self::Integer(min, max) if min == max => write!(formatter, "{min}"),
             Self::Integer(min, max) => write!(formatter, "an integer from {min} to {max}"),
             Self::Number(min, max) if max == f64::MAX && min == f64::MIN => formatter.write_str("a number"),

@@ -8,25 +8,40 @@ use crate::prepare::parameters::kind::Kind;
 pub(super) const TABLE: &[Parameter] = &[
     row("messages", Kind::Array(&Kind::Object, usize::MAX), "", ALL).required(),
     row("logprobs", Kind::Boolean, "false", OVMS_PARTLY).note("OVMS: not while streaming."),
-    row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM).note("Only with `logprobs`."),
+    row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM)
+        .note("Only with `logprobs`."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", ALL),
-    row("tool_choice", Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]), "auto", ALL),
+    row(
+        "tool_choice",
+        Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]),
+        "auto",
+        ALL,
+    ),
     row("parallel_tool_calls", Kind::Boolean, "true", OPENAI_VLLM),
     row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
     row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
         .note("More variables for the template. Those that are parameters of their own are refused here."),
     row("add_generation_prompt", Kind::Boolean, "true", OVMS_VLLM),
+    row("add_special_tokens", Kind::Boolean, "false", VLLM)
+        .accepted("Templates write them themselves, and those that do not want none."),
+    row("include_reasoning", Kind::Boolean, "true", VLLM).note("Whether the answer has the reasoning in it."),
+    row("functions", Kind::Any, "", OPENAI)
+        .refused("is a former name, not taken any more: it is `tools` now"),
+    row("function_call", Kind::Any, "", OPENAI)
+        .refused("is a former name, not taken any more: it is `tool_choice` now"),
     row("continue_final_message", Kind::Boolean, "false", VLLM)
         .refused("is not supported: the last message is always complete"),
-    row("chat_template", Kind::Text(usize::MAX), "", VLLM)
-        .refused("a template that comes with a request is not run; give the model's by `chat_template.jinja`"),
+    row("chat_template", Kind::Text(usize::MAX), "", VLLM).refused(
+        "a template that comes with a request is not run; give the model's by `chat_template.jinja`",
+    ),
     row("reasoning_effort", Kind::OneOf(EFFORTS), "", OPENAI_VLLM)
         .note("Goes to the template, which says what it does with it."),
     row("verbosity", Kind::OneOf(&["low", "medium", "high"]), "medium", OPENAI)
         .accepted("No model that is served here is made for it."),
-    row("prediction", Kind::Fields(PREDICTION), "", OPENAI)
-        .accepted("What is predicted does not change the answer, only how fast it comes, and here not even that."),
-    row("modalities", Kind::Array(&Kind::OneOf(&["text"]), 1), "[\"text\"]", OPENAI)
+    row("prediction", Kind::Fields(PREDICTION), "", OPENAI).accepted(
+        "What is predicted does not change the answer, only how fast it comes, and here not even that.",
+    ),
+    row("modalities", Kind::Array(&Kind::OneOf(&["text"]), usize::MAX), "[\"text\"]", OPENAI)
         .accepted("Text is what models here answer in; `audio` is refused."),
     row("audio", Kind::Object, "", OPENAI).refused("no model that is served here answers in audio"),
     row("web_search_options", Kind::Object, "", OPENAI).refused("there is no web search here"),

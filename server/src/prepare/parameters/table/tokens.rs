@@ -11,10 +11,14 @@ pub(super) const TOKENIZE: &[Parameter] = &[
     row("model", Kind::Text(usize::MAX), "", ALL).required(),
     row("text", TEXTS, "", OVMS).note("One of `text`, `prompt` and `messages` is given."),
     row("prompt", TEXTS, "", VLLM).note("The same, as vLLM calls it."),
-    row("messages", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("A conversation, as in chat completions."),
-    row("add_special_tokens", Kind::Boolean, "true", OVMS_VLLM).note("Of a conversation none are added, as in chat completions."),
-    row("max_length", Kind::Integer(1, u32::MAX as i64), "", OVMS).note("No more than the first so many tokens are returned."),
-    row("pad_to_max_length", Kind::Boolean, "false", OVMS).note("Shorter lists are filled up to `max_length`; only with it."),
+    row("messages", Kind::Array(&Kind::Object, usize::MAX), "", VLLM)
+        .note("A conversation, as in chat completions."),
+    row("add_special_tokens", Kind::Boolean, "true", OVMS_VLLM)
+        .note("Of a conversation none are added, as in chat completions."),
+    row("max_length", Kind::Integer(1, u32::MAX as i64), "", OVMS)
+        .note("No more than the first so many tokens are returned."),
+    row("pad_to_max_length", Kind::Boolean, "false", OVMS)
+        .note("Shorter lists are filled up to `max_length`; only with it."),
     row("padding_side", Kind::OneOf(&["left", "right"]), "right", OVMS),
     row("return_token_strs", Kind::Boolean, "false", VLLM).note("The tokens' texts, in `token_strs`."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("As in chat completions."),
@@ -25,5 +29,6 @@ pub(super) const TOKENIZE: &[Parameter] = &[
 pub(super) const DETOKENIZE: &[Parameter] = &[
     row("model", Kind::Text(usize::MAX), "", VLLM).required(),
     row("tokens", Kind::Array(&TOKEN, usize::MAX), "", VLLM).required(),
-    row("skip_special_tokens", Kind::Boolean, "false", super::NOBODY).note("Whether special tokens have no text."),
+    row("skip_special_tokens", Kind::Boolean, "false", super::NOBODY)
+        .note("Whether special tokens have no text."),
 ];

@@ -1,0 +1,150 @@
+"""Drives the parameters of completions and chats with the official Python client. Usage: parameters.py BASE_URL MODEL
+
+Each function is a scenario; its name says what must hold. The first that fails ends the run.
+"""
+
+import math
+import sys
+
+import openai
+
+PROMPT = "The capital of France is"
+
+
+def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
+    arguments = dict(model=model, temperature=0, logprobs=3)
+    ids = {"return_token_ids": True}
+    generated = client.completions.create(prompt=PROMPT, max_tokens=8, extra_body=ids, **arguments).choices[0]
+    tokens = generated.prompt_token_ids + generated.token_ids
+    echoed = client.completions.create(
+        prompt=tokens, max_tokens=0, echo=True, extra_body={"prompt_logprobs": 0}, **arguments
+    )
+    (choice,) = echoed.choices
+    assert choice.text == PROMPT + generated.text, choice
+    assert echoed.usage.completion_tokens == 0, echoed.usage
+    logprobs = choice.logprobs
+    assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None, logprobs
+    count = len(generated.logprobs.tokens)
+    assert logprobs.tokens[-count:] == generated.logprobs.tokens, (logprobs.tokens, generated.logprobs.tokens)
+    for one, other in zip(logprobs.token_logprobs[-count:], generated.logprobs.token_logprobs):
+        # Another batch rounds otherwise.
+        assert math.isclose(one, other, abs_tol=0.05), (one, other)
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset):
+        assert choice.text[offset:].startswith(token), (token, offset)
+    # The same in vLLM's words.
+    scores = choice.prompt_logprobs
+    assert scores[0] is None and len(scores) == len(logprobs.tokens), scores
+    for score, logprob in zip(scores[1:], logprobs.token_logprobs[1:]):
+        (entry,) = score.values()
+        assert math.isclose(entry["logprob"], logprob, abs_tol=1e-4) and entry["rank"] >= 1, (entry, logprob)
+
+
+def an_echo_with_log_probabilities_streams(client, model):
+    arguments = dict(model=model, prompt=PROMPT, temperature=0, max_tokens=4, echo=True, logprobs=1)
+    whole = client.completions.create(**arguments).choices[0]
+    text, tokens = "", []
+    for chunk in client.completions.create(**arguments, stream=True):
+        (choice,) = chunk.choices
+        text += choice.text
+        tokens += choice.logprobs.tokens if choice.logprobs else []
+    assert (text, tokens) == (whole.text, whole.logprobs.tokens), (text, whole)
+
+
+def the_best_of_several_has_the_greatest_log_probability_per_token(client, model):
+    arguments = dict(model=model, prompt=PROMPT, temperature=1.5, max_tokens=6, logprobs=0, seed=7)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    ignore = {"ignore_eos": True}
+    every = client.completions.create(**arguments, n=5, extra_body=ignore).choices
+    best = client.completions.create(**arguments, best_of=5, extra_body=ignore)
+    (choice,) = best.choices
+    assert math.isclose(mean(choice), max(map(mean, every)), abs_tol=0.02), (choice, [mean(one) for one in every])
+    assert best.usage.completion_tokens == 30, best.usage
+
+
+def words_and_tokens_are_ruled_out(client, model):
+    arguments = dict(model=model, prompt=PROMPT, temperature=0, max_tokens=6)
+    plain = client.completions.create(**arguments, extra_body={"return_token_ids": True}).choices[0]
+    word = plain.text.split()[0].strip(".,")
+    banned = client.completions.create(**arguments, extra_body={"bad_words": [word]}).choices[0]
+    assert word not in banned.text, (word, banned.text)
+    tokens = plain.token_ids
+    only = client.completions.create(**arguments, extra_body={"allowed_token_ids": tokens, "return_token_ids": True})
+    assert set(only.choices[0].token_ids) <= set(tokens), (only, tokens)
+
+
+def a_text_has_the_tokens_that_the_endpoints_count(client, model):
+    def post(path, **body):
+        return client.post(path, cast_to=object, body={"model": model, **body})
+
+    tokens = post("/tokenize", text=PROMPT)["tokens"]
+    completion = client.completions.create(model=model, prompt=PROMPT, max_tokens=1)
+    assert completion.usage.prompt_tokens == len(tokens), (completion.usage, tokens)
+    assert PROMPT in post("/detokenize", tokens=tokens)["text"]
+    messages = [{"role": "user", "content": PROMPT}]
+    chat = client.chat.completions.create(model=model, messages=messages, max_tokens=1)
+    assert post("/tokenize", messages=messages)["count"] == chat.usage.prompt_tokens, chat.usage
+    cut = client.completions.create(model=model, prompt=PROMPT, max_tokens=1, extra_body={"truncate_prompt_tokens": 3})
+    assert cut.usage.prompt_tokens == 3, cut.usage
+
+
+def what_openai_takes_is_taken(client, model):
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Hi"}],
+        max_completion_tokens=2,
+        user="someone",
+        safety_identifier="someone",
+        prompt_cache_key="key",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        verbosity="low",
+        prediction={"type": "content", "content": "Hello"},
+        modalities=["text"],
+        parallel_tool_calls=False,
+        logit_bias={"5": -1},
+    )
+    assert answer.usage.completion_tokens <= 2, answer
+
+
+def what_is_out_of_range_is_told_with_the_range(client, model):
+    cases = [
+        (dict(temperature=2.5), "temperature", "decimal_above_max_value"),
+        (dict(n=0), "n", "integer_below_min_value"),
+        (dict(top_p="all"), "top_p", "invalid_type"),
+        (dict(extra_body={"use_beam_search": True}), "use_beam_search", "unsupported_value"),
+        (dict(extra_body={"min_p": 2}), "min_p", "decimal_above_max_value"),
+    ]
+    for arguments, param, code in cases:
+        try:
+            client.completions.create(model=model, prompt=PROMPT, max_tokens=1, **arguments)
+        except openai.BadRequestError as error:
+            assert (error.param, error.code) == (param, code), error
+        else:
+            raise AssertionError(f"{arguments} was taken")
+
+
+SCENARIOS = [
+    an_echoed_prompt_has_the_log_probabilities_of_its_tokens,
+    an_echo_with_log_probabilities_streams,
+    the_best_of_several_has_the_greatest_log_probability_per_token,
+    words_and_tokens_are_ruled_out,
+    a_text_has_the_tokens_that_the_endpoints_count,
+    what_openai_takes_is_taken,
+    what_is_out_of_range_is_told_with_the_range,
+]
+
+
+def main():
+    url, model = sys.argv[1:]
+    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300)
+    for scenario in SCENARIOS:
+        print(scenario.__name__, flush=True)
+        scenario(client, model)
+    print(f"{len(SCENARIOS)} scenarios passed")
+
+
+main()
