@@ -49,7 +49,7 @@ impl Kind {
         match self {
             Self::Uniform | Self::Bimodal | Self::OneHotPrefix | Self::MultiTurn => 0.8,
             Self::TraceLike => 0.75,
-            Self::Bursty => 0.5,
+            Self::Bursty => 0.6,
         }
     }
 }
