@@ -28,6 +28,10 @@ pub(crate) use record::{ConversationRecord, Record, ResponseRecord};
 /// Most responses that one may follow, one after the other.
 pub(crate) const CHAIN_MAX: usize = 1024;
 
+/// Deepest nesting of what is kept: no reader goes deeper. A request that is nested as deep as it may is a little deeper
+/// within its record.
+const DEPTH_MAX: usize = 127;
+
 /// How much is kept, and where.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
@@ -51,6 +55,9 @@ pub(crate) enum Error {
     /// It is larger than all that may be kept.
     #[error("it has {bytes} bytes, and {bytes_max} may be kept in all")]
     TooLarge { bytes: u64, bytes_max: u64 },
+    /// It could not be read again.
+    #[error("it is nested deeper than {DEPTH_MAX}")]
+    TooDeep,
     /// The disk does not do it.
     #[error("failed to access {}", path.display())]
     Io {
@@ -198,6 +205,9 @@ impl Store {
         if size > bytes_max {
             return Err(Error::TooLarge { bytes: size, bytes_max });
         }
+        if depth(&bytes) > DEPTH_MAX {
+            return Err(Error::TooDeep);
+        }
         let dropped = match &self.0.folder {
             None => self.index().insert(key, (size, Some(bytes.into())), previous),
             Some(folder) => {
@@ -244,6 +254,25 @@ impl Store {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.0.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How deep this JSON is nested.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 #[cfg(test)]

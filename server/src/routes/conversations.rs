@@ -215,7 +215,9 @@ fn no_item(id: &str) -> Error {
 
 fn unkept(error: crate::store::Error) -> Error {
     match error {
-        error @ crate::store::Error::TooLarge { .. } => Error::invalid("items", error),
+        error @ (crate::store::Error::TooLarge { .. } | crate::store::Error::TooDeep) => {
+            Error::invalid("items", error)
+        }
         error => unreadable(error),
     }
 }

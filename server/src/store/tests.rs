@@ -109,3 +109,19 @@ fn what_is_larger_than_everything_may_be_is_refused_and_what_is_damaged_is_told(
     std::fs::write(folder.path().join(format!("{id}.json")), "\n{").unwrap();
     assert!(matches!(store.get::<ConversationRecord>(id), Err(Error::Damaged { .. })));
 }
+
+#[test]
+fn what_could_not_be_read_again_is_refused() {
+    let store = Store::open(&config(None)).unwrap();
+    for (nested, is_kept) in [(120, true), (200, false)] {
+        let (id, mut record) = conversation(&store, Vec::new());
+        record.conversation.metadata.insert("text \\\"[[[".to_owned(), json!("[".repeat(500)));
+        let mut value = json!(1);
+        for _ in 0..nested {
+            value = json!([value]);
+        }
+        record.conversation.metadata.insert("deep".to_owned(), value);
+        assert_eq!(store.put(&record).is_ok(), is_kept, "{nested}");
+        assert_eq!(store.get::<ConversationRecord>(id).unwrap().is_some(), is_kept);
+    }
+}

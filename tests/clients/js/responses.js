@@ -48,7 +48,7 @@ async function aLoopOfThreeTurnsByTheServersMemory() {
   assert.equal(response.output_text, "Paris is warmer.");
   const given = [];
   for await (const item of client.responses.inputItems.list(response.id, { order: "asc", limit: 3 })) given.push(item);
-  assert.equal(given.length, 10);
+  assert.equal(given.length, 9);
   assert.equal((await client.responses.retrieve(response.id)).output_text, "Paris is warmer.");
   await client.responses.delete(response.id);
   await expectError(OpenAI.NotFoundError, "response_not_found", client.responses.retrieve(response.id));
@@ -99,7 +99,9 @@ async function aResponseInTheBackgroundIsPolledAndFollowed() {
   for await (const event of await client.responses.retrieve(id, { stream: true })) again.push(event);
   assert.deepEqual(again, events);
   const helped = await client.responses.stream({ response_id: id, starting_after: 3 }).finalResponse();
-  assert.deepEqual(helped.output, events.at(-1).response.output);
+  // It adds what it has parsed.
+  const said = (response) => response.output.map((item) => [item.id, item.content?.[0]?.text ?? item.arguments]);
+  assert.deepEqual(said(helped), said(events.at(-1).response));
 }
 
 async function aTextStreamsAsItIsAnsweredAtOnce() {

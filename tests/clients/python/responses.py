@@ -79,7 +79,7 @@ def a_loop_of_three_turns_by_the_servers_memory(client, model):
             ids.append(response.id)
     assert response.output_text == "Paris is warmer." and len(set(ids)) == 3, response
     given = list(client.responses.input_items.list(response.id, order="asc", limit=2))
-    assert len(given) == 10 and given[0].content[0].text == QUESTION, given
+    assert len(given) == 9 and given[0].content[0].text == QUESTION, given
     for id in ids:
         assert client.responses.retrieve(id).id == id
         client.responses.delete(id)
