@@ -37,6 +37,7 @@ struct Inner {
     queue_time: Histogram,
     step_time: Histogram,
     model_time: Histogram,
+    guide_time: Histogram,
     batch_tokens: Histogram,
     batch_rows: Histogram,
     prompt_tokens: Counter,
@@ -90,6 +91,7 @@ impl Metrics {
             queue_time: long(),
             step_time: short(),
             model_time: short(),
+            guide_time: short(),
             batch_tokens: size(),
             batch_rows: size(),
             prompt_tokens: Counter::default(),
@@ -132,6 +134,9 @@ impl Metrics {
             inner.model_time.observe(report.run_time.as_secs_f64());
             inner.batch_tokens.observe(f64::from(report.batch_tokens));
             inner.batch_rows.observe(f64::from(report.rows));
+        }
+        if report.guided_sequences > 0 {
+            inner.guide_time.observe(report.guide_time.as_secs_f64());
         }
         inner.prompt_tokens.inc_by(u64::from(report.prompt_tokens));
         inner.cached_prompt_tokens.inc_by(u64::from(report.cached_tokens));
@@ -211,6 +216,7 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ("queue_time", "From a request's submission to its first step", &inner.queue_time),
         ("step_time", "Of a step of the engine", &inner.step_time),
         ("model_time", "Of the model, within a step", &inner.model_time),
+        ("guide_time", "After the model, until it was known what structured output allows", &inner.guide_time),
     ];
     for (name, help, histogram) in seconds {
         registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());

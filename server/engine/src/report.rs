@@ -28,6 +28,8 @@ pub struct StepReport {
     pub requests_failed: u32,
     /// The time the model ran.
     pub run_time: Duration,
+    /// Sequences whose guides were asked what may come next.
+    pub guided_sequences: u32,
     /// The time that sampling waited, after the model, to know what guides allow.
     pub guide_time: Duration,
     /// The time of the whole step: scheduling, running, sampling and sending events.

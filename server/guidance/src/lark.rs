@@ -397,8 +397,9 @@ fn whole_pattern(pattern: &str) -> &str {
     }
 }
 
-/// A regular expression as it is written between slashes.
+/// A user's regular expression as it is written between slashes. `\d` and `\w` are of ASCII, as in JSON Schema.
 pub(crate) fn quote_regex(pattern: &str) -> String {
+    let pattern = &llguidance::regex_to_lark(pattern, "dw");
     let mut quoted = String::with_capacity(pattern.len());
     let mut letters = pattern.chars();
     while let Some(letter) = letters.next() {

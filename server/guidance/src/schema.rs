@@ -186,8 +186,61 @@ fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), Invalid> {
         schema.remove("format");
         schema.insert("pattern".to_owned(), Value::from(*pattern));
     }
+    if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
+        *pattern = quotable(pattern);
+    }
+    if let Some(Value::Object(patterns)) = schema.get_mut("patternProperties") {
+        *patterns =
+            std::mem::take(patterns).into_iter().map(|(name, inner)| (quotable(&name), inner)).collect();
+    }
     schema.remove(LAYOUT);
     Ok(())
+}
+
+/// A pattern whose classes are without the character NUL.
+///
+/// A class with all control characters is written in JSON by llguidance (1.9) as if it had the quotation mark and the
+/// backslash as well: `[^"]` admits `\"`. One without NUL is written exactly.
+fn quotable(pattern: &str) -> String {
+    let mut quotable = String::with_capacity(pattern.len());
+    let mut rest = pattern;
+    while let Some(letter) = rest.chars().next() {
+        let length = match letter {
+            '\\' => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+            '[' => class_length(rest),
+            letter => letter.len_utf8(),
+        };
+        let (part, after) = rest.split_at(length);
+        let may_have_all = ["[^", "\\x", "\\u", "\\0", "\\p", "\\P"].iter().any(|sign| part.contains(sign));
+        if letter == '[' && part.len() > 1 && may_have_all {
+            quotable.push_str(&format!("[{part}&&[^\\x00]]"));
+        } else {
+            quotable.push_str(part);
+        }
+        rest = after;
+    }
+    quotable
+}
+
+/// The bytes of the class that `text` begins with, or 1 if it has no end.
+fn class_length(text: &str) -> usize {
+    let mut depth = 0;
+    let mut letters = text.char_indices().peekable();
+    while let Some((at, letter)) = letters.next() {
+        match letter {
+            '\\' => drop(letters.next()),
+            '[' => {
+                depth += 1;
+                letters.next_if(|(_, letter)| *letter == '^');
+                // In the first place it is no end.
+                letters.next_if(|(_, letter)| *letter == ']');
+            }
+            ']' if depth == 1 => return at + 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+    }
+    1
 }
 
 fn check_keyword(kind: Kind, value: &mut Value, at: &str, depth: usize) -> Result<(), Invalid> {
@@ -313,6 +366,19 @@ mod tests {
         assert!(prepare(&deep, "s", Layout::Free).unwrap_err().problem.starts_with("nests deeper"));
         let large = json!({"enum": ["x".repeat(SCHEMA_BYTES_MAX)]});
         assert!(prepare(&large, "s", Layout::Free).unwrap_err().problem.contains("bytes, more than"));
+    }
+
+    #[test]
+    fn classes_that_may_have_all_control_characters_are_without_one() {
+        for (pattern, expected) in [
+            ("^[a-z]+\\[^x]$", "^[a-z]+\\[^x]$"),
+            ("^[^\"]*$", "^[[^\"]&&[^\\x00]]*$"),
+            ("[^]\\]]x[\\x00-y]", "[[^]\\]]&&[^\\x00]]x[[\\x00-y]&&[^\\x00]]"),
+            ("[[^a]b]", "[[[^a]b]&&[^\\x00]]"),
+            ("[^open", "[^open"),
+        ] {
+            assert_eq!(quotable(pattern), expected, "{pattern}");
+        }
     }
 
     #[test]

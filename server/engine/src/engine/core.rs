@@ -167,7 +167,7 @@ impl Core {
         self.changes.clear();
         self.count_batch();
 
-        self.guides.send(&self.batch, &mut self.requests);
+        self.report.guided_sequences = self.guides.send(&self.batch, &mut self.requests);
         let run_began = shared.clock.now();
         let outcome = self.runner.run(&self.batch);
         let run_ended = shared.clock.now();

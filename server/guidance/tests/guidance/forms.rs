@@ -40,6 +40,7 @@ fn a_regular_expression_matches_as_a_whole() {
     check(&regex("^(yes|no)$"), &["yes", "no"], &["yesno", "^yes"]);
     check(&regex("a\\/b\\$"), &["a/b$"], &["a/b"]);
     check(&regex("a|b"), &["a", "b"], &["ab"]);
+    check(&regex(r"\d\w"), &["1_"], &["꧖a", "1ä"]);
 }
 
 #[test]

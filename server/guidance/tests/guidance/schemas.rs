@@ -252,6 +252,12 @@ fn what_is_not_valid_does_not_fit() {
         (json!({"type": "object", "properties": {"a": {}}, "additionalProperties": false}), "{\"b\":1}"),
         (json!({"type": "string", "format": "date"}), "\"tomorrow\""),
         (json!({"type": "string", "pattern": "^a"}), "\"b\""),
+        (json!({"type": "string", "pattern": "^[^\"]*$"}), r#""\"""#),
+        (json!({"type": "string", "pattern": "^[^\\\\]*$"}), r#""\\""#),
+        (
+            json!({"type": "object", "patternProperties": {"^[^\"]$": {}}, "additionalProperties": false}),
+            r#"{"\"":1}"#,
+        ),
         (json!({"anyOf": [{"type": "integer"}, {"type": "null"}]}), "true"),
     ] {
         let validator = jsonschema::options().should_validate_formats(true).build(&schema).unwrap();

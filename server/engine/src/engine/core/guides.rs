@@ -128,10 +128,10 @@ impl Guides {
         Self { vocabulary, threads: Vec::new(), done, sender, away: 0, turn: 0 }
     }
 
-    /// Sends off the guides of the sequences that `batch` samples.
-    pub(super) fn send(&mut self, batch: &Batch, requests: &mut Requests) {
+    /// Sends off the guides of the sequences that `batch` samples. Answers how many these are.
+    pub(super) fn send(&mut self, batch: &Batch, requests: &mut Requests) -> u32 {
         if !requests.have_guides {
-            return;
+            return 0;
         }
         for &sequence in &batch.samples {
             let Some(slot) = requests.slot(sequence) else { continue };
@@ -146,6 +146,7 @@ impl Guides {
             self.away += 1;
             self.dispatch(Job { sequence, work });
         }
+        self.away as u32
     }
 
     /// Waits for all that is away. Adds the requests whose guides cannot go on to `failed`.
