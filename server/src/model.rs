@@ -162,3 +162,56 @@ pub(crate) fn name_of(path: &Path) -> String {
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::built_in_text_with;
+
+    fn model(template: &str, special_tokens: &[&str]) -> Model {
+        Model::new(vec!["m".to_owned()], built_in_text_with(template, special_tokens).unwrap(), "test")
+    }
+
+    /// Their names, or why they cannot be read together.
+    fn formats(
+        template: &str,
+        tool: Option<ToolFormat>,
+        reasoning: Option<ReasoningFormat>,
+    ) -> Result<[&'static str; 2], String> {
+        let model = model(template, &[]).with_formats(tool, reasoning).map_err(|error| error.to_string())?;
+        Ok([model.formats().tool.name(), model.formats().reasoning.name()])
+    }
+
+    #[test]
+    fn formats_that_are_given_win_over_those_that_the_template_tells() {
+        const QWEN: &str = "<tool_call><think>";
+        const HARMONY: &str = "<|channel|><|message|>";
+        assert_eq!(formats(QWEN, None, None), Ok(["hermes3", "qwen3"]));
+        assert_eq!(formats("plain", None, None), Ok(["hermes3", "none"]), "it is told of tools in words");
+        assert_eq!(formats("plain", Some(ToolFormat::None), None), Ok(["none", "none"]));
+        assert_eq!(formats(QWEN, Some(ToolFormat::Llama3), None), Ok(["llama3", "qwen3"]));
+        assert_eq!(formats(QWEN, None, Some(ReasoningFormat::None)), Ok(["hermes3", "none"]));
+        // Harmony frames the whole text: one is the other unless it is said to be none.
+        assert_eq!(formats(HARMONY, None, None), Ok(["gptoss", "gptoss"]));
+        assert_eq!(formats(QWEN, Some(ToolFormat::Gptoss), None), Ok(["gptoss", "gptoss"]));
+        assert_eq!(formats(QWEN, None, Some(ReasoningFormat::Gptoss)), Ok(["gptoss", "gptoss"]));
+        assert_eq!(formats(HARMONY, Some(ToolFormat::None), None), Ok(["none", "gptoss"]));
+        assert_eq!(formats(HARMONY, Some(ToolFormat::Hermes3), None), Ok(["hermes3", "none"]));
+        let refused = formats("plain", Some(ToolFormat::Hermes3), Some(ReasoningFormat::Gptoss));
+        assert!(refused.unwrap_err().contains("does not go with"));
+    }
+
+    #[test]
+    fn special_tokens_of_the_formats_are_kept_and_no_others() {
+        let model = model("[TOOL_CALLS]<think>", &["[TOOL_CALLS]", "<think>", "</think>", "[INST]"]);
+        assert_eq!(
+            (model.formats().tool, model.formats().reasoning),
+            (ToolFormat::Mistral, ReasoningFormat::Qwen3)
+        );
+        let texts = |tokens: &[TokenId]| -> Vec<String> {
+            tokens.iter().map(|token| model.text.tokenizer.token_text(*token)).collect()
+        };
+        assert_eq!(texts(&model.kept_with_tools), ["[TOOL_CALLS]", "<think>", "</think>"]);
+        assert_eq!(texts(&model.kept_without_tools), ["<think>", "</think>"]);
+    }
+}
