@@ -12,6 +12,7 @@ mod load;
 mod metrics;
 mod openapi;
 mod parameters;
+mod random;
 mod reasoning;
 mod refusals;
 mod responses;

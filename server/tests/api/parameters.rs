@@ -8,13 +8,22 @@ use crate::harness::{Answer, Server, chat, completion};
 /// Elements of an array that is sent although it is too long.
 const ELEMENTS_MAX: u64 = 5_000;
 
+/// What needs a model or something kept that is not there: tests of their own have them.
+const NEED_MORE: [&str; 3] = ["suffix", "previous_response_id", "conversation"];
+
 /// Where parameters are taken: the path, the schema of the body, and a body with some of them.
-const ENDPOINTS: [(&str, &str, fn(Value) -> String); 4] = [
+pub(crate) const ENDPOINTS: [(&str, &str, fn(Value) -> String); 5] = [
     ("/v3/chat/completions", "ChatRequest", chat),
     ("/v3/completions", "CompletionRequest", completion),
+    ("/v3/responses", "ResponsesRequest", response),
     ("/v3/tokenize", "TokenizeRequest", tokenize),
     ("/v3/detokenize", "DetokenizeRequest", detokenize),
 ];
+
+fn response(parameters: Value) -> String {
+    let request = json!({"model": "parrot", "input": "Hi", "max_output_tokens": 8, "temperature": 0});
+    merged(request, parameters)
+}
 
 fn tokenize(parameters: Value) -> String {
     let mut request = json!({"model": "parrot"});
@@ -36,17 +45,26 @@ fn merged(mut request: Value, parameters: Value) -> String {
 }
 
 /// A value that the parameter may have, with what has to go with it.
-fn example(name: &str) -> Value {
+fn example(schema: &str, name: &str) -> Value {
     let function = json!({"type": "function", "function": {"name": "f"}});
     match name {
         "model" => json!({"model": "group/parrot"}),
         "messages" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
         "prompt" => json!({"prompt": "Hello"}),
-        "text" => json!({"text": ["Hello", "you"]}),
         "tokens" => json!({"tokens": [72, 258]}),
         "stream" => json!({"stream": true}),
         "stream_options" => json!({"stream": true, "stream_options": {"include_usage": true}}),
-        "max_tokens" | "max_completion_tokens" => json!({name: 3}),
+        "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "max_tool_calls" => json!({name: 3}),
+        "input" | "instructions" => json!({name: "Hello"}),
+        "text" if schema == "ResponsesRequest" => {
+            json!({name: {"format": {"type": "text"}, "verbosity": "low"}})
+        }
+        "text" => json!({"text": ["Hello", "you"]}),
+        "reasoning" => json!({name: {"effort": "low", "summary": "auto"}}),
+        "truncation" => json!({name: "auto"}),
+        "include" => json!({name: ["message.output_text.logprobs"]}),
+        "background" => json!({name: true}),
+        "context_management" => json!({name: []}),
         "min_tokens" | "n" | "best_of" | "top_k" | "seed" | "num_assistant_tokens" | "max_ngram_size" => {
             json!({name: 2})
         }
@@ -71,8 +89,10 @@ fn example(name: &str) -> Value {
         "use_beam_search" => json!({name: false}),
         "truncate_prompt_tokens" => json!({name: -1}),
         "prompt_logprobs" => json!({name: 1}),
+        "logprobs" if schema == "CompletionRequest" => json!({name: 2}),
         "logprobs" => json!({name: true}),
         "top_logprobs" => json!({"logprobs": true, "top_logprobs": 2}),
+        "tools" if schema == "ResponsesRequest" => json!({name: [{"type": "function", "name": "f"}]}),
         "user" | "safety_identifier" | "prompt_cache_key" | "cache_salt" | "request_id" => json!({name: "x"}),
         "metadata" => json!({"metadata": {"a": "b"}}),
         "service_tier" => json!({name: "default"}),
@@ -114,15 +134,7 @@ fn example(name: &str) -> Value {
     }
 }
 
-/// As completions have it.
-fn example_of(schema: &str, name: &str) -> Value {
-    match (schema, name) {
-        ("CompletionRequest", "logprobs") => json!({"logprobs": 2}),
-        _ => example(name),
-    }
-}
-
-async fn parameters(server: &Server, schema: &str) -> Map<String, Value> {
+pub(crate) async fn parameters(server: &Server, schema: &str) -> Map<String, Value> {
     let document = server.get("/openapi.json").await.json();
     document["components"]["schemas"][schema]["properties"].as_object().unwrap().clone()
 }
@@ -149,10 +161,10 @@ async fn each_takes_what_it_should() {
     let server = Server::parrot("abcdefgh ");
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {
-            if words(&property, "x-ovfleet") == "refused" || name == "suffix" {
+            if words(&property, "x-ovfleet") == "refused" || NEED_MORE.contains(&name.as_str()) {
                 continue;
             }
-            let example = example_of(schema, &name);
+            let example = example(schema, &name);
             let answer: Answer = server.post(path, body(example.clone())).await;
             assert_eq!(answer.status, 200, "{path} {example}: {}", answer.body);
             // A null is the same as nothing.
@@ -168,7 +180,9 @@ async fn each_takes_what_it_should() {
 async fn property_is_required(server: &Server, schema: &str, name: &str) -> bool {
     let document = server.get("/openapi.json").await.json();
     let required = document["components"]["schemas"][schema]["required"].as_array().unwrap().clone();
-    required.contains(&json!(name)) || (schema == "TokenizeRequest" && name == "text")
+    // One of several has to be there.
+    let one_of = [("TokenizeRequest", "text"), ("ResponsesRequest", "input")];
+    required.contains(&json!(name)) || one_of.contains(&(schema, name))
 }
 
 #[tokio::test]

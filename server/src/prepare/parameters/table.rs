@@ -11,6 +11,8 @@ mod responses;
 mod shared;
 mod tokens;
 
+use std::sync::LazyLock;
+
 use serde_json::{Map, Value};
 
 use super::kind::Kind;
@@ -76,6 +78,13 @@ impl Endpoint {
 
     /// Its parameters. What it has of its own goes before what it shares with others.
     pub(crate) fn parameters(self) -> impl Iterator<Item = &'static Parameter> {
+        /// In the order of `ALL`, which is that of the variants.
+        static TABLES: LazyLock<[Vec<&'static Parameter>; 5]> =
+            LazyLock::new(|| Endpoint::ALL.map(|endpoint| endpoint.table().collect()));
+        TABLES[self as usize].iter().copied()
+    }
+
+    fn table(self) -> impl Iterator<Item = &'static Parameter> {
         const SHARED: &[&[Parameter]] = &[shared::OUTPUT, shared::SAMPLING, shared::CANDIDATES];
         let (own, shared) = match self {
             Self::Chat => (chat::TABLE, SHARED),
