@@ -90,7 +90,7 @@ pub(crate) fn references(request: &Request) -> Result<References, Error> {
 /// # Errors
 /// It cannot be served.
 pub(crate) fn responses(
-    request: Request,
+    request: &Request,
     context: Context,
     id: Id,
     target: Target<'_>,
@@ -99,29 +99,29 @@ pub(crate) fn responses(
     // Another model's request has errors of another model.
     parameters::model(&request.generation, target.model)?;
     let mut ids = id.items();
-    check(&request)?;
-    let input = input(&request, context.items, &mut ids)?;
+    check(request)?;
+    let input = input(request, context.items, &mut ids)?;
     if input.is_empty() && context.history.is_empty() {
         return Err(Error::missing("input"));
     }
     let items = context.history.iter().chain(&input);
     let messages = messages::messages(request.instructions.as_deref(), items);
-    let conversation = conversation(&request, messages)?;
-    let format = format(&request);
+    let conversation = conversation(request, messages)?;
+    let format = format(request);
     let mut generation = request.generation.clone();
     generation.response_format = Some(chat_format(&format));
     // These are other endpoints' names for `max_output_tokens`, and mean nothing here.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
     // What these ask for has no place in a response.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
-    let (shown, choice, parallel) = (shown(&conversation.tools), choice(&request), conversation.parallel);
-    let prepared = fitting(&request, generation, conversation, target).map_err(renamed)?;
+    let (shown, choice, parallel) = (shown(&conversation.tools), choice(request), conversation.parallel);
+    let prepared = fitting(request, &generation, &conversation, target).map_err(renamed)?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
-        text: TextParameter { format: Some(format), verbosity: verbosity(&request) },
+        text: TextParameter { format: Some(format), verbosity: verbosity(request) },
         tools: shown,
         tool_choice: choice,
-        ..response(&request, id, &prepared)
+        ..response(request, id, &prepared)
     };
     Ok(Ready { prepared, response, ids, input })
 }
@@ -202,14 +202,14 @@ fn logprobs(request: &Request) -> Option<u32> {
 /// Prepares the conversation, or as much of its end as the model has room for if it may be cut.
 fn fitting(
     request: &Request,
-    generation: Generation,
-    conversation: Conversation,
+    generation: &Generation,
+    conversation: &Conversation,
     target: Target<'_>,
 ) -> Result<Prepared, Error> {
     let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
     let prepare = |messages: Vec<Message>| {
         let conversation = Conversation { messages, ..conversation.clone() };
-        super::conversation(&generation, &conversation, (logprobs(request), tokens_max), target)
+        super::conversation(generation, &conversation, (logprobs(request), tokens_max), target)
     };
     let refused = match prepare(conversation.messages.clone()) {
         Err(error @ Error::ContextLength { .. }) if request.truncation.as_deref() == Some("auto") => error,

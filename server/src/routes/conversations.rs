@@ -198,7 +198,7 @@ async fn changed<T: Send + 'static>(
 ) -> Result<T, Error> {
     let parsed = named(&id)?;
     let changed = app.store().with(move |store| store.change(parsed, change)).await;
-    changed.map_err(unreadable)?.ok_or_else(|| no_conversation(&id))
+    changed.map_err(|error| unreadable(&error))?.ok_or_else(|| no_conversation(&id))
 }
 
 fn named(id: &str) -> Result<Id, Error> {
@@ -218,6 +218,6 @@ fn unkept(error: crate::store::Error) -> Error {
         error @ (crate::store::Error::TooLarge { .. } | crate::store::Error::TooDeep) => {
             Error::invalid("items", error)
         }
-        error => unreadable(error),
+        error => unreadable(&error),
     }
 }

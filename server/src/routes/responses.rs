@@ -117,7 +117,7 @@ async fn prepare(app: &App, body: &[u8], id: Id) -> Result<Ready, Error> {
     let work = move |app: &App| {
         let Serving { model, engine, .. } = app.serving()?;
         let found = context::find(app, &references)?;
-        responses(request, found, id, Target { model, limits: engine.limits(), seed })
+        responses(&request, found, id, Target { model, limits: engine.limits(), seed })
     };
     if is_small {
         return work(app);

@@ -1,5 +1,6 @@
 //! What is kept in a directory: a file for each, that is written elsewhere and then renamed, so that it is there
-//! whole or not at all. A file's first line names what it follows, so that the order is known without reading all.
+//! whole or not at all. A file's first line has its number, by which they are in order (clocks are too coarse for
+//! that, and go back), and names what it follows: so neither needs all to be read.
 //!
 //! The directory belongs to one server at a time, which holds a lock on it. Its number is in the directory as well:
 //! the names that it has given are its own after a restart too.
@@ -8,7 +9,7 @@ use std::fs::{File, TryLockError};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::NamedTempFile;
 
@@ -28,6 +29,8 @@ const LINE_BYTES_MAX: u64 = 128;
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
+    /// Of the next file.
+    number: AtomicU64,
     /// As long as it is open, it is locked.
     _lock: File,
 }
@@ -76,14 +79,14 @@ impl Folder {
                 keeper
             }
         };
-        let folder = Self { path: path.to_owned(), _lock: lock };
+        let folder = Self { path: path.to_owned(), number: AtomicU64::new(0), _lock: lock };
         let files = folder.files()?;
         Ok(Opened { folder, keeper, files })
     }
 
     /// All files that are whole, oldest first; what was never finished is removed.
     fn files(&self) -> Result<Vec<Found>, Error> {
-        let mut files: Vec<(SystemTime, Found)> = Vec::new();
+        let mut files: Vec<(u64, Found)> = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(Error::io(&self.path))? {
             let entry = entry.map_err(Error::io(&self.path))?;
             let (name, path) = (entry.file_name(), entry.path());
@@ -93,10 +96,12 @@ impl Folder {
                 continue;
             }
             let Some(key) = name.strip_suffix(SUFFIX).and_then(Key::parse) else { continue };
-            let (written, bytes, previous) = look(&path).map_err(Error::io(&path))?;
-            files.push((written, Found { key, bytes, previous }));
+            let (number, bytes, previous) = look(&path).map_err(Error::io(&path))?;
+            files.push((number, Found { key, bytes, previous }));
         }
-        files.sort_by_key(|(written, found)| (*written, found.key));
+        files.sort_by_key(|(number, found)| (*number, found.key));
+        let next = files.last().map_or(0, |(number, _)| number.saturating_add(1));
+        self.number.store(next, Ordering::Relaxed);
         Ok(files.into_iter().map(|(_, found)| found).collect())
     }
 
@@ -117,7 +122,8 @@ impl Folder {
         let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.path);
         let mut file = file.map_err(Error::io(&self.path))?;
         let previous = previous.map(|previous| previous.to_string()).unwrap_or_default();
-        let written = file.write_all(format!("{previous}\n").as_bytes());
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let written = file.write_all(format!("{number} {previous}\n").as_bytes());
         let written = written.and_then(|()| file.write_all(bytes));
         // Else the name might be on the disk before what it names.
         written.and_then(|()| file.as_file().sync_data()).map_err(Error::io(&self.path))?;
@@ -148,12 +154,14 @@ impl Written<'_> {
     }
 }
 
-/// When a file was written, its bytes without the first line, and what that names.
-fn look(path: &Path) -> std::io::Result<(SystemTime, u64, Option<Key>)> {
+/// A file's number, its bytes without the first line, and what that names.
+fn look(path: &Path) -> std::io::Result<(u64, u64, Option<Key>)> {
     use std::io::Read as _;
     let file = File::open(path)?;
-    let about = file.metadata()?;
+    let bytes = file.metadata()?.len();
     let mut line = String::new();
     BufReader::new(file.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-    Ok((about.modified()?, about.len().saturating_sub(line.len() as u64), Key::parse(line.trim_end())))
+    // A line that is damaged makes an old file of it, which goes soon.
+    let (number, previous) = line.trim_end().split_once(' ').unwrap_or_default();
+    Ok((number.parse().unwrap_or(0), bytes.saturating_sub(line.len() as u64), Key::parse(previous)))
 }

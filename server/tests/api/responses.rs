@@ -19,7 +19,8 @@ const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"w
 /// A request with these parameters. Greedy unless they say otherwise.
 pub(crate) fn request(parameters: Value) -> String {
     let mut request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
-    request.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    request.as_object_mut().unwrap().extend(parameters);
     request.to_string()
 }
 

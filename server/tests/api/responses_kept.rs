@@ -22,7 +22,8 @@ fn scripted(answers: &[&str]) -> Setup {
 
 async fn ask(server: &Server, parameters: Value) -> Value {
     let mut all = json!({"max_output_tokens": 200});
-    all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    all.as_object_mut().unwrap().extend(parameters);
     let answer = server.post(PATH, request(all)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.json()

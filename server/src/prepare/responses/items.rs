@@ -92,7 +92,12 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
         Some(TextOr::List(parts)) if parts.is_empty() => return Err(Error::invalid(at, "is empty")),
         Some(TextOr::List(parts)) => read_parts(parts, &at, part)?,
     };
-    Ok(Item::Message(Message { id: name(item.id, "msg", ids), status: status(item.status), content, role }))
+    Ok(Item::Message(Message {
+        id: name(item.id, "msg", ids),
+        status: status(item.status.as_deref()),
+        content,
+        role,
+    }))
 }
 
 fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) -> Result<Vec<Part>, Error> {
@@ -135,7 +140,7 @@ fn reasoning(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error
         summary: summary.into_iter().map(|text| SummaryText { text }).collect(),
         content,
         encrypted_content: item.encrypted_content,
-        status: item.status.map(|text| status(Some(text))),
+        status: item.status.as_deref().map(|text| status(Some(text))),
     }))
 }
 
@@ -146,7 +151,7 @@ fn call(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
         name: item.name.ok_or_else(|| Error::missing(format!("{at}.name")))?,
         arguments: item.arguments.ok_or_else(|| Error::missing(format!("{at}.arguments")))?,
         id: name(item.id, "fc", ids),
-        status: status(item.status),
+        status: status(item.status.as_deref()),
     }))
 }
 
@@ -161,7 +166,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
     let call_id = item.call_id.unwrap_or_default();
     Ok(Item::FunctionCallOutput(CallOutput {
         id: name(item.id, "fco", ids),
-        status: status(item.status),
+        status: status(item.status.as_deref()),
         call_id,
         output,
     }))
@@ -173,8 +178,8 @@ fn name(given: Option<String>, prefix: &str, ids: &mut ItemIds) -> String {
     given.unwrap_or_else(|| ids.next(prefix))
 }
 
-fn status(given: Option<String>) -> ItemStatus {
-    match given.as_deref() {
+fn status(given: Option<&str>) -> ItemStatus {
+    match given {
         Some("in_progress") => ItemStatus::InProgress,
         Some("incomplete") => ItemStatus::Incomplete,
         _ => ItemStatus::Completed,

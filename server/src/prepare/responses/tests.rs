@@ -4,26 +4,26 @@ use serde_json::json;
 use super::*;
 use crate::store::{Store, StoreConfig};
 
-fn request(body: Value) -> Request {
-    Request::read(&body).unwrap()
+fn request(body: &Value) -> Request {
+    Request::read(body).unwrap()
 }
 
 fn ids() -> ItemIds {
     Store::open(&StoreConfig::default()).unwrap().name(Kind::Response).items()
 }
 
-fn items(given: Value) -> Result<Vec<Item>, Error> {
-    input(&request(json!({"input": given})), Vec::new(), &mut ids())
+fn items(given: &Value) -> Result<Vec<Item>, Error> {
+    input(&request(&json!({"input": given})), Vec::new(), &mut ids())
 }
 
 /// The messages that a template would get, a line each.
-fn said(instructions: Option<&str>, given: Value) -> String {
+fn said(instructions: Option<&str>, given: &Value) -> String {
     let items = items(given).unwrap();
     let messages = messages::messages(instructions, items.iter());
     messages.iter().map(|message| serde_json::to_string(message).unwrap() + "\n").collect()
 }
 
-fn refused(given: Value, expected: &Expect) {
+fn refused(given: &Value, expected: &Expect) {
     expected.assert_eq(&items(given).unwrap_err().to_string());
 }
 
@@ -33,7 +33,7 @@ fn a_text_is_what_the_user_says() {
         {"role":"system","content":"Be brief."}
         {"role":"user","content":"Hello"}
     "#]]
-    .assert_eq(&said(Some("Be brief."), json!("Hello")));
+    .assert_eq(&said(Some("Be brief."), &json!("Hello")));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn what_the_system_says_first_is_one_message() {
         {"role":"user","content":"d"}
         {"role":"developer","content":"e"}
     "#]]
-    .assert_eq(&said(Some("x"), given));
+    .assert_eq(&said(Some("x"), &given));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn what_the_assistant_thinks_says_and_calls_in_a_turn_is_one_message() {
         {"role":"assistant","content":"Anything else?"}
         {"role":"assistant","content":null,"reasoning_content":"Wait."}
     "#]]
-    .assert_eq(&said(None, given));
+    .assert_eq(&said(None, &given));
 }
 
 #[test]
@@ -89,26 +89,26 @@ fn calls_before_their_text_are_in_its_message() {
     expect![[r#"
         {"role":"assistant","content":"I called.","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{}"}}]}
         {"role":"tool","content":"done"}
-    "#]].assert_eq(&said(None, given));
+    "#]].assert_eq(&said(None, &given));
 }
 
 #[test]
 fn what_is_no_item_is_told_by_its_place() {
-    refused(json!([]), &expect!["input: is empty"]);
-    refused(json!(""), &expect!["input: is empty"]);
-    refused(json!([{}]), &expect!["input[0].role: is missing"]);
-    refused(json!([{"role": "user"}]), &expect!["input[0].content: is missing"]);
-    refused(json!([{"role": "user", "content": []}]), &expect!["input[0].content: is empty"]);
+    refused(&json!([]), &expect!["input: is empty"]);
+    refused(&json!(""), &expect!["input: is empty"]);
+    refused(&json!([{}]), &expect!["input[0].role: is missing"]);
+    refused(&json!([{"role": "user"}]), &expect!["input[0].content: is missing"]);
+    refused(&json!([{"role": "user", "content": []}]), &expect!["input[0].content: is empty"]);
     refused(
-        json!([{"role": "robot", "content": "x"}]),
+        &json!([{"role": "robot", "content": "x"}]),
         &expect![[r#"input[0].role: "robot" is none of user, assistant, system, developer"#]],
     );
     refused(
-        json!([{"role": "user", "content": [{"type": "input_text"}]}]),
+        &json!([{"role": "user", "content": [{"type": "input_text"}]}]),
         &expect!["input[0].content[0].text: is missing"],
     );
     refused(
-        json!([{"role": "user", "content": [
+        &json!([{"role": "user", "content": [
             {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:"},
         ]}]),
         &expect![[
@@ -116,26 +116,26 @@ fn what_is_no_item_is_told_by_its_place() {
         ]],
     );
     refused(
-        json!([{"type": "web_search_call", "id": "x"}]),
+        &json!([{"type": "web_search_call", "id": "x"}]),
         &expect![[
             r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output and item_reference"#
         ]],
     );
-    refused(json!([{"type": "function_call", "name": "f"}]), &expect!["input[0].call_id: is missing"]);
+    refused(&json!([{"type": "function_call", "name": "f"}]), &expect!["input[0].call_id: is missing"]);
     refused(
-        json!([{"type": "function_call", "call_id": "c", "name": "f"}]),
+        &json!([{"type": "function_call", "call_id": "c", "name": "f"}]),
         &expect!["input[0].arguments: is missing"],
     );
     refused(
-        json!([{"type": "function_call_output", "call_id": "c"}]),
+        &json!([{"type": "function_call_output", "call_id": "c"}]),
         &expect!["input[0].output: is missing"],
     );
-    refused(json!([{"type": "item_reference"}]), &expect!["input[0].id: is missing"]);
+    refused(&json!([{"type": "item_reference"}]), &expect!["input[0].id: is missing"]);
 }
 
 #[test]
 fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
-    let items = items(json!([
+    let items = items(&json!([
         {"role": "user", "content": "a", "id": "msg_mine"},
         {"role": "user", "content": "b"},
         {"role": "user", "content": "c", "id": "x".repeat(1000)},
@@ -151,7 +151,7 @@ fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
 
 #[test]
 fn references_are_found_where_they_stand() {
-    let found = references(&request(json!({
+    let found = references(&request(&json!({
         "previous_response_id": "resp_1",
         "input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}, {"id": "msg_2"}],
     })));
@@ -159,7 +159,7 @@ fn references_are_found_where_they_stand() {
     assert_eq!(found.previous.as_deref(), Some("resp_1"));
     assert_eq!(found.items, [(1, "msg_1".to_owned()), (2, "msg_2".to_owned())]);
     for named in [json!("conv_1"), json!({"id": "conv_1"})] {
-        let found = references(&request(json!({"conversation": named}))).unwrap();
+        let found = references(&request(&json!({"conversation": named}))).unwrap();
         assert_eq!(found.conversation.as_deref(), Some("conv_1"));
     }
     for wrong in [
@@ -168,16 +168,16 @@ fn references_are_found_where_they_stand() {
         json!({"conversation": {"id": 1}}),
         json!({"conversation": "conv_1", "previous_response_id": "resp_1"}),
     ] {
-        assert!(references(&request(wrong.clone())).is_err(), "{wrong}");
+        assert!(references(&request(&wrong)).is_err(), "{wrong}");
     }
 }
 
 #[test]
 fn a_reference_is_what_it_refers_to_in_its_place() {
     let request = request(
-        json!({"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "b"}]}),
+        &json!({"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "b"}]}),
     );
-    let referred = items(json!("a")).unwrap();
+    let referred = items(&json!("a")).unwrap();
     let all = input(&request, referred.clone(), &mut ids()).unwrap();
     assert_eq!(all[0], referred[0]);
     assert_eq!(all.len(), 2);
@@ -187,13 +187,13 @@ fn a_reference_is_what_it_refers_to_in_its_place() {
 fn a_schema_is_flat_here_and_nested_in_chats() {
     let flat_one = json!({"type": "json_schema", "name": "n", "strict": true, "schema": {"type": "object"}});
     let nested = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "object"}}});
-    let asked = format(&request(json!({"text": {"format": flat_one}})));
+    let asked = format(&request(&json!({"text": {"format": flat_one}})));
     assert_eq!(Value::Object(asked.clone()), flat_one);
     assert_eq!(Value::Object(chat_format(&asked)), nested);
     // As OVMS's clients ask.
-    let asked = format(&request(json!({"response_format": nested})));
+    let asked = format(&request(&json!({"response_format": nested})));
     assert_eq!(Value::Object(asked), flat_one);
-    assert_eq!(Value::Object(format(&request(json!({})))), json!({"type": "text"}));
+    assert_eq!(Value::Object(format(&request(&json!({})))), json!({"type": "text"}));
     let other = json!({"type": "regex", "pattern": "a+"});
     assert_eq!(Value::Object(chat_format(other.as_object().unwrap())), other);
 }
@@ -210,12 +210,12 @@ fn an_error_in_a_format_has_the_name_that_the_format_has_here() {
 
 #[test]
 fn a_function_is_named_flat() {
-    let shown = |given: Value| choice(&request(json!({"tool_choice": given})));
+    let shown = |given: Value| choice(&request(&json!({"tool_choice": given})));
     assert_eq!(shown(json!("required")), json!("required"));
     let flat = json!({"type": "function", "name": "f"});
     assert_eq!(shown(json!({"type": "function", "function": {"name": "f"}})), flat);
     assert_eq!(shown(flat.clone()), flat);
-    assert_eq!(choice(&request(json!({}))), json!("auto"));
+    assert_eq!(choice(&request(&json!({}))), json!("auto"));
 }
 
 #[test]

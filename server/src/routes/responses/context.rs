@@ -80,13 +80,13 @@ pub(super) fn response(app: &App, name: &str) -> Result<Option<ResponseRecord>, 
         return Ok(Some(live.record()));
     }
     let Some(id) = Id::parse(name).filter(|id| id.kind() == Kind::Response) else { return Ok(None) };
-    app.store().get(id).map_err(unreadable)
+    app.store().get(id).map_err(|error| unreadable(&error))
 }
 
 /// A conversation that is kept.
 pub(in crate::routes) fn read_conversation(app: &App, name: &str) -> Result<ConversationRecord, Error> {
     let id = Id::parse(name).filter(|id| id.kind() == Kind::Conversation);
-    let found = id.map(|id| app.store().get(id)).transpose().map_err(unreadable)?.flatten();
+    let found = id.map(|id| app.store().get(id)).transpose().map_err(|error| unreadable(&error))?.flatten();
     found.ok_or_else(|| no_conversation(name))
 }
 
@@ -106,12 +106,12 @@ pub(in crate::routes) fn item(app: &App, name: &str) -> Result<Option<Item>, Err
         return Ok(record.response.output.into_iter().chain(record.input).find(is_it));
     }
     let conversation: Option<ConversationRecord> =
-        app.store().get(id.owner(Kind::Conversation)).map_err(unreadable)?;
+        app.store().get(id.owner(Kind::Conversation)).map_err(|error| unreadable(&error))?;
     Ok(conversation.and_then(|record| record.items.into_iter().find(is_it)))
 }
 
 /// What is kept cannot be read.
-pub(in crate::routes) fn unreadable(error: store::Error) -> Error {
-    tracing::error!(error = &error as &dyn std::error::Error, "failed to read what is kept");
+pub(in crate::routes) fn unreadable(error: &store::Error) -> Error {
+    tracing::error!(error = error as &dyn std::error::Error, "failed to read what is kept");
     Error::Internal("failed to read what is kept".to_owned())
 }
