@@ -45,6 +45,11 @@ test: fetch ## Run all tests, those with the real model and the official clients
 	@scripts/tools control-plane charts
 	@$(CARGO) test --workspace --locked
 
+.PHONY: fuzz
+fuzz: ## Feed the parsers of answers what libFuzzer makes up, for SECONDS_EACH (60); needs nightly Rust.
+	@scripts/need cargo g++
+	@scripts/fuzz
+
 # By itself, since it needs a browser. It builds what `make test` builds: one after the other costs nothing.
 .PHONY: console
 console: fetch ## Test the router's console in headless Chromium; pictures of it are left under target/.

@@ -69,15 +69,28 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
     let mut findings = workspace(&root);
     for file in tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml")) {
         let folder = file.path.trim_end_matches("/Cargo.toml");
+        let manifest = file.text.parse::<Table>();
+        if manifest.as_ref().is_ok_and(|manifest| is_fuzz(folder, manifest)) {
+            continue;
+        }
         if !members.contains(&folder) {
             findings.push(Finding::new(&file.path, "not a member of the workspace"));
         }
-        match file.text.parse::<Table>() {
+        match manifest {
             Ok(manifest) => findings.extend(package(&file.path, folder, &manifest)),
             Err(error) => findings.push(Finding::new(&file.path, error.to_string())),
         }
     }
     findings
+}
+
+/// Whether it is a crate of fuzz targets: a workspace of its own, built with other flags, and never published.
+fn is_fuzz(folder: &str, manifest: &Table) -> bool {
+    let says = |keys: &[&str], wanted| at(manifest, keys).and_then(Value::as_bool) == Some(wanted);
+    folder.ends_with("/fuzz")
+        && manifest.contains_key("workspace")
+        && says(&["package", "metadata", "cargo-fuzz"], true)
+        && says(&["package", "publish"], false)
 }
 
 fn workspace(root: &Table) -> Vec<Finding> {

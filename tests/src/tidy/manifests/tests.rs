@@ -55,6 +55,17 @@ fn finds_a_crate_outside_the_workspace_and_the_table() {
 }
 
 #[test]
+fn leaves_fuzz_targets_to_themselves() {
+    let manifest = "[package]\nname = \"server-engine-fuzz\"\npublish = false\n\
+        [package.metadata]\ncargo-fuzz = true\n[workspace]\n";
+    assert_eq!(check(ROOT, "server/engine/fuzz/Cargo.toml", manifest), [""; 0]);
+    for wrong in [manifest.replace("[workspace]", ""), manifest.replace("publish = false", "")] {
+        assert!(!check(ROOT, "server/engine/fuzz/Cargo.toml", &wrong).is_empty(), "{wrong}");
+    }
+    assert!(!check(ROOT, "server/engine/extra/Cargo.toml", manifest).is_empty());
+}
+
+#[test]
 fn finds_fields_that_are_not_the_workspaces() {
     let manifest = ENGINE
         .replace("version.workspace = true\nedition", "version = \"1.2.3\"\nedition")
