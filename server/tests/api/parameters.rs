@@ -8,11 +8,14 @@ use crate::harness::{Answer, Server, chat, completion};
 /// Elements of an array that is sent although it is too long.
 const ELEMENTS_MAX: u64 = 5_000;
 
+/// A body with some parameters.
+type Body = fn(Value) -> String;
+
 /// What needs a model or something kept that is not there: tests of their own have them.
 const NEED_MORE: [&str; 3] = ["suffix", "previous_response_id", "conversation"];
 
 /// Where parameters are taken: the path, the schema of the body, and a body with some of them.
-pub(crate) const ENDPOINTS: [(&str, &str, fn(Value) -> String); 5] = [
+pub(crate) const ENDPOINTS: [(&str, &str, Body); 5] = [
     ("/v3/chat/completions", "ChatRequest", chat),
     ("/v3/completions", "CompletionRequest", completion),
     ("/v3/responses", "ResponsesRequest", response),

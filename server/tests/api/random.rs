@@ -6,7 +6,7 @@ use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Map, Value, json};
 
-use crate::harness::{Server, Setup, completion, faulty};
+use crate::harness::{Setup, completion, faulty};
 use crate::parameters::{ENDPOINTS, parameters};
 
 const REQUESTS: u32 = 3_000;
