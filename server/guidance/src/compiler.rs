@@ -76,7 +76,7 @@ impl Compiler {
                     let grammar = lark::grammar(form, &self.vocabulary).map_err(|invalid| invalid.problem)?;
                     self.build(grammar).map(drop)
                 };
-                return Err(locate(form, problem, &mut compile));
+                return Err(locate(form, &problem, &mut compile));
             }
         };
         self.cached().put(key, guide.clone());

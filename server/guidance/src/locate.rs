@@ -5,6 +5,9 @@ use serde_json::Value;
 use crate::schema::{by_itself, within};
 use crate::{Form, Invalid};
 
+/// Says what is wrong with a form.
+type Compile<'a> = dyn FnMut(&Form) -> Result<(), String> + 'a;
+
 /// Most parts that are tried.
 const TRIES_MAX: usize = 64;
 /// Characters of a problem that are told.
@@ -12,18 +15,14 @@ const PROBLEM_CHARS_MAX: usize = 1000;
 
 /// Tells what is wrong and where, of a form of which `problem` was said when it was compiled. `compile` says what is
 /// wrong with another.
-pub(crate) fn locate(
-    form: &Form,
-    problem: String,
-    compile: &mut dyn FnMut(&Form) -> Result<(), String>,
-) -> Invalid {
+pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> Invalid {
     let mut tries = TRIES_MAX;
     let mut leaves = Vec::new();
     add_leaves(form, &mut leaves);
     let alone = leaves.len() == 1 && std::ptr::eq(leaves[0].0, form);
     for (leaf, at) in leaves {
         let found = if alone {
-            Some(problem.clone())
+            Some(problem.to_owned())
         } else if tries == 0 {
             None
         } else {
@@ -32,11 +31,11 @@ pub(crate) fn locate(
         };
         let Some(found) = found else { continue };
         return match leaf {
-            Form::Json { schema, .. } => descend(schema, at, found, (&mut tries, compile)),
+            Form::Json { schema, .. } => descend(schema, at, &found, (&mut tries, compile)),
             _ => Invalid::new(at, cut(&found)),
         };
     }
-    Invalid::new("", cut(&problem))
+    Invalid::new("", cut(problem))
 }
 
 fn add_leaves<'f>(form: &'f Form, leaves: &mut Vec<(&'f Form, &'f str)>) {
@@ -60,8 +59,8 @@ fn add_leaves<'f>(form: &'f Form, leaves: &mut Vec<(&'f Form, &'f str)>) {
 fn descend(
     root: &Value,
     at: &str,
-    problem: String,
-    (tries, compile): (&mut usize, &mut dyn FnMut(&Form) -> Result<(), String>),
+    problem: &str,
+    (tries, compile): (&mut usize, &mut Compile<'_>),
 ) -> Invalid {
     let (mut schema, mut at) = (root, at.to_owned());
     'deeper: loop {
@@ -71,7 +70,7 @@ fn descend(
             }
             *tries -= 1;
             let alone = Form::Json { schema: by_itself(inner, root), at: String::new() };
-            if compile(&alone).is_err_and(|found| core(&found) == core(&problem)) {
+            if compile(&alone).is_err_and(|found| core(&found) == core(problem)) {
                 at.push_str(&path);
                 schema = inner;
                 continue 'deeper;
@@ -79,7 +78,7 @@ fn descend(
         }
         break;
     }
-    Invalid::new(at, cut(&problem))
+    Invalid::new(at, cut(problem))
 }
 
 /// A problem without the way to where it is.

@@ -106,14 +106,15 @@ impl Vocabulary {
     /// The same for llguidance, with one token more: the end, of which the engine makes its stop tokens.
     pub(crate) fn trie(&self) -> (TokEnv, u32) {
         let end = self.tokens.len() as u32;
-        let word = |(bytes, &special): (&Box<[u8]>, &bool)| match special {
+        let word = |bytes: &[u8], special: bool| match special {
             _ if bytes.is_empty() || bytes.len() > TOKEN_BYTES_MAX => Vec::new(),
             true => special_word(bytes),
             // A byte that begins no text begins special tokens in the trie.
             false if bytes[0] == TokTrie::SPECIAL_TOKEN_MARKER => Vec::new(),
             false => bytes.to_vec(),
         };
-        let mut words: Vec<Vec<u8>> = self.tokens.iter().zip(&self.special).map(word).collect();
+        let mut words: Vec<Vec<u8>> =
+            self.tokens.iter().zip(&self.special).map(|(bytes, &special)| word(bytes, special)).collect();
         words.push(special_word(b"<end>"));
         let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words);
         (Arc::new(ApproximateTokEnv::new(trie)), end)

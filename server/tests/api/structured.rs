@@ -37,7 +37,8 @@ fn check(text: &str) {
 
 fn asking(parameters: Value) -> Value {
     let mut all = json!({"max_tokens": 400, "temperature": 1.0});
-    all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    all.as_object_mut().unwrap().extend(parameters);
     all
 }
 

@@ -165,7 +165,7 @@ fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
         tokens_min: rng.random_range(0..=tokens_max.min(5)),
     };
     let form = Form::new(u64::from(which), rng.random_range(1..40)).without(&stop.tokens);
-    let form = (which % 4 > 0).then_some(form);
+    let form = (!which.is_multiple_of(4)).then_some(form);
     let logprobs = rng.random_bool(0.3).then_some(2);
     let request = Request {
         sequences: rng.random_range(1..4),
