@@ -216,7 +216,11 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ("queue_time", "From a request's submission to its first step", &inner.queue_time),
         ("step_time", "Of a step of the engine", &inner.step_time),
         ("model_time", "Of the model, within a step", &inner.model_time),
-        ("guide_time", "After the model, until it was known what structured output allows", &inner.guide_time),
+        (
+            "guide_time",
+            "After the model, until it was known what structured output allows",
+            &inner.guide_time,
+        ),
     ];
     for (name, help, histogram) in seconds {
         registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());

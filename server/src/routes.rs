@@ -8,8 +8,8 @@ mod health;
 mod models;
 mod openapi;
 mod probabilities;
-mod tokenize;
 mod responses;
+mod tokenize;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
@@ -38,10 +38,7 @@ pub fn router(app: App) -> Router {
             get(conversations::retrieve).post(conversations::update).delete(conversations::delete),
         )
         .route("/conversations/{id}/items", get(conversations::items).post(conversations::add))
-        .route(
-            "/conversations/{id}/items/{item}",
-            get(conversations::item).delete(conversations::remove),
-        )
+        .route("/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::retrieve));
     Router::new()

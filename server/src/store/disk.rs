@@ -162,6 +162,6 @@ fn look(path: &Path) -> std::io::Result<(u64, u64, Option<Key>)> {
     let mut line = String::new();
     BufReader::new(file.take(LINE_BYTES_MAX)).read_line(&mut line)?;
     // A line that is damaged makes an old file of it, which goes soon.
-    let (number, previous) = line.trim_end().split_once(' ').unwrap_or_default();
+    let (number, previous) = line.trim_end_matches('\n').split_once(' ').unwrap_or_default();
     Ok((number.parse().unwrap_or(0), bytes.saturating_sub(line.len() as u64), Key::parse(previous)))
 }
