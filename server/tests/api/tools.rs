@@ -25,6 +25,7 @@ fn weather() -> Value {
     }})
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "parameters are written where they are given")]
 fn with_tools(parameters: Value) -> String {
     let mut all =
         json!({"max_tokens": 400, "tools": [weather(), {"type": "function", "function": {"name": "now"}}]});
