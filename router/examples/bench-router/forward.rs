@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
 /// Passes on what comes to `port`, to one of `targets` after the other, until the process is killed.
 ///
@@ -16,12 +17,14 @@ use tokio::net::{TcpListener, TcpStream};
 /// The port cannot be listened on.
 pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await.context("failed to listen")?;
+    let mut connections = JoinSet::new();
     let mut turn = 0;
     loop {
         let (client, _) = listener.accept().await.context("failed to accept")?;
         let target = targets[turn % targets.len()];
         turn += 1;
-        tokio::spawn(async move {
+        while connections.try_join_next().is_some() {}
+        connections.spawn(async move {
             // A side that goes away ends the other: that is all there is to do about it.
             let _ = pass(client, target).await;
         });

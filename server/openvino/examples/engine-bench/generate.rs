@@ -103,6 +103,8 @@ fn request(args: &Args, work: &Work) -> Request {
             tokens_max: work.max_tokens,
             tokens_min: 0,
         },
+        guide: None,
+        salt: 0,
     }
 }
 
@@ -123,7 +125,8 @@ fn take(one: &mut Progress, event: Option<Event>, now: f64) {
             one.ended = true;
         }
         Some(Event::Failed(failure)) => one.error = Some(failure.to_string()),
-        None => {}
+        // No scenario asks for scores.
+        Some(Event::Scored { .. }) | None => {}
     }
     if one.error.is_some() {
         one.ended = true;
