@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{Admission, Limits};
 use crate::metrics::Metrics;
+use crate::mix::mix;
 use crate::model::Model;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
@@ -169,11 +170,7 @@ pub(crate) struct RequestId {
 impl RequestId {
     /// For a request that names no seed: as good as random.
     pub(crate) fn seed(self) -> u64 {
-        // SplitMix64.
-        let mut seed = self.epoch ^ self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        seed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        seed = (seed ^ (seed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        seed ^ (seed >> 31)
+        mix(self.epoch ^ mix(self.number))
     }
 }
 

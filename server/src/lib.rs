@@ -25,6 +25,7 @@ mod limits;
 mod listen;
 mod load;
 mod metrics;
+mod mix;
 mod model;
 mod prepare;
 mod respond;

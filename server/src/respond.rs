@@ -1,10 +1,12 @@
 //! From the engine's tokens to pieces of text: detokenised, up to the stop string, with their log
 //! probabilities. Streaming sends the pieces; not streaming adds the same pieces up.
 
+mod best;
 mod choice;
 mod parsed;
 
 use std::future::poll_fn;
+use std::mem::discriminant;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -17,6 +19,7 @@ use server_text::Tokenizer;
 use crate::error::Error;
 use crate::metrics::Record;
 use crate::prepare::TextRule;
+pub(crate) use best::Deltas;
 use choice::Choice;
 
 /// What is new in a choice.
@@ -51,14 +54,8 @@ impl Delta {
 
     /// Takes in what follows it, or gives it back if it is of another kind, choice or call.
     fn absorb(&mut self, next: Self) -> Option<Self> {
-        let of = |delta: &Self| match delta {
-            Self::Text { .. } => 0,
-            Self::Reasoning { .. } => 1,
-            Self::CallArguments { .. } => 2,
-            Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 3,
-        };
         // Between the arguments of two calls is the beginning of the second.
-        if of(self) != of(&next) || self.choice() != next.choice() {
+        if discriminant(self) != discriminant(&next) || self.choice() != next.choice() {
             return Some(next);
         }
         match (self, next) {

@@ -139,8 +139,10 @@ impl SimRunner {
     /// sequence has before.
     fn write(&mut self, batch: &Batch, row: &Row, mut digest: u64) {
         let blocks = batch.row_blocks(row);
+        // Only a script looks at what was said.
+        let past = if self.script.is_some() { row.past } else { 0 };
         let mut said: Vec<TokenId> =
-            (0..row.past).map(|position| self.tokens[self.slot(blocks, position)]).collect();
+            (0..past).map(|position| self.tokens[self.slot(blocks, position)]).collect();
         let last = (!row.samples.is_empty()).then(|| row.tokens.end - 1);
         for ((position, place), &token) in (row.past..).zip(row.tokens.clone()).zip(batch.row_tokens(row)) {
             let slot = self.slot(blocks, position);

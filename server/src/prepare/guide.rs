@@ -164,10 +164,10 @@ fn refused(invalid: Invalid, param: &str) -> Error {
 
 /// Whether a body may ask for a form that has to be compiled: that takes longer than all else.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
-    const SIGNS: [&[u8]; 4] = [b"\"response_format\"", b"\"structured_outputs\"", b"\"guided_", b"\"tools\""];
-    // `text.format` of responses is an object with a type.
+    // The last is `text.format` of responses.
+    const SIGNS: [&[u8]; 5] =
+        [b"\"response_format\"", b"\"structured_outputs\"", b"\"guided_", b"\"tools\"", b"\"format\""];
     SIGNS.iter().any(|sign| memchr::memmem::find(body, sign).is_some())
-        || memchr::memmem::find(body, b"\"format\"").is_some()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use server_engine::TokenId;
 use server_parsers::{Formats, Tools};
 
 use super::conversation::Conversation;
+use crate::mix::mix;
 use crate::model::Model;
 
 /// How the text of a choice is read.
@@ -71,14 +72,6 @@ impl Reading {
         }
         id
     }
-}
-
-/// `SplitMix64`.
-fn mix(state: u64) -> u64 {
-    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ impl Shape for Completions {
     }
 
     fn begin(head: &Head, index: u32, events: &mut Events) {
-        let text = head.echoes[index as usize].clone();
+        let text = head.echo(index).to_owned();
         if !text.is_empty() || head.reply.token_ids {
             let logprobs = probabilities::echoed(head, index);
             let prompt_token_ids = probabilities::prompt_token_ids(head, index);

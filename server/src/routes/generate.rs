@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::metrics::Record;
 use crate::model::unix_time;
 use crate::prepare::{Prepared, Reply, Target, UsageRule};
-use crate::respond::{Answer, Delta, Submitted, TokenText};
+use crate::respond::{Answer, Delta, Deltas, Submitted, TokenText};
 use crate::sse::{self, Events};
 
 /// What sets an endpoint apart.
@@ -57,11 +57,9 @@ pub(super) struct Head {
     pub(super) created: u64,
     pub(super) fingerprint: String,
     pub(super) reply: Reply,
-    /// What the text of each choice begins with.
+    /// What the text of each prompt's choices begins with.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
-    /// Choices that are generated for each prompt.
-    pub(super) candidates: u32,
     /// The log probabilities of each prompt's tokens from the second on, if they are asked for.
     pub(super) scores: Vec<Option<Arc<[ScoredToken]>>>,
     /// The tokens used so far.
@@ -69,6 +67,21 @@ pub(super) struct Head {
 }
 
 impl Head {
+    /// How many choices there are of all prompts.
+    fn choices(&self) -> u32 {
+        self.reply.choices * self.echoes.len() as u32
+    }
+
+    /// Which prompt a choice is of.
+    pub(super) fn prompt_of(&self, choice: u32) -> usize {
+        (choice / self.reply.choices) as usize
+    }
+
+    /// What the text of a choice begins with.
+    pub(super) fn echo(&self, choice: u32) -> &str {
+        &self.echoes[self.prompt_of(choice)]
+    }
+
     /// The `usage` of a chunk with a choice in it.
     pub(super) fn chunk_usage(&self) -> Option<Option<Usage>> {
         match self.reply.usage {
@@ -159,7 +172,7 @@ async fn begin<S: Shape>(
     app: &App,
     request: axum::extract::Request,
     arrived: Instant,
-) -> Result<(Head, Answer), Error> {
+) -> Result<(Head, Deltas), Error> {
     app.serving()?;
     let body = read(app, request).await?;
     let serving = app.serving()?;
@@ -167,21 +180,21 @@ async fn begin<S: Shape>(
     let id = app.next_id();
     let prepared = prepare::<S>(app, body, id).await?;
     let Prepared { prompts, echoes, text, reply } = prepared;
-    let choices_each = prompts.first().map_or(1, |prompt| prompt.sequences);
+    let (candidates, wanted) = (prompts.first().map_or(1, |prompt| prompt.sequences), reply.choices);
     let submitted = submit(app, serving, prompts)?;
     let head = Head {
         id: format!("{}-{id}", S::ID),
         created: unix_time(),
         fingerprint: serving.model.fingerprint.clone(),
         reply,
-        echoes: echoes.into_iter().flat_map(|echo| vec![echo; choices_each as usize]).collect(),
+        echoes,
         tokenizer: Arc::clone(&serving.model.text.tokenizer),
-        candidates: choices_each,
         scores: Vec::new(),
         usage: Usage::default(),
     };
     let record = Record::new(app.clone(), S::ENDPOINT, head.id.clone(), (arrived, admitted));
-    Ok((head, Answer::new(submitted, &serving.model.text.tokenizer, &text, record)))
+    let answer = Answer::new(submitted, &serving.model.text.tokenizer, &text, record);
+    Ok((head, Deltas::new(answer, candidates, wanted)))
 }
 
 /// The body, no larger and no slower than the limits have it.
@@ -233,9 +246,9 @@ pub(super) fn submit(
     prompts.into_iter().map(submit).collect()
 }
 
-async fn whole<S: Shape>(mut head: Head, mut answer: Answer) -> Response {
-    let mut choices: Vec<WholeChoice> =
-        head.echoes.iter().map(|echo| WholeChoice { text: echo.clone(), ..WholeChoice::default() }).collect();
+async fn whole<S: Shape>(mut head: Head, mut answer: Deltas) -> Response {
+    let begun = |choice| WholeChoice { text: head.echo(choice).to_owned(), ..WholeChoice::default() };
+    let mut choices: Vec<WholeChoice> = (0..head.choices()).map(begun).collect();
     while let Some(deltas) = answer.next().await {
         let deltas = match deltas {
             Ok(deltas) => deltas,
@@ -246,35 +259,11 @@ async fn whole<S: Shape>(mut head: Head, mut answer: Answer) -> Response {
         }
     }
     head.scores = answer.scores();
-    let choices = best(choices, &head);
     let id = head.id.clone();
     named(axum::Json(S::whole(head, choices, answer.usage())).into_response(), &id)
 }
 
-/// Of the choices of each prompt those with the greatest log probability per token, best first, if there are more
-/// than are wanted.
-fn best(choices: Vec<WholeChoice>, head: &Head) -> Vec<WholeChoice> {
-    let (wanted, candidates) = (head.reply.choices as usize, head.candidates as usize);
-    if candidates <= wanted {
-        return choices;
-    }
-    let mean = |choice: &WholeChoice| {
-        let sum: f64 = choice.tokens.iter().map(|token| f64::from(token.logprob)).sum();
-        sum / choice.tokens.len().max(1) as f64
-    };
-    let mut choices = choices.into_iter();
-    let mut kept = Vec::new();
-    while choices.len() > 0 {
-        let mut group: Vec<_> =
-            choices.by_ref().take(candidates).map(|choice| (mean(&choice), choice)).collect();
-        // Stable: the first of equals.
-        group.sort_by(|a, b| b.0.total_cmp(&a.0));
-        kept.extend(group.into_iter().take(wanted).map(|(_, choice)| choice));
-    }
-    kept
-}
-
-async fn streamed<S: Shape>(head: Head, mut answer: Answer) -> Response {
+async fn streamed<S: Shape>(head: Head, mut answer: Deltas) -> Response {
     // Until the first token an error has a status of its own, and who passes requests on may try elsewhere.
     let first = match answer.next().await {
         Some(Err(error)) => return error.into_response(),
@@ -294,7 +283,7 @@ async fn streamed<S: Shape>(head: Head, mut answer: Answer) -> Response {
 /// An answer that is being sent.
 struct Streamed<S> {
     head: Head,
-    answer: Answer,
+    answer: Deltas,
     /// What came before the answer was begun.
     first: Option<Option<Result<Vec<Delta>, Error>>>,
     shape: std::marker::PhantomData<fn() -> S>,
@@ -308,7 +297,7 @@ impl<S: Shape> Streamed<S> {
                 self.head.scores = self.answer.scores();
                 self.head.usage = self.answer.usage();
                 let head = &self.head;
-                (0..).zip(&head.echoes).for_each(|(choice, _)| S::begin(head, choice, events));
+                (0..head.choices()).for_each(|choice| S::begin(head, choice, events));
                 first
             }
             None => self.answer.next().await,

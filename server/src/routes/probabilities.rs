@@ -68,7 +68,7 @@ pub(super) fn shown(
 /// Those of a part of a completion.
 pub(super) fn completion(head: &Head, choice: u32, tokens: Vec<TokenText>) -> Option<CompletionLogprobs> {
     head.reply.logprobs?;
-    let before = echo(head, choice).chars().count();
+    let before = head.echo(choice).chars().count();
     let mut logprobs = CompletionLogprobs::default();
     for TokenText { token, start, logprob, top } in tokens {
         put(head, (token, before + start), Some((logprob, &top)), &mut logprobs);
@@ -79,7 +79,7 @@ pub(super) fn completion(head: &Head, choice: u32, tokens: Vec<TokenText>) -> Op
 /// Those of an echoed prompt.
 pub(super) fn echoed(head: &Head, choice: u32) -> Option<CompletionLogprobs> {
     let count = head.reply.logprobs? as usize;
-    let (echo, tokens) = (echo(head, choice), prompt(head, choice)?);
+    let (echo, tokens) = (head.echo(choice), prompt(head, choice)?);
     if echo.is_empty() {
         return None;
     }
@@ -155,19 +155,11 @@ fn offsets(head: &Head, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
 }
 
 fn scores(head: &Head, choice: u32) -> Option<&[ScoredToken]> {
-    head.scores.get(prompt_of(head, choice))?.as_deref()
+    head.scores.get(head.prompt_of(choice))?.as_deref()
 }
 
 fn prompt(head: &Head, choice: u32) -> Option<&[TokenId]> {
-    head.reply.prompts.get(prompt_of(head, choice)).map(Vec::as_slice)
-}
-
-fn echo(head: &Head, choice: u32) -> &str {
-    head.echoes.get(prompt_of(head, choice) * head.candidates as usize).map_or("", String::as_str)
-}
-
-fn prompt_of(head: &Head, choice: u32) -> usize {
-    (choice / head.reply.choices.max(1)) as usize
+    head.reply.prompts.get(head.prompt_of(choice)).map(Vec::as_slice)
 }
 
 /// The token's text; of bytes that are no text by themselves, their values, which keeps tokens apart.

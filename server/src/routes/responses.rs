@@ -2,7 +2,6 @@
 //! what may be done with one that is kept in [`stored`].
 
 mod answer;
-mod best;
 mod context;
 mod query;
 mod stored;
@@ -23,10 +22,9 @@ use crate::metrics::Record;
 use crate::model::unix_time;
 use crate::prepare::responses::{Ready, References, references, responses};
 use crate::prepare::{self, Endpoint, Target};
-use crate::respond::Answer;
+use crate::respond::{Answer, Deltas};
 use crate::responses::{Assembly, Begun, Show};
 use crate::store::{Id, Kind};
-use best::Deltas;
 pub(super) use context::{item, no_conversation, read_conversation, unreadable};
 pub(super) use query::Page;
 pub(super) use stored::{cancel, delete, input_items, list, retrieve};

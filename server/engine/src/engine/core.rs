@@ -211,8 +211,10 @@ impl Core {
                 }
             }
         }
-        // Before the first token: that is sampled from the end of the prompt.
-        batch.rows.iter().for_each(|row| requests.scored(row.sequence));
+        // Before the first token: that is sampled from the end of the prompt. A prompt of one token has no scored row,
+        // and is computed in one.
+        let scoring = batch.rows.iter().filter(|row| row.past == 0 || !row.scored.is_empty());
+        scoring.for_each(|row| requests.scored(row.sequence));
         ended.clear();
         for (&(sequence, token), outcome) in samples.tokens.iter().zip(samples.outcomes.drain(..)) {
             let logprobs = match outcome {

@@ -11,12 +11,11 @@ use server_openai::responses::{
     Usage as ResponseUsage, kind,
 };
 
-use super::best::Deltas;
 use super::{Making, Way};
 use crate::app::App;
 use crate::error::Error;
 use crate::model::unix_time;
-use crate::respond::Delta;
+use crate::respond::{Delta, Deltas};
 use crate::responses::{Assembly, Followed, Live, sent};
 use crate::routes::generate::named;
 use crate::sse::{self, Events};
