@@ -14,10 +14,11 @@ import pathlib
 import statistics
 import sys
 
+import bench_http
 import cases
 import engines
 import http_load
-from bench_http import MODEL, SERVER, Server
+from bench_http import MODEL, Server
 
 WANTED = 0.9
 CASES = [case for case in cases.CASES if case.name in ("c1", "c8", "c32", "c64")]
@@ -45,20 +46,9 @@ GUIDED = {"response_format": {"type": "json_schema", "json_schema": {"name": "st
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [case.name for case in CASES]
-    parser.add_argument("--server", type=pathlib.Path, default=SERVER)
-    parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
-    parser.add_argument("--cases", nargs="+", choices=names, default=["c1", "c8", "c32"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocabulary", type=int, default=49_152)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--inference-precision", default="f32")
-    parser.add_argument("--kv-cache-precision", default="u8")
-    parser.add_argument("--batch-tokens-max", type=int, default=512)
-    parser.add_argument("--chunk-tokens-max", type=int, default=128)
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
-    return parser.parse_args()
+    known = bench_http.parser(__doc__, [case.name for case in CASES], ["c1", "c8", "c32"])
+    known.add_argument("--temperature", type=float, default=0.0)
+    return known.parse_args()
 
 
 def run(port: int, work: dict, more: dict) -> float:
@@ -90,16 +80,7 @@ def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tup
 
 def main() -> None:
     args = arguments()
-    if not args.server.is_file():
-        raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
-    setup = engines.Setup(
-        args.model,
-        inference_precision=args.inference_precision,
-        kv_cache_precision=args.kv_cache_precision,
-        batch_tokens_max=args.batch_tokens_max,
-        chunk_tokens_max=args.chunk_tokens_max,
-        prefix_caching=True,
-    )
+    setup = bench_http.setup_of(args)
     measured = {}
     with engines.scratch() as folder, Server(args.server, setup, pathlib.Path(folder)) as server:
         warmup = cases.scenario(CASES[1], 99, args.vocabulary)

@@ -31,13 +31,12 @@ WANTED = 0.93
 READY_SECONDS_MAX = STOP_SECONDS_MAX = 120
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [case.name for case in CASES if case.concurrent]
+def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentParser:
+    """The arguments of whatever measures a server: cases of these names, and the settings of a run."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", type=pathlib.Path, default=SERVER)
-    parser.add_argument("--engine", help="the engine-bench binary")
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
-    parser.add_argument("--cases", nargs="+", choices=names, default=names)
+    parser.add_argument("--cases", nargs="+", choices=names, default=default)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=49_152)
     parser.add_argument("--inference-precision", default="f32")
@@ -45,7 +44,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--chunk-tokens-max", type=int, default=128)
     parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
-    return parser.parse_args()
+    return parser
+
+
+def setup_of(args: argparse.Namespace) -> engines.Setup:
+    """The settings that the arguments ask for, once the server is known to be there."""
+    if not args.server.is_file():
+        raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
+    return engines.Setup(
+        args.model,
+        inference_precision=args.inference_precision,
+        kv_cache_precision=args.kv_cache_precision,
+        batch_tokens_max=args.batch_tokens_max,
+        chunk_tokens_max=args.chunk_tokens_max,
+        prefix_caching=True,
+    )
+
+
+def arguments() -> argparse.Namespace:
+    names = [case.name for case in CASES if case.concurrent]
+    known = parser(__doc__, names, names)
+    known.add_argument("--engine", help="the engine-bench binary")
+    return known.parse_args()
 
 
 class Server:
@@ -130,14 +150,7 @@ def over_http(server: pathlib.Path, setup: engines.Setup, work: dict, folder: pa
 
 def one_round(args: argparse.Namespace, case: Case, seed: int, folder: pathlib.Path) -> dict[str, dict]:
     """Both ways once, in an order that turns from round to round."""
-    setup = engines.Setup(
-        args.model,
-        inference_precision=args.inference_precision,
-        kv_cache_precision=args.kv_cache_precision,
-        batch_tokens_max=args.batch_tokens_max,
-        chunk_tokens_max=args.chunk_tokens_max,
-        prefix_caching=True,
-    )
+    setup = setup_of(args)
     engine = engines.find_engine(args.engine)
     work = scenario(case, seed, args.vocabulary)
     runs = [
@@ -174,8 +187,6 @@ def row_of(case: Case, rounds: list[dict]) -> tuple[str, bool]:
 
 def main() -> None:
     args = arguments()
-    if not args.server.is_file():
-        raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
     measured: dict[str, list[dict]] = {}
     with engines.scratch() as folder:
         for seed in range(args.rounds):
