@@ -3,6 +3,7 @@
 //! sees.
 
 pub mod browser;
+pub mod clients;
 pub mod cluster;
 pub mod http;
 pub mod hub;

@@ -101,6 +101,21 @@ impl Server {
         Self::from_command(&mut command(arguments)?)
     }
 
+    /// Starts a server, `scripted`, whose simulated model thinks as Qwen's do, takes no time and says `answers` in its
+    /// turns of a conversation.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn scripted(answers: &[&str], arguments: &[&str]) -> anyhow::Result<Self> {
+        const TIMES: [&str; 3] = ["--sim-step-time", "--sim-prefill-token-time", "--sim-decode-row-time"];
+        let mut command = bare_command()?;
+        command.args(["--backend", "sim", "--model-name", "scripted", "--reasoning-parser", "qwen3"]);
+        command.args(TIMES.iter().flat_map(|time| [time, "0ms"]));
+        command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-port", "0"]).args(arguments);
+        command.args(answers.iter().flat_map(|answer| ["--sim-answer", answer]));
+        Self::from_command(&mut command)
+    }
+
     /// Starts `command`, which runs a server on a free port, and waits until it is ready.
     ///
     /// # Errors
@@ -128,6 +143,14 @@ impl Server {
             *shared = Arc::downgrade(&server);
             server
         })
+    }
+
+    /// The server with the sample model, [`EXACT`], that is called `smollm2`.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn named() -> anyhow::Result<Self> {
+        Self::start(&[&EXACT[..], &["--model-name", "smollm2"]].concat())
     }
 
     /// `path` on this server.

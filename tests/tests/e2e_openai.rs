@@ -1,16 +1,13 @@
 //! The real model behind the OpenAI API: over plain HTTP, with the official clients, and as the README says.
 
-use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::{Value, json};
+use tests::clients;
 use tests::http::{self, Stream};
 use tests::process::Process;
 use tests::router::{Router, replica};
 use tests::server::{EXACT, Server};
-
-const CLIENT_LIMIT: Duration = Duration::from_secs(300);
 
 async fn model(server: &Server) -> String {
     let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
@@ -102,45 +99,22 @@ async fn refuses_a_body_that_is_too_large() {
 }
 
 #[tokio::test]
-async fn the_official_python_client_works() {
+async fn the_official_clients_work() {
     let server = Server::shared();
-    let script = tests::root().join("tests/clients/python/client.py");
-    run_client(&server, Command::new(python()).arg("-B").arg(script)).await;
-}
-
-#[tokio::test]
-async fn the_official_javascript_client_works() {
-    let server = Server::shared();
-    run_client(&server, Command::new("node").arg(tests::root().join("tests/clients/js/client.js"))).await;
+    clients::run("client", &[&server.url("/v3"), &model(&server).await]);
 }
 
 #[tokio::test]
 async fn the_official_clients_work_through_the_router() {
     let servers = [Server::start(&EXACT).unwrap(), Server::start(&EXACT).unwrap()];
     let router = Router::start(&servers.each_ref().map(replica)).unwrap();
-    let model = model(&servers[0]).await;
-    let script = tests::root().join("tests/clients/python/client.py");
-    let javascript = tests::root().join("tests/clients/js/client.js");
-    for command in [Command::new(python()).arg("-B").arg(script), Command::new("node").arg(javascript)] {
-        let client = Process::start(command.arg(router.url("/v3")).arg(&model)).expect("the client starts");
-        let ended = client.wait(CLIENT_LIMIT).expect("the client ends");
-        let passed = ended.status.success() && ended.output.contains("scenarios passed");
-        assert!(passed, "{}\n--- router ---\n{}", ended.output, router.process().output());
-    }
-}
-
-async fn run_client(server: &Server, command: &mut Command) {
-    command.arg(server.url("/v3")).arg(model(server).await);
-    let ended =
-        Process::start(command).expect("the client starts").wait(CLIENT_LIMIT).expect("the client ends");
-    assert!(ended.status.success(), "{}\n--- server ---\n{}", ended.output, server.process().output());
-    assert!(ended.output.contains("scenarios passed"), "{}", ended.output);
+    clients::run("client", &[&router.url("/v3"), &model(&servers[0]).await]);
 }
 
 #[tokio::test]
 async fn the_examples_of_the_readme_work_as_they_stand() {
     // As `make run` calls it.
-    let server = Server::start(&[&EXACT[..], &["--model-name", "smollm2"]].concat()).unwrap();
+    let server = Server::named().unwrap();
     let readme = std::fs::read_to_string(tests::root().join("README.md")).unwrap();
     let examples = examples(&readme);
     let languages: Vec<&str> = examples.iter().map(|(language, _)| *language).collect();
@@ -150,7 +124,7 @@ async fn the_examples_of_the_readme_work_as_they_stand() {
         let code = code.replace("127.0.0.1:8000", server.address());
         let mut command = match language {
             "sh" => Command::new("bash"),
-            "python" => Command::new(python()),
+            "python" => Command::new(clients::python()),
             _ => Command::new("node"),
         };
         match language {
@@ -158,7 +132,7 @@ async fn the_examples_of_the_readme_work_as_they_stand() {
             _ => command.arg("-c"),
         };
         command.arg(code).current_dir(tests::root().join("tests/clients/js"));
-        let ended = Process::start(&mut command).unwrap().wait(CLIENT_LIMIT).unwrap();
+        let ended = Process::start(&mut command).unwrap().wait(clients::LIMIT).unwrap();
         assert!(ended.status.success() && ended.output.contains("Paris"), "{language}: {}", ended.output);
     }
 }
@@ -172,10 +146,4 @@ fn examples(text: &str) -> Vec<(&str, String)> {
         found.push((language, code.to_owned()));
     }
     found
-}
-
-fn python() -> std::path::PathBuf {
-    let python = tests::root().join(".deps/venv-clients/bin/python");
-    assert!(Path::new(&python).exists(), "the Python client is not installed: run `scripts/clients`");
-    python
 }

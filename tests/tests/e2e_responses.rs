@@ -2,16 +2,10 @@
 //! conversation, the background, forms; with a simulated model that says what is wanted and with the real one, directly
 //! and through the router.
 
-use std::process::Command;
-use std::time::Duration;
-
 use serde_json::json;
-use tests::http;
-use tests::process::Process;
 use tests::router::{Router, replica};
-use tests::server::{EXACT, Server, bare_command};
-
-const CLIENT_LIMIT: Duration = Duration::from_secs(300);
+use tests::server::Server;
+use tests::{clients, http};
 
 /// What the simulated model says in its three turns; the clients' scripts know it.
 const ANSWERS: [&str; 3] = [
@@ -24,39 +18,13 @@ const ANSWERS: [&str; 3] = [
 ];
 
 fn scripted(arguments: &[&str]) -> Server {
-    let mut command = bare_command().expect("the server is there");
-    command.args(["--backend", "sim", "--model-name", "scripted", "--reasoning-parser", "qwen3"]);
-    command.args([
-        "--sim-step-time",
-        "0ms",
-        "--sim-prefill-token-time",
-        "0ms",
-        "--sim-decode-row-time",
-        "0ms",
-    ]);
-    command.args(["--host", "127.0.0.1", "--port", "0", "--grpc-port", "0"]).args(arguments);
-    command.args(ANSWERS.iter().flat_map(|answer| ["--sim-answer", answer]));
-    Server::from_command(&mut command).expect("the server starts")
-}
-
-fn run(url: &str, model: &str, kind: &str) {
-    let python = tests::root().join(".deps/venv-clients/bin/python");
-    assert!(python.exists(), "the Python client is not installed: run `scripts/clients`");
-    let mut python = Command::new(python);
-    python.arg("-B").arg(tests::root().join("tests/clients/python/responses.py"));
-    let mut javascript = Command::new("node");
-    javascript.arg(tests::root().join("tests/clients/js/responses.js"));
-    for mut command in [python, javascript] {
-        let client = Process::start(command.args([url, model, kind])).expect("the client starts");
-        let ended = client.wait(CLIENT_LIMIT).expect("the client ends");
-        assert!(ended.status.success() && ended.output.contains("scenarios passed"), "{}", ended.output);
-    }
+    Server::scripted(&ANSWERS, arguments).expect("the server starts")
 }
 
 #[test]
 fn the_official_clients_work() {
     let server = scripted(&[]);
-    run(&server.url("/v3"), "scripted", "scripted");
+    clients::run("responses", &[&server.url("/v3"), "scripted", "scripted"]);
 }
 
 #[test]
@@ -66,14 +34,13 @@ fn the_official_clients_work_through_the_router() {
     // So that what finds its way back does not by chance.
     arguments.push("--policy=round-robin".to_owned());
     let router = Router::start(&arguments).expect("the router starts");
-    run(&router.url("/v1"), "scripted", "scripted");
+    clients::run("responses", &[&router.url("/v1"), "scripted", "scripted"]);
 }
 
 #[test]
 fn the_real_model_answers_the_official_clients() {
-    let server =
-        Server::start(&[&EXACT[..], &["--model-name", "smollm2"]].concat()).expect("the server starts");
-    run(&server.url("/v3"), "smollm2", "real");
+    let server = Server::named().expect("the server starts");
+    clients::run("responses", &[&server.url("/v3"), "smollm2", "real"]);
 }
 
 #[tokio::test]

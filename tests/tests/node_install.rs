@@ -88,7 +88,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
 
 /// Drives the server with the official client.
 fn official_client(url: &str) -> anyhow::Result<String> {
-    let python = tests::root().join(".deps/venv-clients/bin/python");
+    let python = tests::clients::python();
     node::run(&python.to_string_lossy(), &["tests/clients/python/client.py", &format!("{url}/v3"), "smollm2"])
 }
 

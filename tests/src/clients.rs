@@ -1,0 +1,68 @@
+//! The official clients, each with a script of its own: `clients/python` and `clients/js`, which `scripts/clients`
+//! installs. They are ends of their own: what a script finds wrong it says, and leaves with a status.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::process::Process;
+
+/// How long a script may take, on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(300);
+/// What each script says at its end.
+const PASSED: &str = "scenarios passed";
+
+/// A client's language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// The package `openai` of PyPI.
+    Python,
+    /// The package `openai` of npm.
+    JavaScript,
+}
+
+impl Client {
+    /// Runs the script of this name with `arguments`.
+    ///
+    /// # Panics
+    /// If the client is not installed, or the script finds something wrong.
+    pub fn run(self, script: &str, arguments: &[&str]) {
+        let folder = crate::root().join("tests/clients");
+        let mut command = match self {
+            Self::Python => {
+                let mut command = Command::new(python());
+                command.arg("-B").arg(folder.join(format!("python/{script}.py")));
+                command
+            }
+            Self::JavaScript => {
+                let mut command = Command::new("node");
+                command.arg(folder.join(format!("js/{script}.js")));
+                command
+            }
+        };
+        let client = Process::start(command.args(arguments)).expect("the client starts");
+        let ended = client.wait(LIMIT).expect("the client ends");
+        let passed = ended.status.success() && ended.output.contains(PASSED);
+        assert!(passed, "{self:?} {script} {arguments:?}: {}", ended.output);
+    }
+}
+
+/// Runs the script of this name with both clients, one after the other.
+///
+/// # Panics
+/// As [`Client::run`].
+pub fn run(script: &str, arguments: &[&str]) {
+    Client::Python.run(script, arguments);
+    Client::JavaScript.run(script, arguments);
+}
+
+/// A Python with the official client.
+///
+/// # Panics
+/// If it is not installed.
+#[must_use]
+pub fn python() -> PathBuf {
+    let python = crate::root().join(".deps/venv-clients/bin/python");
+    assert!(python.exists(), "the Python client is not installed: run `scripts/clients`");
+    python
+}
