@@ -80,6 +80,8 @@ impl Engine {
         let limits = Limits {
             vocabulary: layout.vocabulary,
             sequence_tokens_max: scheduler.sequence_tokens_max,
+            block_tokens: scheduler.block_tokens,
+            blocks_total: scheduler.blocks_total,
             request_sequences_max: scheduler.sequences_max.min(config.waiting_max),
             waiting_max: config.waiting_max,
         };

@@ -14,6 +14,7 @@ use crate::guide::Guide;
 use crate::report::{EngineLoad, EngineState};
 use crate::request::{Event, Request, Sampling};
 use crate::sampler::History;
+use crate::search::Beams;
 use crate::stream::{Aborts, TokenStream};
 
 /// Commands that may be on their way beside the requests: to drain and to stop, each once.
@@ -48,6 +49,10 @@ pub struct Limits {
     pub vocabulary: u32,
     /// Longest sequence, prompt and generated tokens together.
     pub sequence_tokens_max: u32,
+    /// Tokens a block of the cache holds.
+    pub block_tokens: u32,
+    /// Blocks in the cache.
+    pub blocks_total: u32,
     /// Most sequences of a request.
     pub request_sequences_max: u32,
     /// Most sequences that wait to be started.
@@ -68,6 +73,7 @@ pub(crate) struct Submission {
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) stop: StopRule,
     pub(crate) sampling: Sampling,
+    pub(crate) beams: Option<Beams>,
     pub(crate) guide: Option<Arc<dyn Guide>>,
     pub(crate) salt: u64,
     pub(crate) histories: Vec<History>,
@@ -158,19 +164,31 @@ impl EngineHandle {
         let Shared { limits, waiting, .. } = &*self.shared;
         self.check_state()?;
         limits.check(&request)?;
-        let Request { prompt, sequences, sampling, stop, guide, salt } = request;
+        let results = request.results() as usize;
+        let Request { prompt, sequences, beams, sampling, stop, guide, salt } = request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 
-        // Started, scored, the tokens and the end of each sequence, and a failure.
-        let events_max = 3 + sequences as usize * (stop.tokens_max.max(1) as usize + 1);
+        // Started, scored, the tokens and the end of each result, and a failure.
+        let events_max = 3 + results * (stop.tokens_max.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
         let submitted = self.shared.clock.now();
-        let aborts = Aborts::new(sequences);
+        let aborts = Aborts::new(results as u32);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));
-        let submission =
-            Submission { prompt, stop, sampling, guide, salt, histories, events, aborts, permit, submitted };
+        let submission = Submission {
+            prompt,
+            stop,
+            sampling,
+            beams,
+            guide,
+            salt,
+            histories,
+            events,
+            aborts,
+            permit,
+            submitted,
+        };
         // Counted before it is sent: whoever is taken before another is counted before it too.
         self.shared.submissions.fetch_add(1, Ordering::AcqRel);
         let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
@@ -272,10 +290,18 @@ impl EngineHandle {
 }
 
 impl Limits {
+    /// The longest sequence of a request, prompt and generated tokens together. All beams of a search of this `width`
+    /// have to fit the cache at once.
+    pub fn tokens_max(&self, width: Option<u32>) -> u32 {
+        let each = self.blocks_total / width.unwrap_or(1).max(1) * self.block_tokens;
+        each.min(self.sequence_tokens_max)
+    }
+
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, sampling, stop, guide: _, salt: _ } = request;
+        let Request { prompt, sequences, beams, sampling, stop, guide: _, salt: _ } = request;
         let sequences = *sequences;
         let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
+        let invalid = invalid.or_else(|| beams.as_ref().and_then(|beams| beams.invalid(sequences)));
         if let Some(parameter) = invalid {
             return Err(SubmitError::Invalid { parameter });
         }
@@ -283,7 +309,7 @@ impl Limits {
         if prompt_tokens == 0 {
             return Err(SubmitError::Rejected(Rejected::EmptyPrompt));
         }
-        let sequence_tokens_max = self.sequence_tokens_max;
+        let sequence_tokens_max = self.tokens_max(beams.as_ref().map(|_| sequences));
         if prompt_tokens.saturating_add(stop.tokens_max.max(1)) > sequence_tokens_max {
             return Err(SubmitError::Rejected(Rejected::TooLong { prompt_tokens, sequence_tokens_max }));
         }

@@ -16,6 +16,7 @@ mod report;
 mod request;
 mod runner;
 mod sampler;
+mod search;
 pub mod sim;
 mod stream;
 
@@ -27,5 +28,6 @@ pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
 pub use runner::{CacheLayout, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
+pub use search::{Beams, SearchEnd, TextStop};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};
 pub use stream::TokenStream;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use server_scheduler::{FinishReason, StopRule, TokenId};
 
 use crate::guide::Guide;
+use crate::search::Beams;
 
 /// A request, resolved: nothing in it is optional in the sense of "to be looked up elsewhere".
 #[derive(Clone, Debug)]
@@ -13,6 +14,9 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// How many sequences continue the prompt, at least 1. Events carry which of them they are of.
     pub sequences: u32,
+    /// Whether and how these search for the most probable texts together, instead of each drawing its tokens: then events
+    /// are of the results, and come at the end. Of `sampling` only bias, penalties, bans and log probabilities matter.
+    pub beams: Option<Beams>,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// When sequences end. With a guide also when nothing can follow, and by stop tokens only where they may.
@@ -21,6 +25,13 @@ pub struct Request {
     pub guide: Option<Arc<dyn Guide>>,
     /// What is cached of the prompt is shared with requests of the same salt only.
     pub salt: u64,
+}
+
+impl Request {
+    /// How many texts come of it.
+    pub fn results(&self) -> u32 {
+        self.beams.as_ref().map_or(self.sequences, |beams| beams.results)
+    }
 }
 
 /// How tokens are chosen from logits. In order: `bias`, then the penalties, then bans (`stop.tokens` before

@@ -14,6 +14,7 @@
 //! batch, another kernel) change the outcome as rarely as they can.
 
 mod allowed;
+mod beams;
 mod history;
 mod lists;
 mod scan;
@@ -129,9 +130,7 @@ impl Sampler {
     /// # Panics
     /// If `chosen` is not in the vocabulary.
     pub fn logprobs(&mut self, logits: &[f32], chosen: TokenId, count: u32) -> TokenLogprobs {
-        let max = scan::peak(logits).map_or(0.0, |peak| peak.value);
-        self.sums.clear();
-        let log_sum = f64::from(max) + scan::sum_exp(logits, max, 1.0, &mut self.sums).ln();
+        let log_sum = self.log_sum(logits);
         let logprob =
             |token: TokenId, logit: f32| TokenLogprob { token, logprob: (f64::from(logit) - log_sum) as f32 };
         select::top(logits, count as usize, &mut self.candidates);
@@ -140,6 +139,13 @@ impl Sampler {
             chosen: logprob(chosen, logits[chosen as usize]),
             top: self.candidates.iter().map(|top| logprob(top.token, top.logit)).collect(),
         }
+    }
+
+    /// The logarithm of the sum of the exponentials.
+    fn log_sum(&mut self, logits: &[f32]) -> f64 {
+        let max = scan::peak(logits).map_or(0.0, |peak| peak.value);
+        self.sums.clear();
+        f64::from(max) + scan::sum_exp(logits, max, 1.0, &mut self.sums).ln()
     }
 
     /// As [`Self::logprobs`], with the token's rank.

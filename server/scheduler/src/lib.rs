@@ -28,7 +28,7 @@ pub use batch::{Batch, BlockCopy, Row};
 pub use block::{BlockHash, BlockId, block_hash};
 pub use load::Load;
 pub use scheduler::{SCORED_TOKENS_MAX, Scheduler};
-pub use sequence::{Event, FinishReason, NewRequest, Rejected, SequenceId, StopRule};
+pub use sequence::{Event, FinishReason, NewRequest, Rejected, Sampled, SequenceId, StopRule};
 
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
@@ -55,4 +55,13 @@ pub struct SchedulerConfig {
     pub sequence_tokens_max: u32,
     /// Whether blocks of equal content are computed once and kept after their sequence ends.
     pub prefix_caching: bool,
+}
+
+impl SchedulerConfig {
+    /// The longest sequence of a request with so many that go in step, prompt and generated tokens together: the cache
+    /// has to hold them all, with nothing in common.
+    pub fn in_step_tokens_max(&self, sequences: u32) -> u32 {
+        let each = self.blocks_total / sequences.max(1) * self.block_tokens;
+        each.min(self.sequence_tokens_max)
+    }
 }

@@ -119,8 +119,8 @@ impl Scheduler {
     /// # Panics
     /// If the request has no sequence, or an id is in use.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejected> {
-        let NewRequest { sequences, prompt, stop, scores_prompt, root } = request;
-        self.accept(&sequences, &prompt, stop.tokens_max)?;
+        self.accept(&request)?;
+        let NewRequest { sequences, prompt, stop, in_step, scores_prompt, root } = request;
         let prompt_tokens = prompt.len() as u32;
         let mut siblings = sequences;
         let id = siblings.remove(0);
@@ -131,6 +131,7 @@ impl Scheduler {
             rank,
             siblings,
             stop: Arc::new(stop),
+            in_step,
             prompt_tokens,
             tokens: prompt,
             computed: 0,
@@ -196,20 +197,23 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    fn accept(&self, ids: &[SequenceId], prompt: &[TokenId], tokens_max: u32) -> Result<(), Rejected> {
+    fn accept(&self, request: &NewRequest) -> Result<(), Rejected> {
+        let ids = &request.sequences;
         assert!(!ids.is_empty(), "a request has a sequence");
         for (position, id) in ids.iter().enumerate() {
             let is_new = self.sequences.slot(*id).is_none() && !ids[..position].contains(id);
             assert!(is_new, "a sequence id is used once");
         }
-        let SchedulerConfig { sequence_tokens_max, waiting_max, .. } = self.config;
+        let waiting_max = self.config.waiting_max;
         let sequences_max = self.config.sequences_max.min(waiting_max);
         let sequences = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+        let in_step = if request.in_step { sequences } else { 1 };
+        let sequence_tokens_max = self.config.in_step_tokens_max(in_step);
         if prompt_tokens == 0 {
             return Err(Rejected::EmptyPrompt);
         }
-        if prompt_tokens.saturating_add(tokens_max.max(1)) > sequence_tokens_max {
+        if prompt_tokens.saturating_add(request.stop.tokens_max.max(1)) > sequence_tokens_max {
             return Err(Rejected::TooLong { prompt_tokens, sequence_tokens_max });
         }
         if sequences > sequences_max {

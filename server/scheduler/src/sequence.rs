@@ -20,6 +20,9 @@ pub struct NewRequest {
     pub prompt: Vec<TokenId>,
     /// When each sequence ends.
     pub stop: StopRule,
+    /// Whether the sequences go in step, as those of a search do: after the prompt each takes its next token in the same
+    /// batch as the others, and may then go on from where another is ([`Sampled::from`]). They run or wait together.
+    pub in_step: bool,
     /// Whether the logits of the prompt's tokens are wanted too, of all but the last. Then nothing of it is taken
     /// from the prefix cache.
     pub scores_prompt: bool,
@@ -30,7 +33,26 @@ pub struct NewRequest {
 impl NewRequest {
     /// A request without anything special about it.
     pub fn new(sequences: Vec<SequenceId>, prompt: Vec<TokenId>, stop: StopRule) -> Self {
-        Self { sequences, prompt, stop, scores_prompt: false, root: BlockHash::ROOT }
+        Self { sequences, prompt, stop, in_step: false, scores_prompt: false, root: BlockHash::ROOT }
+    }
+}
+
+/// What a sequence goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// Which.
+    pub sequence: SequenceId,
+    /// Whose tokens it takes over first: its own as a rule. Where the sequences of a request go in step, another's that
+    /// goes on from its own in the same batch.
+    pub from: SequenceId,
+    /// The token that follows these.
+    pub token: TokenId,
+}
+
+impl Sampled {
+    /// A sequence goes on from its own tokens.
+    pub fn new(sequence: SequenceId, token: TokenId) -> Self {
+        Self { sequence, from: sequence, token }
     }
 }
 
@@ -80,11 +102,12 @@ pub enum Event {
 pub enum Rejected {
     /// The prompt has no token.
     EmptyPrompt,
-    /// Prompt and the tokens asked for can never fit, however long the request waited.
+    /// Prompt and the tokens asked for can never fit, however long the request waited. Sequences in step all have to
+    /// fit at once.
     TooLong {
         /// Tokens of the prompt.
         prompt_tokens: u32,
-        /// The longest sequence this scheduler takes, prompt and generated tokens together.
+        /// The longest sequence this scheduler takes in such a request, prompt and generated tokens together.
         sequence_tokens_max: u32,
     },
     /// The sequences of the request can never run, or never wait, at once.
@@ -113,6 +136,8 @@ pub(crate) struct Sequence {
     /// The others of the request, as long as they have everything in common with this one.
     pub(crate) siblings: Vec<SequenceId>,
     pub(crate) stop: Arc<StopRule>,
+    /// Whether the sequences of its request go in step.
+    pub(crate) in_step: bool,
     pub(crate) prompt_tokens: u32,
     pub(crate) tokens: Vec<TokenId>,
     /// Leading tokens whose keys and values are in the cache. Less than `tokens`, between steps.
@@ -150,9 +175,16 @@ impl Sequence {
         self.tokens_len() - self.computed
     }
 
-    /// Leading tokens that may be taken from the prefix cache: those whose logits are not wanted.
+    /// Whether it goes in step with others that are sequences of their own by now.
+    pub(crate) fn awaits_others(&self) -> bool {
+        self.in_step && self.siblings.is_empty()
+    }
+
+    /// Leading tokens that may be taken from the prefix cache: those whose logits are not wanted. In step there is
+    /// none to copy the block of the last token from, since it may be evicted for another of them.
     pub(crate) fn cacheable(&self) -> u32 {
-        if self.unscored.is_empty() { u32::MAX } else { self.unscored.start }
+        let unwanted = if self.unscored.is_empty() { u32::MAX } else { self.unscored.start };
+        if self.awaits_others() { unwanted.min(self.tokens_len() - 1) } else { unwanted }
     }
 
     /// The next tokens of which no more than `scores` have logits that are wanted.
@@ -162,6 +194,12 @@ impl Sequence {
             return self.uncomputed();
         }
         start.max(self.computed) - self.computed + scores
+    }
+
+    /// Those of the next tokens that it may compute whatever others do.
+    pub(crate) fn chunk_tokens(&self, scores: u32) -> u32 {
+        let next = self.next_tokens(scores);
+        if self.awaits_others() { next.min(self.uncomputed() - 1) } else { next }
     }
 
     /// Makes room for all it may ever hold, so that its growth does not allocate.
@@ -183,6 +221,14 @@ impl Sequence {
         (before + 1 >= self.stop.tokens_max).then_some(FinishReason::Length)
     }
 
+    /// Takes over the tokens of one that goes in step with it. The caller has counted the blocks.
+    pub(crate) fn take_over(&mut self, from: &Self) {
+        self.tokens.clone_from(&from.tokens);
+        self.table.clone_from(&from.table);
+        self.hashes.clone_from(&from.hashes);
+        self.registered = from.registered;
+    }
+
     /// A sibling that goes on from the computed prompt by itself. The caller counts its blocks.
     pub(crate) fn fork(&self, id: SequenceId, index: u32) -> Self {
         // What the clone will hold is known: it never grows again.
@@ -197,6 +243,7 @@ impl Sequence {
             rank: Rank { index, ..self.rank },
             siblings: Vec::new(),
             stop: Arc::clone(&self.stop),
+            in_step: self.in_step,
             prompt_tokens: self.prompt_tokens,
             tokens,
             computed: self.computed,

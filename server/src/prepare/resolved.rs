@@ -39,7 +39,6 @@ pub(super) struct Resolved {
     pub(super) choices: u32,
     /// Of which so many are generated.
     pub(super) candidates: u32,
-    pub(super) tokens_min: u32,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
@@ -114,16 +113,16 @@ impl Resolved {
         target: Target<'_>,
     ) -> Result<Request, Error> {
         let tokens_max = room(&prompt, param, tokens_max, target)?;
-        if self.tokens_min > tokens_max {
-            let problem =
-                format!("{} is more than the {tokens_max} tokens that may be generated", self.tokens_min);
+        let tokens_min = self.text.tokens_min;
+        if tokens_min > tokens_max {
+            let problem = format!("{tokens_min} is more than the {tokens_max} tokens that may be generated");
             return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
         }
-        let stop =
-            StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min: self.tokens_min };
+        let stop = StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min };
         let sampling = self.sampling.clone();
         let guide = self.guide.clone();
-        Ok(Request { prompt, sequences: self.candidates, sampling, stop, guide, salt: self.salt })
+        let beams = None;
+        Ok(Request { prompt, sequences: self.candidates, beams, sampling, stop, guide, salt: self.salt })
     }
 
     /// Cuts the beginning off a prompt. Answers whether anything went.

@@ -7,9 +7,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, BlockHash, Event as Change, FinishReason, NewRequest, Scheduler, SchedulerConfig,
+    Batch, BlockHash, Event as Change, FinishReason, NewRequest, Sampled, Scheduler, SchedulerConfig,
+    SequenceId, StopRule, TokenId,
 };
-use server_scheduler::{SequenceId, StopRule, TokenId};
 use tokio::sync::mpsc as events;
 
 use crate::handle::{Command, Shared, Submission, WaitingPermit};
@@ -17,6 +17,7 @@ use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::{Event, Failure, Sampling, ScoredToken, TokenLogprobs};
 use crate::runner::{Logits, ModelRunner, RunError};
 use crate::sampler::{History, Sampler};
+use crate::search::Search;
 use crate::stream::Aborts;
 use guides::{Guides, Slot};
 use samples::{Outcome, Samples};
@@ -68,6 +69,8 @@ struct Live {
     scores: Option<Scores>,
     /// One for each sequence, or none at all.
     guides: Vec<Slot>,
+    /// What the sequences do together, if they do not draw each by itself.
+    search: Option<Box<Search>>,
     /// Whether each sequence has ended.
     ended: Vec<bool>,
     /// Sequences that have not ended.
@@ -216,7 +219,9 @@ impl Core {
         let scoring = batch.rows.iter().filter(|row| row.past == 0 || !row.scored.is_empty());
         scoring.for_each(|row| requests.scored(row.sequence));
         ended.clear();
-        for (&(sequence, token), outcome) in samples.tokens.iter().zip(samples.outcomes.drain(..)) {
+        for (&Sampled { sequence, token, .. }, outcome) in
+            samples.tokens.iter().zip(samples.outcomes.drain(..))
+        {
             let logprobs = match outcome {
                 Outcome::Token(logprobs) => logprobs,
                 Outcome::Last(logprobs) => {
@@ -225,6 +230,10 @@ impl Core {
                 }
                 Outcome::Nothing => {
                     ended.push(sequence);
+                    continue;
+                }
+                Outcome::Beam => {
+                    report.generated_tokens += 1;
                     continue;
                 }
             };
@@ -242,6 +251,7 @@ impl Core {
             scheduler.abort(sequence);
             requests.finished(sequence, FinishReason::Stop);
         }
+        samples.found.drain(..).for_each(|number| requests.conclude(number));
     }
 
     /// Fails what was in a batch that could not be computed.
@@ -297,8 +307,10 @@ fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
 impl Requests {
     /// Hands a request to the scheduler, unless its client has gone.
     fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
-        let Submission { prompt, stop, sampling, guide, salt, histories, events, aborts, permit, submitted } =
-            submission;
+        let Submission {
+            prompt, sampling, beams, salt, histories, events, aborts, permit, submitted, ..
+        } = submission;
+        let (stop, guide) = (submission.stop, submission.guide);
         // Counted whatever becomes of it, as the handle counts: the two are compared.
         let number = self.count;
         self.count += 1;
@@ -308,10 +320,13 @@ impl Requests {
         let prompt_tokens = prompt.len() as u32;
         let sequences = sequences_of(number, histories.len()).collect();
         let scores = sampling.prompt_logprobs.map(|_| Scores { prompt: prompt.clone(), tokens: Vec::new() });
+        // When its sequences end is the search's business.
+        let tokens = if beams.is_some() { Vec::new() } else { stop.tokens.clone() };
         let request = NewRequest {
             sequences,
             prompt,
-            stop: stop.clone(),
+            stop: StopRule { tokens, ..stop },
+            in_step: beams.is_some(),
             scores_prompt: scores.is_some(),
             root: BlockHash(salt),
         };
@@ -322,11 +337,17 @@ impl Requests {
         }
         let open = histories.len();
         self.have_guides |= guide.is_some();
+        let search = beams.map(|beams| Box::new(Search::new(beams, open as u32, stop.clone())));
+        let begins = |index| search.as_ref().is_none_or(|search| search.has_beam(index));
+        let slots = |guide| {
+            (0..open as u32).map(|index| if begins(index) { Slot::new(&guide) } else { Slot::Gone }).collect()
+        };
         let live = Live {
             sampling,
             stop,
             scores,
-            guides: guide.map_or(Vec::new(), |guide| (0..open).map(|_| Slot::new(&guide)).collect()),
+            guides: guide.map_or(Vec::new(), slots),
+            search,
             histories,
             ended: vec![false; open],
             open,
@@ -345,7 +366,7 @@ impl Requests {
             let abandoned = live.events.is_closed();
             if abandoned {
                 sequences_of(number, live.histories.len()).for_each(|sequence| scheduler.abort(sequence));
-            } else {
+            } else if live.search.is_none() {
                 let aborts = Arc::clone(&live.aborts);
                 for index in aborts.take().into_iter().flatten().filter(|index| live.end(*index)) {
                     scheduler.abort(sequence_of(number, index));
@@ -388,10 +409,26 @@ impl Requests {
         true
     }
 
-    /// Nothing happens if it was aborted, or its request has failed.
+    /// Tells what a search has found, and ends it. Nothing happens if its request has failed.
+    fn conclude(&mut self, number: u64) {
+        let Some(Live { search: Some(search), events, .. }) = self.live.remove(&number) else { return };
+        let all = search.found();
+        // Where there are fewer texts than were asked for, the last ones are empty.
+        let (found, results) = (all.len() as u32, search.results());
+        (found..results)
+            .for_each(|index| send(&events, Event::Finished { index, reason: FinishReason::Stop }));
+        for (index, found) in (0..).zip(all) {
+            for (token, logprobs) in found.tokens {
+                send(&events, Event::Token { index, token, logprobs });
+            }
+            send(&events, Event::Finished { index, reason: found.reason });
+        }
+    }
+
+    /// Nothing happens if it was aborted, its request has failed, or it is a beam.
     fn finished(&mut self, sequence: SequenceId, reason: FinishReason) {
         let number = request_of(sequence);
-        if let Some(live) = self.live.get_mut(&number) {
+        if let Some(live) = self.live.get_mut(&number).filter(|live| live.search.is_none()) {
             let index = index_of(sequence);
             send(&live.events, Event::Finished { index, reason });
             live.end(index);

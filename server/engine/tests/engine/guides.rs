@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
-    Event, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling, StopRule, TokenId,
-    TokenSet,
+    Beams, Event, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling, SearchEnd,
+    StopRule, TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
@@ -167,8 +167,18 @@ fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
     let form = Form::new(u64::from(which), rng.random_range(1..40)).without(&stop.tokens);
     let form = (!which.is_multiple_of(4)).then_some(form);
     let logprobs = rng.random_bool(0.3).then_some(2);
+    let sequences = rng.random_range(1..4);
+    let beams = rng.random_bool(0.3).then(|| Beams {
+        results: sequences,
+        groups: 1,
+        length_penalty: 1.0,
+        diversity_penalty: 0.0,
+        end: SearchEnd::Heuristic,
+        stops: None,
+    });
     let request = Request {
-        sequences: rng.random_range(1..4),
+        sequences,
+        beams,
         stop,
         sampling: Sampling { logprobs, ..base.sampling.clone() },
         guide: form.as_ref().and_then(Form::guide),

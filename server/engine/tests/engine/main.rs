@@ -2,6 +2,7 @@
 //! cache would say, whatever else happens at the same time. No test waits for time to pass.
 
 #[cfg(test)]
+mod beams;
 mod faults;
 #[cfg(test)]
 mod guides;

@@ -116,6 +116,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
     Request {
         prompt: prompt.to_vec(),
         sequences: 1,
+        beams: None,
         sampling: Sampling::greedy(),
         stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
         guide: None,

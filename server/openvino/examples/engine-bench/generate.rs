@@ -97,6 +97,7 @@ fn request(args: &Args, work: &Work) -> Request {
     Request {
         prompt: work.prompt.clone(),
         sequences: 1,
+        beams: None,
         sampling: Sampling { logprobs: work.logprobs, ..Sampling::greedy() },
         stop: StopRule {
             tokens: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },

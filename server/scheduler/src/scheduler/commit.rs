@@ -2,30 +2,34 @@
 
 use super::{Entry, Scheduler};
 use crate::block_pool::{Content, Registered, Serial};
-use crate::{Batch, Event, SequenceId, TokenId};
+use crate::{Batch, Event, Sampled, SequenceId, TokenId};
 
 impl Scheduler {
     /// Takes in a batch that was computed, with what was sampled, in the order of [`Batch::samples`]. Adds
     /// what happened to `events`. What was aborted meanwhile is skipped; any token will do for it.
     ///
     /// # Panics
-    /// If `batch` is not the last one scheduled, or `sampled` is not of its `samples`.
-    pub fn commit(&mut self, batch: &Batch, sampled: &[(SequenceId, TokenId)], events: &mut Vec<Event>) {
+    /// If `batch` is not the last one scheduled, `sampled` is not of its `samples`, or a sequence goes on from one that
+    /// is not of its request and in step with it, has been aborted, or does not go on from its own tokens itself.
+    pub fn commit(&mut self, batch: &Batch, sampled: &[Sampled], events: &mut Vec<Event>) {
         assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
         let expected = batch.samples.iter().copied();
-        assert!(sampled.iter().map(|sample| sample.0).eq(expected), "each sample of the batch has a token");
+        assert!(sampled.iter().map(|sample| sample.sequence).eq(expected), "each sample has a token");
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(slot) = self.in_flight[index].take() else { continue };
             self.advance(slot, row.tokens.len() as u32, events);
-            if row.samples.is_empty() {
-                continue;
-            }
-            self.fork_siblings(slot);
-            for &(id, token) in &sampled[row.samples.start as usize..row.samples.end as usize] {
-                self.append(id, token, events);
+            if !row.samples.is_empty() {
+                self.fork_siblings(slot);
             }
         }
         self.in_flight.clear();
+        // All before the first goes on: what is taken over is what there was in the batch.
+        for sampled in sampled.iter().filter(|sampled| sampled.from != sampled.sequence) {
+            self.take_over(sampled.sequence, sampled.from);
+        }
+        for &Sampled { sequence, token, .. } in sampled {
+            self.append(sequence, token, events);
+        }
     }
 
     /// Drops all that was in a batch whose computation failed, and returns it. Nothing of what the batch was
@@ -115,6 +119,26 @@ impl Scheduler {
             let at = self.running.partition_point(|other| other.rank < rank);
             self.running.insert(at, Entry { rank, slot });
         }
+    }
+
+    /// `id` leaves its own tokens for those of `from`. If it was aborted meanwhile, nothing happens.
+    fn take_over(&mut self, id: SequenceId, from: SequenceId) {
+        let Some(slot) = self.sequences.slot(id) else { return };
+        let from = self.sequences.slot(from).expect("a sequence goes on from one that is there");
+        let [sequence, from] = self.sequences.pair_mut([slot, from]);
+        let are_level = sequence.uncomputed() == 0 && from.uncomputed() == 0;
+        assert!(
+            are_level && sequence.awaits_others() && from.rank.arrival == sequence.rank.arrival,
+            "in step"
+        );
+        assert!(sequence.claims.is_empty(), "invariant: what is computed is claimed no more");
+        for &block in &from.table {
+            self.pool.share(block);
+        }
+        for block in sequence.table.drain(..).rev() {
+            self.pool.release(block);
+        }
+        sequence.take_over(from);
     }
 
     fn append(&mut self, id: SequenceId, token: TokenId, events: &mut Vec<Event>) {

@@ -1,4 +1,8 @@
 //! What the next step computes: decodes, then chunks of prompts, then whoever may start.
+//!
+//! What stands in a queue is looked at in groups: the sequences of a request that go in step, any other by itself.
+
+use std::ops::Range;
 
 use super::{Entry, Scheduler};
 use crate::block_pool::{Content, Serial};
@@ -25,7 +29,7 @@ struct Budget {
 
 /// What became of a waiting request that was looked at.
 enum Admission {
-    Admitted(u32),
+    Admitted(Range<usize>),
     /// Its next block is being computed: others may go ahead.
     WaitsForPrefix,
     /// There is no room: nobody may go ahead.
@@ -71,12 +75,29 @@ impl Scheduler {
     fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
         while position < self.running.len() && budget.tokens > 0 {
-            let slot = self.running[position].slot;
-            if self.sequences.get(slot).uncomputed() == 1 && self.make_room(position, batch) {
-                self.push_row(slot, batch, budget);
+            let group = position..position + self.group_len(self.running[position..].iter());
+            position = group.end;
+            if self.are_due(group.clone(), budget) && self.make_room_for(group.clone(), batch) {
+                group.for_each(|position| self.push_row(self.running[position].slot, 1, batch, budget));
             }
-            position += 1;
         }
+    }
+
+    /// Entries of the group at the beginning of `entries`.
+    fn group_len<'a>(&self, mut entries: impl Iterator<Item = &'a Entry>) -> usize {
+        let Some(first) = entries.next() else { return 0 };
+        let is_alone = !self.sequences.get(first.slot).in_step;
+        if is_alone {
+            1
+        } else {
+            1 + entries.take_while(|entry| entry.rank.arrival == first.rank.arrival).count()
+        }
+    }
+
+    /// Whether all sequences of a running group lack one token only, and a batch has room for it.
+    fn are_due(&self, group: Range<usize>, budget: &Budget) -> bool {
+        group.len() <= budget.tokens as usize
+            && self.running[group].iter().all(|entry| self.sequences.get(entry.slot).uncomputed() == 1)
     }
 
     /// The prompts that have begun, the oldest first. Their blocks were taken when they were admitted.
@@ -86,21 +107,38 @@ impl Scheduler {
                 return;
             }
             let slot = self.running[position].slot;
-            let sequence = self.sequences.get(slot);
-            if sequence.row.is_none() && sequence.next_tokens(budget.scores) > 0 {
-                self.push_row(slot, batch, budget);
+            if self.sequences.get(slot).row.is_none() {
+                self.push_chunk(slot, batch, budget);
             }
         }
     }
 
-    fn push_row(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
+    /// As many of a sequence's next tokens as may be, which can be none.
+    fn push_chunk(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
+        let count = self.sequences.get(slot).chunk_tokens(budget.scores).min(budget.tokens);
+        if count > 0 {
+            self.push_row(slot, count, batch, budget);
+        }
+    }
+
+    fn push_row(&mut self, slot: u32, count: u32, batch: &mut Batch, budget: &mut Budget) {
         let sequence = self.sequences.get_mut(slot);
-        let count = sequence.next_tokens(budget.scores).min(budget.tokens);
         budget.tokens -= count;
         sequence.row = Some(self.in_flight.len() as u32);
         sequence.push_row(count, self.config.block_tokens, batch);
         budget.scores -= batch.rows.last().map_or(0, |row| row.scored.len() as u32);
         self.in_flight.push(Some(slot));
+    }
+
+    /// As [`Self::make_room`] for all of a group, or none.
+    fn make_room_for(&mut self, mut group: Range<usize>, batch: &mut Batch) -> bool {
+        let copies = batch.copies.len();
+        let is_made = group.all(|position| self.make_room(position, batch));
+        if !is_made {
+            // What the first of them took is given back.
+            batch.copies.truncate(copies);
+        }
+        is_made
     }
 
     /// Sees to it that the running sequence at `position` may write its next token, preempting from the
@@ -128,16 +166,23 @@ impl Scheduler {
                 Some(_) => return true,
             }
             self.preempt_youngest();
-            if self.running.len() == position {
+            if self.running.len() <= position {
                 return false;
             }
         }
     }
 
-    /// Sends the youngest running sequence back to wait. Its full blocks stay in the prefix cache as long as
-    /// nobody needs the room.
+    /// Sends the youngest running group back to wait. Its full blocks stay in the prefix cache as long as nobody needs
+    /// the room.
     fn preempt_youngest(&mut self) {
-        let entry = self.running.pop().expect("invariant: who needs room runs");
+        let count = self.group_len(self.running.iter().rev());
+        for _ in 0..count {
+            let entry = self.running.pop().expect("invariant: a group is where it was counted");
+            self.preempt(entry);
+        }
+    }
+
+    fn preempt(&mut self, entry: Entry) {
         self.release_blocks(entry.slot);
         let sequence = self.sequences.get(entry.slot);
         assert!(sequence.row.is_none(), "invariant: rows are given to the older first");
@@ -160,40 +205,55 @@ impl Scheduler {
                 position += 1;
                 continue;
             }
-            match self.admit_one(position, batch) {
-                Admission::Admitted(slot) => self.push_row(slot, batch, budget),
+            let group = position..position + self.group_len(self.waiting.range(position..));
+            match self.admit_group(group, batch) {
+                Admission::Admitted(group) => self.push_admitted(group, batch, budget),
                 Admission::WaitsForPrefix => position += 1,
                 Admission::WaitsForRoom => return,
             }
         }
     }
 
-    fn admit_one(&mut self, position: usize, batch: &mut Batch) -> Admission {
-        let Entry { rank, slot } = self.waiting[position];
-        let sequence = self.sequences.get(slot);
-        let group = sequence.group();
-        if self.running_sequences + group > self.config.sequences_max {
+    /// The first rows of a group.
+    fn push_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
+        if self.are_due(group.clone(), budget) {
+            group.for_each(|position| self.push_row(self.running[position].slot, 1, batch, budget));
+        } else {
+            group.for_each(|position| self.push_chunk(self.running[position].slot, batch, budget));
+        }
+    }
+
+    /// Lets a group that waits start, all of it or nothing. Answers where it is among those that run.
+    fn admit_group(&mut self, group: Range<usize>, batch: &mut Batch) -> Admission {
+        let sequences = || self.waiting.range(group.clone()).map(|entry| self.sequences.get(entry.slot));
+        let count: u32 = sequences().map(Sequence::group).sum();
+        if self.running_sequences + count > self.config.sequences_max {
             return Admission::WaitsForRoom;
         }
-        let estimate = self.estimate_cached(sequence);
-        if let Some(&next) = sequence.hashes.get(estimate.cached)
-            && sequence.unscored.is_empty()
-            && self.claims.contains(next)
-        {
-            return Admission::WaitsForPrefix;
+        let mut demand = 0;
+        for sequence in sequences() {
+            let estimate = self.estimate_cached(sequence);
+            if let Some(&next) = sequence.hashes.get(estimate.cached)
+                && sequence.unscored.is_empty()
+                && !sequence.awaits_others()
+                && self.claims.contains(next)
+            {
+                return Admission::WaitsForPrefix;
+            }
+            demand += self.demand(sequence, estimate);
         }
-        if !self.has_room(sequence, estimate) {
+        if !self.has_room(demand) || !self.take_blocks(group.clone(), batch) {
             return Admission::WaitsForRoom;
         }
-        if !self.take_blocks(slot, batch) {
-            return Admission::WaitsForRoom;
-        }
-        self.waiting.remove(position);
-        self.waiting_sequences -= group;
-        self.running_sequences += group;
+        self.waiting_sequences -= count;
+        self.running_sequences += count;
+        let rank = self.waiting[group.start].rank;
         let at = self.running.partition_point(|other| other.rank < rank);
-        self.running.insert(at, Entry { rank, slot });
-        Admission::Admitted(slot)
+        for place in at..at + group.len() {
+            let entry = self.waiting.remove(group.start).expect("invariant: a group is where it was counted");
+            self.running.insert(place, entry);
+        }
+        Admission::Admitted(at..at + group.len())
     }
 
     /// How many leading blocks of a waiting sequence the cache has, by their hashes: a cached block's parent
@@ -205,35 +265,53 @@ impl Scheduler {
         Estimate { cached, held }
     }
 
-    /// Whether a waiting sequence finds the blocks it lacks, and some to grow into. When nothing runs it
-    /// only has to find the former, and does: it fits the cache.
-    fn has_room(&self, sequence: &Sequence, estimate: Estimate) -> bool {
-        if self.running.is_empty() {
-            return true;
-        }
+    /// Blocks that a waiting sequence needs of those that nobody holds: those it lacks, and some to grow into.
+    fn demand(&self, sequence: &Sequence, estimate: Estimate) -> u32 {
         let Estimate { cached, held } = estimate;
         let kept = cached.min((sequence.tokens_len() as usize - 1) / self.config.block_tokens as usize);
         let lacking = sequence.tokens_len().div_ceil(self.config.block_tokens) - kept as u32;
         let evictable = kept.saturating_sub(held) as u32;
-        let growth = sequence.group() + self.watermark_blocks;
-        lacking + evictable + growth <= self.pool.blocks_available()
+        lacking + evictable + sequence.group()
     }
 
-    /// Takes all blocks that the tokens of a waiting sequence need, those in the prefix cache first, and
-    /// announces the others. False, and nothing is taken, if there is no room after all.
-    fn take_blocks(&mut self, slot: u32, batch: &mut Batch) -> bool {
-        let block_tokens = self.config.block_tokens;
-        let (cached, last) = self.take_cached(slot);
-        let sequence = self.sequences.get(slot);
-        if !self.has_room(sequence, Estimate { cached, held: cached }) {
-            self.release_blocks(slot);
-            return false;
+    /// Whether so many blocks are there for a waiting group. When nothing runs they are: it fits the cache.
+    fn has_room(&self, demand: u32) -> bool {
+        self.running.is_empty() || demand + self.watermark_blocks <= self.pool.blocks_available()
+    }
+
+    /// Takes all blocks that the tokens of a waiting group need, those in the prefix cache first. False, and nothing is
+    /// taken, if there is no room after all.
+    fn take_blocks(&mut self, group: Range<usize>, batch: &mut Batch) -> bool {
+        let mut demand = 0;
+        let mut copied = None;
+        for position in group.clone() {
+            let slot = self.waiting[position].slot;
+            let (cached, last) = self.take_cached(slot);
+            copied = last;
+            demand += self.demand(self.sequences.get(slot), Estimate { cached, held: cached });
         }
+        let has_room = self.has_room(demand);
+        for position in group {
+            let slot = self.waiting[position].slot;
+            if has_room {
+                self.take_others(slot, copied.take(), batch);
+            } else {
+                self.release_blocks(slot);
+            }
+        }
+        has_room
+    }
+
+    /// Takes the blocks of a waiting sequence that are not in the prefix cache, and announces them. `last` is the block
+    /// of its last token, if that one is.
+    fn take_others(&mut self, slot: u32, last: Option<BlockId>, batch: &mut Batch) {
+        let block_tokens = self.config.block_tokens;
         let sequence = self.sequences.get_mut(slot);
         sequence.reserve(block_tokens);
         let len = sequence.tokens_len();
         sequence.registered = sequence.table.len() as u32;
-        sequence.computed = (cached as u32 * block_tokens).min(len - 1);
+        let cached = sequence.registered + u32::from(last.is_some());
+        sequence.computed = (cached * block_tokens).min(len - 1);
         self.uncomputed_tokens -= u64::from(sequence.computed);
         if let Some(last) = last {
             let block = self.pool.allocate().expect("invariant: there is room");
@@ -251,7 +329,6 @@ impl Scheduler {
         for index in sequence.claims.clone() {
             self.claims.claim(sequence.hashes[index as usize], slot);
         }
-        true
     }
 
     /// Takes the leading blocks of a waiting sequence that are in the prefix cache, and returns how many there

@@ -62,6 +62,13 @@ impl Sequences {
         self.slots[slot as usize].as_mut().expect("invariant: a listed slot has a sequence")
     }
 
+    /// Two of them at once.
+    pub(super) fn pair_mut(&mut self, slots: [u32; 2]) -> [&mut Sequence; 2] {
+        let slots = self.slots.get_disjoint_mut(slots.map(|slot| slot as usize));
+        let slots = slots.expect("invariant: different slots of the list");
+        slots.map(|slot| slot.as_mut().expect("invariant: a listed slot has a sequence"))
+    }
+
     /// All sequences with their slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Sequence)> {
         (0..).zip(&self.slots).filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)))

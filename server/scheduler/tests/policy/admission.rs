@@ -105,23 +105,23 @@ fn the_oldest_prompt_is_computed_first() {
         config(),
         script,
         expect![[r#"
-        > submit 1 a*20 max=2
-        > submit 2 b*20 max=2
-        > submit 3 c*3 max=2
-        > step
-        1: 0+16 [0 1 2 3]
-        1 started, 0 cached
-        > step
-        1: 16+4 [0 1 2 3 4] -> 1
-        2: 0+12 [5 6 7]
-        2 started, 0 cached
-        > step
-        1: 20+1 [0 1 2 3 4 10] -> 1
-        2: 12+8 [5 6 7 8 9] -> 2
-        3: 0+3 [11] -> 3
-        1 finished, Length
-        3 started, 0 cached
-    "#]],
+            > submit 1 a*20 max=2
+            > submit 2 b*20 max=2
+            > submit 3 c*3 max=2
+            > step
+            1: 0+16 [0 1 2 3]
+            1 started, 0 cached
+            > step
+            1: 16+4 [0 1 2 3 4] -> 1
+            2: 0+12 [5 6 7]
+            2 started, 0 cached
+            > step
+            1: 20+1 [0 1 2 3 4 10] -> 1
+            2: 12+8 [5 6 7 8 9] -> 2
+            3: 0+3 [11] -> 3
+            3 started, 0 cached
+            1 finished, Length
+        "#]],
     );
 }
 
@@ -341,33 +341,33 @@ fn a_failed_step_drops_what_was_in_it_and_leaves_nothing_of_it_in_the_cache() {
         config(),
         script,
         expect![[r#"
-        > submit 1 a*8 max=9
-        > step
-        1: 0+8 [0 1] -> 1
-        1 started, 0 cached
-        > submit 2,3 b*16 max=9
-        > submit 4 c max=1
-        > fail
-        1: 8+1 [0 1 2] -> 1
-        2: 0+15 [3 4 5 6]
-        dropped 1,2,3
-        > load
-        blocks 0 active 2 evictable 14 free, sequences 0 running 1 waiting, 1 tokens, 0 preemptions
-        > submit 5 a*8 max=1
-        > submit 6 b*9 max=1
-        > step
-        copy 1 to 4
-        4: 0+1 [3] -> 4
-        5: 7+1 [0 4] -> 5
-        6: 0+9 [5 6 2] -> 6
-        4 started, 0 cached
-        4 finished, Length
-        5 started, 7 cached
-        5 finished, Length
-        6 started, 0 cached
-        6 finished, Length
-        > step
-        nothing
-    "#]],
+            > submit 1 a*8 max=9
+            > step
+            1: 0+8 [0 1] -> 1
+            1 started, 0 cached
+            > submit 2,3 b*16 max=9
+            > submit 4 c max=1
+            > fail
+            1: 8+1 [0 1 2] -> 1
+            2: 0+15 [3 4 5 6]
+            dropped 1,2,3
+            > load
+            blocks 0 active 2 evictable 14 free, sequences 0 running 1 waiting, 1 tokens, 0 preemptions
+            > submit 5 a*8 max=1
+            > submit 6 b*9 max=1
+            > step
+            copy 1 to 4
+            4: 0+1 [3] -> 4
+            5: 7+1 [0 4] -> 5
+            6: 0+9 [5 6 2] -> 6
+            4 started, 0 cached
+            5 started, 7 cached
+            6 started, 0 cached
+            4 finished, Length
+            5 finished, Length
+            6 finished, Length
+            > step
+            nothing
+        "#]],
     );
 }

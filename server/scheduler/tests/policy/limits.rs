@@ -87,34 +87,34 @@ fn a_sequence_ends_by_its_stop_rule() {
         config(),
         script,
         expect![[r#"
-        > submit 1 a max=3 stop=xy
-        > submit 2 b max=3 stop=xy min=2
-        > submit 3 c max=3 min=3
-        > submit 4 d max=0
-        > submit 5 e max=1 stop=x
-        > step 1=x 2=x 3=x 4=x 5=x
-        1: 0+1 [0] -> 1
-        2: 0+1 [1] -> 2
-        3: 0+1 [2] -> 3
-        4: 0+1 [3] -> 4
-        5: 0+1 [4] -> 5
-        1 started, 0 cached
-        1 finished, Stop
-        2 started, 0 cached
-        3 started, 0 cached
-        4 started, 0 cached
-        4 finished, Length
-        5 started, 0 cached
-        5 finished, Stop
-        > step 2=y 3=x
-        2: 1+1 [1] -> 2
-        3: 1+1 [2] -> 3
-        > step 2=y 3=x
-        2: 2+1 [1] -> 2
-        3: 2+1 [2] -> 3
-        2 finished, Stop
-        3 finished, Length
-    "#]],
+            > submit 1 a max=3 stop=xy
+            > submit 2 b max=3 stop=xy min=2
+            > submit 3 c max=3 min=3
+            > submit 4 d max=0
+            > submit 5 e max=1 stop=x
+            > step 1=x 2=x 3=x 4=x 5=x
+            1: 0+1 [0] -> 1
+            2: 0+1 [1] -> 2
+            3: 0+1 [2] -> 3
+            4: 0+1 [3] -> 4
+            5: 0+1 [4] -> 5
+            1 started, 0 cached
+            2 started, 0 cached
+            3 started, 0 cached
+            4 started, 0 cached
+            5 started, 0 cached
+            1 finished, Stop
+            4 finished, Length
+            5 finished, Stop
+            > step 2=y 3=x
+            2: 1+1 [1] -> 2
+            3: 1+1 [2] -> 3
+            > step 2=y 3=x
+            2: 2+1 [1] -> 2
+            3: 2+1 [2] -> 3
+            2 finished, Stop
+            3 finished, Length
+        "#]],
     );
 }
 

@@ -55,22 +55,22 @@ fn nothing_is_kept_without_a_prefix_cache() {
         SchedulerConfig { prefix_caching: false, ..config() },
         script,
         expect![[r#"
-        > submit 1 abcdefghij max=1
-        > step
-        1: 0+10 [0 1 2] -> 1
-        1 started, 0 cached
-        1 finished, Length
-        > load
-        blocks 0 active 0 evictable 16 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
-        > submit 2 abcdefghij max=1
-        > submit 3 abcdefghij max=1
-        > step
-        2: 0+10 [0 1 2] -> 2
-        3: 0+6 [3 4]
-        2 started, 0 cached
-        2 finished, Length
-        3 started, 0 cached
-    "#]],
+            > submit 1 abcdefghij max=1
+            > step
+            1: 0+10 [0 1 2] -> 1
+            1 started, 0 cached
+            1 finished, Length
+            > load
+            blocks 0 active 0 evictable 16 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
+            > submit 2 abcdefghij max=1
+            > submit 3 abcdefghij max=1
+            > step
+            2: 0+10 [0 1 2] -> 2
+            3: 0+6 [3 4]
+            2 started, 0 cached
+            3 started, 0 cached
+            2 finished, Length
+        "#]],
     );
 }
 
@@ -129,22 +129,22 @@ fn of_a_prompt_that_is_cached_whole_one_token_is_computed_in_a_copy() {
         config(),
         script,
         expect![[r#"
-        > submit 1 abcdefgh max=2
-        > step
-        1: 0+8 [0 1] -> 1
-        1 started, 0 cached
-        > submit 2 abcdefgh max=3
-        > step
-        copy 1 to 3
-        1: 8+1 [0 1 2] -> 1
-        2: 7+1 [0 3] -> 2
-        1 finished, Length
-        2 started, 7 cached
-        > step
-        2: 8+1 [0 1 3] -> 2
-        > load
-        blocks 3 active 0 evictable 13 free, sequences 1 running 0 waiting, 1 tokens, 0 preemptions
-    "#]],
+            > submit 1 abcdefgh max=2
+            > step
+            1: 0+8 [0 1] -> 1
+            1 started, 0 cached
+            > submit 2 abcdefgh max=3
+            > step
+            copy 1 to 3
+            1: 8+1 [0 1 2] -> 1
+            2: 7+1 [0 3] -> 2
+            2 started, 7 cached
+            1 finished, Length
+            > step
+            2: 8+1 [0 1 2] -> 2
+            > load
+            blocks 3 active 0 evictable 13 free, sequences 1 running 0 waiting, 1 tokens, 0 preemptions
+        "#]],
     );
 }
 
@@ -201,31 +201,31 @@ fn a_request_waits_for_the_block_that_another_computes_and_others_go_ahead() {
         config(),
         script,
         expect![[r#"
-        > submit 1 a*24+b max=2
-        > submit 2 a*24+c max=2
-        > submit 3 d max=1
-        > step
-        1: 0+16 [0 1 2 3]
-        1 started, 0 cached
-        > submit 4 a*24+e max=1
-        > submit 5 f max=1
-        > step
-        1: 16+9 [0 1 2 3 4 5 6] -> 1
-        3: 0+1 [7] -> 3
-        5: 0+1 [8] -> 5
-        3 started, 0 cached
-        3 finished, Length
-        5 started, 0 cached
-        5 finished, Length
-        > step
-        1: 25+1 [0 1 2 3 4 5 6] -> 1
-        2: 24+1 [0 1 2 3 4 5 8] -> 2
-        4: 24+1 [0 1 2 3 4 5 7] -> 4
-        1 finished, Length
-        2 started, 24 cached
-        4 started, 24 cached
-        4 finished, Length
-    "#]],
+            > submit 1 a*24+b max=2
+            > submit 2 a*24+c max=2
+            > submit 3 d max=1
+            > step
+            1: 0+16 [0 1 2 3]
+            1 started, 0 cached
+            > submit 4 a*24+e max=1
+            > submit 5 f max=1
+            > step
+            1: 16+9 [0 1 2 3 4 5 6] -> 1
+            3: 0+1 [7] -> 3
+            5: 0+1 [8] -> 5
+            3 started, 0 cached
+            5 started, 0 cached
+            3 finished, Length
+            5 finished, Length
+            > step
+            1: 25+1 [0 1 2 3 4 5 6] -> 1
+            2: 24+1 [0 1 2 3 4 5 8] -> 2
+            4: 24+1 [0 1 2 3 4 5 7] -> 4
+            2 started, 24 cached
+            4 started, 24 cached
+            1 finished, Length
+            4 finished, Length
+        "#]],
     );
 }
 
@@ -367,24 +367,24 @@ fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahea
         config,
         script,
         expect![[r#"
-        > submit 1 a*300 max=1 scores=prompt
-        > submit 2 b*20 max=1 scores=prompt
-        > submit 3 c*200 max=1
-        > step
-        1: 0+128 [0 1] scores 0+128
-        3: 0+200 [5 6 7 8] -> 3
-        1 started, 0 cached
-        3 started, 0 cached
-        3 finished, Length
-        > step
-        1: 128+128 [0 1 2 3] scores 128+128
-        > step
-        1: 256+44 [0 1 2 3 4] scores 256+43 -> 1
-        2: 0+20 [8] scores 0+19 -> 2
-        1 finished, Length
-        2 started, 0 cached
-        2 finished, Length
-    "#]],
+            > submit 1 a*300 max=1 scores=prompt
+            > submit 2 b*20 max=1 scores=prompt
+            > submit 3 c*200 max=1
+            > step
+            1: 0+128 [0 1] scores 0+128
+            3: 0+200 [5 6 7 8] -> 3
+            1 started, 0 cached
+            3 started, 0 cached
+            3 finished, Length
+            > step
+            1: 128+128 [0 1 2 3] scores 128+128
+            > step
+            1: 256+44 [0 1 2 3 4] scores 256+43 -> 1
+            2: 0+20 [8] scores 0+19 -> 2
+            2 started, 0 cached
+            1 finished, Length
+            2 finished, Length
+        "#]],
     );
 }
 

@@ -5,7 +5,9 @@
 //!        min=1 stop=xy      the rest of the stop rule
 //!        root=7             what its first block follows
 //!        scores=prompt      the logits of the prompt are wanted
+//!        go=in-step         they take their tokens together
 //! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
+//! step 2<1=x                … sequence 2 goes on from the tokens of 1
 //! steps 9                   as many steps, of which only events are written down
 //! schedule                  the first half of a step,
 //! commit 1=x                and the second
@@ -20,7 +22,7 @@ use std::fmt::Write;
 
 use expect_test::Expect;
 use server_scheduler::{
-    Batch, BlockHash, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId,
+    Batch, BlockHash, Event, NewRequest, Sampled, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId,
 };
 
 /// Small enough to see, with room for what is not about room.
@@ -122,6 +124,7 @@ impl Run {
                 ("stop", value) => request.stop.tokens = tokens(value),
                 ("root", value) => request.root = BlockHash(number(value)),
                 ("scores", value) => request.scores_prompt = value == "prompt",
+                ("go", value) => request.in_step = value == "in-step",
                 (other, _) => panic!("unknown word {other}"),
             }
         }
@@ -161,9 +164,15 @@ impl Run {
 
     fn commit(&mut self, rest: &str) {
         let given: Vec<_> = rest.split(' ').filter_map(|word| word.split_once('=')).collect();
-        let token = |id: &SequenceId| {
-            let given = given.iter().find(|(name, _)| number(name) == id.0);
-            (*id, given.map_or(TokenId::from(b'z'), |(_, letter)| tokens(letter)[0]))
+        let token = |&id: &SequenceId| {
+            let mut sampled = Sampled::new(id, TokenId::from(b'z'));
+            for (name, letter) in &given {
+                let (name, from) = name.split_once('<').unwrap_or((name, name));
+                if number(name) == id.0 {
+                    sampled = Sampled { from: SequenceId(number(from)), token: tokens(letter)[0], ..sampled };
+                }
+            }
+            sampled
         };
         let sampled: Vec<_> = self.batch.samples.iter().map(token).collect();
         let mut events = Vec::new();

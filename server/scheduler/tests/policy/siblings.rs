@@ -101,27 +101,27 @@ fn siblings_run_together_or_not_at_all() {
         SchedulerConfig { sequences_max: 3, ..config() },
         script,
         expect![[r#"
-        > submit 1,2 a max=2
-        > submit 3,4 b max=2
-        > submit 5 c max=2
-        > step
-        1: 0+1 [0] -> 1,2
-        1 started, 0 cached
-        > abort 2
-        > step
-        1: 1+1 [0] -> 1
-        3: 0+1 [1] -> 3,4
-        1 finished, Length
-        3 started, 0 cached
-        > step
-        copy 1 to 0
-        3: 1+1 [0] -> 3
-        4: 1+1 [1] -> 4
-        5: 0+1 [2] -> 5
-        3 finished, Length
-        4 finished, Length
-        5 started, 0 cached
-    "#]],
+            > submit 1,2 a max=2
+            > submit 3,4 b max=2
+            > submit 5 c max=2
+            > step
+            1: 0+1 [0] -> 1,2
+            1 started, 0 cached
+            > abort 2
+            > step
+            1: 1+1 [0] -> 1
+            3: 0+1 [1] -> 3,4
+            3 started, 0 cached
+            1 finished, Length
+            > step
+            copy 1 to 0
+            3: 1+1 [0] -> 3
+            4: 1+1 [1] -> 4
+            5: 0+1 [2] -> 5
+            5 started, 0 cached
+            3 finished, Length
+            4 finished, Length
+        "#]],
     );
 }
 

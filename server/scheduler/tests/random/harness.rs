@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::cache::Cache;
 use crate::random::Random;
 use server_scheduler::{
-    Batch, BlockHash, Event, FinishReason, NewRequest, Rejected, Row, Scheduler, SchedulerConfig, SequenceId,
-    StopRule, TokenId,
+    Batch, BlockHash, Event, FinishReason, NewRequest, Rejected, Row, Sampled, Scheduler, SchedulerConfig,
+    SequenceId, StopRule, TokenId,
 };
 
 pub(crate) struct Setup {
@@ -30,6 +30,8 @@ pub(crate) struct Totals {
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
     pub(crate) scored: u32,
+    /// Sequences in step that took over the tokens of another.
+    pub(crate) taken_over: u32,
     pub(crate) preempted: u64,
     /// Of which sequences were in which blocks, in all steps.
     pub(crate) digest: u64,
@@ -49,6 +51,7 @@ struct Request {
     to_score: u32,
     scored: u32,
     started: bool,
+    in_step: bool,
     alive: u32,
     /// Steps since it is the oldest.
     steps_as_oldest: u32,
@@ -150,16 +153,20 @@ impl Harness {
         self.ids += u64::from(count);
         let waiting = self.scheduler.load().waiting;
         let mut request = NewRequest::new(sequences.clone(), prompt.clone(), stop.clone());
+        request.in_step = random.once_in(3);
+        let in_step = request.in_step;
         request.scores_prompt = random.once_in(6);
         request.root = if random.once_in(3) { BlockHash(7) } else { BlockHash::ROOT };
         let to_score = if request.scores_prompt { prompt_tokens.saturating_sub(1) } else { 0 };
         let result = self.scheduler.submit(request);
         let config = &self.config;
         let sequences_max = config.sequences_max.min(config.batch_tokens_max);
+        let each = config.blocks_total / count * config.block_tokens;
+        let sequence_tokens_max =
+            if in_step { config.sequence_tokens_max.min(each) } else { config.sequence_tokens_max };
         let expected = match () {
             () if prompt.is_empty() => Err(Rejected::EmptyPrompt),
-            () if prompt_tokens + stop.tokens_max.max(1) > config.sequence_tokens_max => {
-                let sequence_tokens_max = config.sequence_tokens_max;
+            () if prompt_tokens + stop.tokens_max.max(1) > sequence_tokens_max => {
                 Err(Rejected::TooLong { prompt_tokens, sequence_tokens_max })
             }
             () if count > sequences_max => {
@@ -180,7 +187,8 @@ impl Harness {
             let known = Known { request: number, prompt_tokens: tokens.len(), tokens, alive: true };
             self.sequences.insert(id, known);
         }
-        let request = Request { stop, to_score, scored: 0, started: false, alive: count, steps_as_oldest: 0 };
+        let request =
+            Request { stop, to_score, scored: 0, started: false, in_step, alive: count, steps_as_oldest: 0 };
         self.requests.insert(number, request);
     }
 
@@ -257,6 +265,12 @@ impl Harness {
             for &id in batch.row_samples(row) {
                 assert!(self.sequences[&id].alive && self.sequences[&id].request == known.request);
             }
+            let Request { in_step, alive, .. } = self.requests[&known.request];
+            if in_step && !row.samples.is_empty() {
+                let sampling =
+                    batch.samples.iter().filter(|id| self.sequences[id].request == known.request).count();
+                assert_eq!(sampling, alive as usize, "all of them or none");
+            }
             for block in &batch.row_blocks(row)[range.start / self.config.block_tokens as usize..] {
                 assert_eq!(written.insert(*block, row.sequence), None, "a block has one writer");
             }
@@ -309,11 +323,11 @@ impl Harness {
     }
 
     fn commit(&mut self, batch: &Batch) {
-        let random = &mut self.random;
-        let mut sample = |&id: &SequenceId| (id, random.below(self.vocabulary));
-        let sampled: Vec<_> = batch.samples.iter().map(&mut sample).collect();
+        let sampled = self.sample(batch);
         let mut events = Vec::new();
         self.scheduler.commit(batch, &sampled, &mut events);
+        let before = |from: SequenceId| self.sequences[&from].tokens.clone();
+        let taken: Vec<_> = sampled.iter().map(|sampled| before(sampled.from)).collect();
         let mut expected = Vec::new();
         for row in &batch.rows {
             let request = self.sequences[&row.sequence].request;
@@ -323,11 +337,15 @@ impl Harness {
             }
             self.totals.scored += row.scored.len() as u32;
             self.totals.forked += (row.samples.len() as u32).saturating_sub(1);
-            for &(id, token) in &sampled[row.samples.start as usize..row.samples.end as usize] {
+            let range = row.samples.start as usize..row.samples.end as usize;
+            for (&Sampled { sequence: id, token, .. }, taken) in
+                sampled[range.clone()].iter().zip(&taken[range])
+            {
                 let known = self.sequences.get_mut(&id).expect("a known one");
                 if !known.alive {
                     continue;
                 }
+                known.tokens.clone_from(taken);
                 known.tokens.push(token);
                 let generated = (known.tokens.len() - known.prompt_tokens) as u32;
                 let stop = &self.requests[&known.request].stop;
@@ -358,6 +376,30 @@ impl Harness {
             }
         }
         assert_eq!(finished, expected);
+    }
+
+    /// A token for each sequence; of those in step some take over the tokens of others.
+    fn sample(&mut self, batch: &Batch) -> Vec<Sampled> {
+        let Self { random, sequences, requests, totals, .. } = self;
+        let mut sampled: Vec<_> =
+            batch.samples.iter().map(|&id| Sampled::new(id, random.below(self.vocabulary))).collect();
+        for index in 0..sampled.len() {
+            let Known { request, alive, .. } = sequences[&sampled[index].sequence];
+            if !alive || !requests[&request].in_step || random.once_in(2) {
+                continue;
+            }
+            // One before it that goes on from its own.
+            let from = sampled[..index].iter().filter(|other| {
+                let known = &sequences[&other.sequence];
+                known.request == request && known.alive && other.from == other.sequence
+            });
+            let from: Vec<_> = from.map(|other| other.sequence).collect();
+            if !from.is_empty() {
+                sampled[index].from = from[random.below(from.len() as u32) as usize];
+                totals.taken_over += 1;
+            }
+        }
+        sampled
     }
 
     /// The oldest request is done when every running sequence could have been computed twice, one after the

@@ -24,6 +24,8 @@ pub(super) enum Slot {
     Away,
     /// What may come next is known.
     Ready(Guided, Progress),
+    /// Nothing can follow what the sequence has.
+    Complete,
     /// It has nothing more to say: the sequence has ended or failed.
     Gone,
 }
@@ -33,6 +35,12 @@ pub(super) enum Slot {
 pub(super) struct Guided {
     state: Box<dyn GuideState>,
     pub(super) allowed: TokenSet,
+}
+
+impl Guided {
+    fn fork(&self) -> Self {
+        Self { state: self.state.fork(), allowed: TokenSet::new(self.allowed.vocabulary()) }
+    }
 }
 
 /// What is to be done with a sequence that has a guide.
@@ -52,6 +60,9 @@ impl Slot {
     /// What is to come, of a sequence with so many generated tokens. Stop tokens are allowed where the form may
     /// end and there are enough tokens; where nothing but the end can come, the sequence ends whatever `stop` says.
     pub(super) fn next(&mut self, stop: &StopRule, generated: u32) -> Result<Next<'_>, GuideError> {
+        if matches!(self, Self::Complete) {
+            return Ok(Next::End);
+        }
         let Self::Ready(guided, progress) = self else {
             return Err(GuideError("what may come next is not known".to_owned()));
         };
@@ -67,6 +78,17 @@ impl Slot {
             stop.tokens.iter().for_each(|&token| allowed.insert(token));
         }
         Ok(Next::Sample(&guided.allowed))
+    }
+
+    /// The same for another sequence that goes on from here.
+    pub(super) fn fork(&self) -> Self {
+        match self {
+            Self::New(guide) => Self::New(Arc::clone(guide)),
+            Self::Rest(guided) => Self::Rest(guided.fork()),
+            Self::Ready(guided, progress) => Self::Ready(guided.fork(), *progress),
+            Self::Complete => Self::Complete,
+            Self::Away | Self::Gone => Self::Gone,
+        }
     }
 
     /// Takes the token that was sampled. True if nothing can follow it.

@@ -1,21 +1,26 @@
 //! What a step samples: a token for each sequence, with its log probabilities, or that it has ended.
 
-use server_scheduler::{Batch, SequenceId, TokenId};
+use server_scheduler::{Batch, Sampled, SequenceId, TokenId};
 
-use super::guides::Next;
-use super::{Requests, index_of, request_of};
+use super::guides::{Next, Slot};
+use super::{Live, Requests, index_of, request_of};
 use crate::request::TokenLogprobs;
 use crate::runner::Logits;
 use crate::sampler::{Choice, Sampler};
+use crate::search::{Move, Options};
 
 #[derive(Default)]
 pub(super) struct Samples {
     /// In the order of the batch's samples; a sequence that has no new token has some.
-    pub(super) tokens: Vec<(SequenceId, TokenId)>,
+    pub(super) tokens: Vec<Sampled>,
     /// As long as `tokens`.
     pub(super) outcomes: Vec<Outcome>,
     /// Requests whose logits or guides gave no token, and why.
     pub(super) failed: Vec<(u64, String)>,
+    /// Requests whose search has ended.
+    pub(super) found: Vec<u64>,
+    /// Requests whose sequences search.
+    searching: Vec<u64>,
 }
 
 /// What a sampled token is.
@@ -24,8 +29,10 @@ pub(super) enum Outcome {
     Token(Option<Box<TokenLogprobs>>),
     /// Its last token: its guide lets nothing follow.
     Last(Option<Box<TokenLogprobs>>),
-    /// None: the sequence had ended before.
+    /// None: the sequence had ended before, or is needed no more.
     Nothing,
+    /// A token of a beam.
+    Beam,
 }
 
 impl Samples {
@@ -34,6 +41,8 @@ impl Samples {
         self.tokens.clear();
         self.outcomes.clear();
         self.failed.clear();
+        self.found.clear();
+        self.searching.clear();
     }
 
     /// Samples a token for each sequence of `batch` that samples.
@@ -59,18 +68,111 @@ impl Samples {
             }
             let logits = logits.next().expect("invariant: there is a row of logits for each token wanted");
             for &sequence in batch.row_samples(row) {
-                let (token, outcome) = match sample(sequence, logits, requests, sampler) {
+                let live = requests.live.get_mut(&request_of(sequence));
+                let live = live.expect("invariant: what is scheduled is live");
+                if live.search.is_some() {
+                    self.see(sequence, logits, live, sampler);
+                    continue;
+                }
+                let (token, outcome) = match sample(index_of(sequence), logits, live, sampler) {
                     Ok(sampled) => sampled,
                     Err(message) => {
                         self.failed.push((request_of(sequence), message));
                         (0, Outcome::Nothing)
                     }
                 };
-                self.tokens.push((sequence, token));
+                self.tokens.push(Sampled::new(sequence, token));
                 self.outcomes.push(outcome);
             }
         }
+        for index in 0..self.searching.len() {
+            self.advance(self.searching[index], requests);
+        }
     }
+
+    /// Takes what may follow the beam of a sequence, if there is one. What follows is known when all have been seen.
+    fn see(&mut self, sequence: SequenceId, logits: &[f32], live: &mut Live, sampler: &mut Sampler) {
+        let number = request_of(sequence);
+        if self.searching.last() != Some(&number) {
+            self.searching.push(number);
+        }
+        self.tokens.push(Sampled::new(sequence, 0));
+        self.outcomes.push(Outcome::Nothing);
+        if let Err(message) = see(index_of(sequence), logits, live, sampler) {
+            self.failed.push((number, message));
+        }
+    }
+
+    /// Lets the beams of a request go on.
+    fn advance(&mut self, number: u64, requests: &mut Requests) {
+        if self.failed.iter().any(|failed| failed.0 == number) {
+            return;
+        }
+        let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
+        let Some(mut search) = live.search.take() else { return };
+        let moves = search.advance().to_vec();
+        let mut complete = Vec::new();
+        if let Err(message) = follow(live, &moves, &mut complete) {
+            self.failed.push((number, message));
+        }
+        let has_ended = search.close(&complete);
+        live.search = Some(search);
+        if has_ended {
+            self.found.push(number);
+            return;
+        }
+        let samples = self.tokens.iter_mut().zip(&mut self.outcomes);
+        for (sampled, outcome) in samples.filter(|(sampled, _)| request_of(sampled.sequence) == number) {
+            let slot = index_of(sampled.sequence);
+            if let Some(&Move { from, token, .. }) = moves.iter().find(|to| to.slot == slot) {
+                let from = super::sequence_of(number, from);
+                (*sampled, *outcome) = (Sampled { from, token, ..*sampled }, Outcome::Beam);
+            }
+        }
+    }
+}
+
+/// Shows the search what may follow the beam of a sequence, if there is one.
+fn see(index: u32, logits: &[f32], live: &mut Live, sampler: &mut Sampler) -> Result<(), String> {
+    let Some(search) = live.search.as_mut().filter(|search| search.has_beam(index)) else { return Ok(()) };
+    let history = &live.histories[index as usize];
+    let mut choice = Choice { sampling: &live.sampling, stop: &live.stop, history, index, allowed: None };
+    if let Some(slot) = live.guides.get_mut(index as usize) {
+        match slot.next(&live.stop, history.generated()).map_err(|error| error.to_string())? {
+            Next::Sample(allowed) => choice.allowed = Some(allowed),
+            Next::End => {
+                search.see(index, Options { is_complete: true, ..Options::default() });
+                return Ok(());
+            }
+        }
+    }
+    let options = sampler.options(logits, &choice, search.options()).map_err(|error| error.to_string())?;
+    search.see(index, options);
+    Ok(())
+}
+
+/// What is known of sequences goes with their beams. Adds to `complete` those after which nothing can follow.
+fn follow(live: &mut Live, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), String> {
+    // All copies first: what they go on from is as it was.
+    for &Move { slot, from, is_beam, .. } in moves.iter().filter(|to| to.from != to.slot) {
+        let (slot, from) = (slot as usize, from as usize);
+        if is_beam {
+            live.histories[slot] = live.histories[from].clone();
+        }
+        if !live.guides.is_empty() {
+            live.guides[slot] = if is_beam { live.guides[from].fork() } else { Slot::Gone };
+        }
+    }
+    for &Move { slot, token, .. } in moves.iter().filter(|to| to.is_beam) {
+        live.histories[slot as usize].push(token);
+        if let Some(guide) = live.guides.get_mut(slot as usize)
+            && guide.commit(token, &live.stop).map_err(|error| error.to_string())?
+        {
+            *guide = Slot::Complete;
+            complete.push(slot);
+        }
+    }
+    Ok(())
 }
 
 /// Takes the log probability of the token after the one at `position` of a prompt.
@@ -88,13 +190,11 @@ fn score(
 }
 
 fn sample(
-    sequence: SequenceId,
+    index: u32,
     logits: &[f32],
-    requests: &mut Requests,
+    live: &mut Live,
     sampler: &mut Sampler,
 ) -> Result<(TokenId, Outcome), String> {
-    let live = requests.live.get_mut(&request_of(sequence)).expect("invariant: what is scheduled is live");
-    let index = index_of(sequence);
     let history = &live.histories[index as usize];
     let slot = live.guides.get_mut(index as usize);
     let mut choice = Choice { sampling: &live.sampling, stop: &live.stop, history, index, allowed: None };

@@ -1,0 +1,274 @@
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::*;
+
+const VOCABULARY: u32 = 6;
+/// Ends a text.
+const END: TokenId = 0;
+
+/// A model whose log probabilities depend on all that came before.
+fn model(seed: u64, text: &[TokenId]) -> Vec<f32> {
+    let mut state = crate::sampler::mix(seed);
+    for &token in text {
+        state = crate::sampler::mix(state ^ u64::from(token));
+    }
+    let mut rng = StdRng::seed_from_u64(state);
+    let logits: Vec<f64> = (0..VOCABULARY).map(|_| rng.random_range(-3.0..3.0)).collect();
+    let sum = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();
+    logits.iter().map(|logit| (logit - sum) as f32).collect()
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    seed: u64,
+    width: u32,
+    beams: Beams,
+    stop: StopRule,
+}
+
+fn case(seed: u64) -> Case {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let groups = [1, 1, 2, 3][rng.random_range(0..4)];
+    let width = groups * rng.random_range(1..4);
+    let end = [SearchEnd::Early, SearchEnd::Heuristic, SearchEnd::Never][rng.random_range(0..3)];
+    let beams = Beams {
+        results: rng.random_range(1..=width),
+        groups,
+        length_penalty: [0.0, 0.5, 1.0, 2.0, -1.0][rng.random_range(0..5)],
+        diversity_penalty: [0.0, 0.7][rng.random_range(0..2)],
+        end,
+        stops: None,
+    };
+    let stop = StopRule { tokens: vec![END], tokens_max: rng.random_range(1..9), tokens_min: 0 };
+    Case { seed, width, beams, stop }
+}
+
+/// The texts that a search finds, with the texts of its slots kept beside it.
+fn found(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
+    let mut search = Search::new(case.beams.clone(), case.width, case.stop.clone());
+    let mut texts = vec![Vec::new(); case.width as usize];
+    let mut steps = 0;
+    loop {
+        for slot in (0..case.width).filter(|&slot| search.has_beam(slot)).collect::<Vec<_>>() {
+            let mut candidates: Vec<Candidate> = (0..)
+                .zip(model(case.seed, &texts[slot as usize]))
+                .map(|(token, logprob)| Candidate { token, logprob, own: logprob })
+                .collect();
+            candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+            candidates.truncate(search.options() as usize);
+            search.see(slot, Options { candidates, top: None, is_complete: false });
+        }
+        let moves = search.advance().to_vec();
+        steps += 1;
+        if search.close(&[]) {
+            break;
+        }
+        let before = texts.clone();
+        for to in &moves {
+            let from = moves.iter().find(|from| from.slot == to.from).expect("what is gone on from goes on");
+            assert_eq!(from.from, from.slot, "from its own");
+            texts[to.slot as usize].clone_from(&before[to.from as usize]);
+            texts[to.slot as usize].push(to.token);
+        }
+        assert!(moves.iter().all(|to| to.is_beam == search.has_beam(to.slot)));
+    }
+    assert!(steps <= case.stop.tokens_max);
+    let tokens = |found: Found| (found.tokens.into_iter().map(|(token, _)| token).collect(), found.reason);
+    search.found().into_iter().map(tokens).collect()
+}
+
+/// The same search written down as it is defined, with whole texts.
+fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
+    type Text = (Vec<TokenId>, f64);
+    let Beams { groups, length_penalty, diversity_penalty, end, results, .. } = case.beams;
+    let size = (case.width / groups) as usize;
+    let judged = |score: f64, length: usize| score / (length.max(1) as f64).powf(f64::from(length_penalty));
+    let mut ongoing: Vec<Vec<Text>> = vec![vec![(Vec::new(), 0.0)]; groups as usize];
+    let mut ended: Vec<Vec<(Vec<TokenId>, f64, FinishReason)>> = vec![Vec::new(); groups as usize];
+    for length in 1..=case.stop.tokens_max as usize {
+        let mut taken: Vec<TokenId> = Vec::new();
+        for group in 0..groups as usize {
+            if ongoing[group].is_empty() {
+                continue;
+            }
+            let mut all: Vec<Text> = Vec::new();
+            for (text, score) in &ongoing[group] {
+                let mut next: Vec<(TokenId, f32)> = (0..).zip(model(case.seed, text)).collect();
+                for (token, logprob) in &mut next {
+                    *logprob -=
+                        diversity_penalty * taken.iter().filter(|other| *other == token).count() as f32;
+                }
+                next.sort_by(|a, b| b.1.total_cmp(&a.1));
+                for (token, logprob) in next.into_iter().take(2 * size) {
+                    all.push(([&text[..], &[token]].concat(), score + f64::from(logprob)));
+                }
+            }
+            all.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let best = ongoing[group][0].clone();
+            let mut children: Vec<Text> = Vec::new();
+            for (rank, (text, score)) in all.into_iter().enumerate() {
+                if children.len() == size {
+                    break;
+                }
+                if text.last() != Some(&END) {
+                    children.push((text, score));
+                } else if rank < size {
+                    ended[group].push((text, judged(score, length), FinishReason::Stop));
+                    ended[group].sort_by(|a, b| b.1.total_cmp(&a.1));
+                    ended[group].truncate(size);
+                }
+            }
+            taken.extend(children.iter().filter_map(|child| child.0.last()));
+            let worst = ended[group].last().map_or(0.0, |ended| ended.1);
+            let is_full = ended[group].len() == size;
+            let reach = match end {
+                SearchEnd::Early => f64::NEG_INFINITY,
+                SearchEnd::Never if length_penalty > 0.0 => judged(best.1, case.stop.tokens_max as usize),
+                _ => judged(best.1, length - 1),
+            };
+            ongoing[group] = if is_full && worst >= reach { Vec::new() } else { children };
+        }
+    }
+    for (ongoing, ended) in ongoing.into_iter().zip(&mut ended) {
+        for (text, score) in ongoing {
+            let score = judged(score, text.len());
+            ended.push((text, score, FinishReason::Length));
+        }
+        ended.sort_by(|a, b| b.1.total_cmp(&a.1));
+        ended.truncate(size);
+    }
+    let mut all = ended.concat();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
+    all.into_iter().take(results as usize).map(|(text, _, reason)| (text, reason)).collect()
+}
+
+#[test]
+fn finds_what_the_definition_finds() {
+    let mut ends = [0, 0];
+    for seed in 0..4000 {
+        let case = case(seed);
+        let found = found(&case);
+        assert_eq!(found, expected(&case), "{case:?}");
+        for (_, reason) in found {
+            ends[usize::from(reason == FinishReason::Stop)] += 1;
+        }
+    }
+    assert!(ends.iter().all(|&count| count > 500), "{ends:?}");
+}
+
+#[test]
+fn as_wide_as_all_texts_are_it_finds_the_most_probable_one() {
+    for seed in 0..50 {
+        let stop = StopRule { tokens: vec![END], tokens_max: 3, tokens_min: 0 };
+        let beams = Beams {
+            results: 1,
+            groups: 1,
+            length_penalty: 0.0,
+            diversity_penalty: 0.0,
+            end: SearchEnd::Never,
+            stops: None,
+        };
+        let case = Case { seed, width: 150, beams, stop };
+        let mut texts = vec![(Vec::new(), 0.0)];
+        let mut best: (f64, Vec<TokenId>) = (f64::NEG_INFINITY, Vec::new());
+        for length in 1..=3 {
+            let mut longer = Vec::new();
+            for (text, score) in texts {
+                for (token, logprob) in (0..).zip(model(seed, &text)) {
+                    let next = ([&text[..], &[token]].concat(), score + f64::from(logprob));
+                    if token != END && length < 3 {
+                        longer.push(next);
+                    } else if next.1 > best.0 {
+                        best = (next.1, next.0);
+                    }
+                }
+            }
+            texts = longer;
+        }
+        assert_eq!(found(&case)[0].0, best.1, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_beam_that_has_no_other_way_leaves_its_slot_to_a_shadow_until_there_are_two_again() {
+    let beams = Beams {
+        results: 2,
+        groups: 1,
+        length_penalty: 1.0,
+        diversity_penalty: 0.0,
+        end: SearchEnd::Heuristic,
+        stops: None,
+    };
+    let stop = StopRule { tokens: vec![END], tokens_max: 9, tokens_min: 0 };
+    let mut search = Search::new(beams, 2, stop);
+    let options = |tokens: &[(TokenId, f32)]| Options {
+        candidates: tokens
+            .iter()
+            .map(|&(token, logprob)| Candidate { token, logprob, own: logprob })
+            .collect(),
+        ..Options::default()
+    };
+    let to = |slot, from, token, is_beam| Move { slot, from, token, is_beam };
+    search.see(0, options(&[(5, -0.1)]));
+    assert_eq!(search.advance(), [to(0, 0, 5, true), to(1, 0, 5, false)]);
+    search.see(0, options(&[(3, -0.5), (4, -0.6)]));
+    assert_eq!(search.advance(), [to(0, 0, 3, true), to(1, 0, 4, true)]);
+    search.see(0, options(&[(1, -2.0)]));
+    search.see(1, options(&[(1, -0.1), (2, -0.2)]));
+    assert_eq!(search.advance(), [to(1, 1, 1, true), to(0, 1, 2, true)]);
+    // One is complete as it is: it is a result without a token more.
+    search.see(0, Options { is_complete: true, ..Options::default() });
+    search.see(1, options(&[(END, -0.1)]));
+    assert_eq!(search.advance(), []);
+    assert!(search.close(&[]));
+    let texts: Vec<Vec<TokenId>> = search
+        .found()
+        .into_iter()
+        .map(|found| found.tokens.into_iter().map(|(token, _)| token).collect())
+        .collect();
+    assert_eq!(texts, [vec![5, 4, 1, END], vec![5, 4, 2]]);
+}
+
+/// Ends where the last tokens are these.
+#[derive(Debug)]
+struct Run(Vec<TokenId>);
+
+impl TextStop for Run {
+    fn tokens(&self) -> usize {
+        self.0.len()
+    }
+
+    fn ends(&self, tokens: &[TokenId]) -> bool {
+        tokens == self.0
+    }
+}
+
+#[test]
+fn a_text_can_end_a_beam() {
+    let beams = Beams {
+        results: 1,
+        groups: 1,
+        length_penalty: 1.0,
+        diversity_penalty: 0.0,
+        end: SearchEnd::Early,
+        stops: Some(Arc::new(Run(vec![2, 3]))),
+    };
+    let stop = StopRule { tokens: vec![END], tokens_max: 9, tokens_min: 2 };
+    let mut search = Search::new(beams, 1, stop);
+    for token in [2, 3, 2] {
+        search.see(
+            0,
+            Options { candidates: vec![Candidate { token, logprob: -0.1, own: -0.1 }], ..Options::default() },
+        );
+        assert_eq!(search.advance(), [Move { slot: 0, from: 0, token, is_beam: true }]);
+    }
+    search.see(
+        0,
+        Options { candidates: vec![Candidate { token: 3, logprob: -0.1, own: -0.1 }], ..Options::default() },
+    );
+    assert_eq!(search.advance(), []);
+    assert!(search.close(&[]));
+    assert_eq!(search.found()[0].reason, FinishReason::Stop);
+    assert_eq!(search.found()[0].tokens.len(), 4);
+}

@@ -1,0 +1,175 @@
+//! Sequences of a request that take their tokens together.
+
+use expect_test::expect;
+use server_scheduler::SchedulerConfig;
+
+use crate::script::{check, config};
+
+#[test]
+fn one_takes_over_the_tokens_of_another_and_copies_what_it_writes() {
+    let script = "
+        submit 1,2 abcdef max=9 go=in-step
+        step 1=x 2=y
+        step 1=p 2<1=q
+        load
+        step 1<2=r 2=s
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1,2 abcdef max=9 go=in-step
+        > step 1=x 2=y
+        1: 0+6 [0 1] -> 1,2
+        1 started, 0 cached
+        > step 1=p 2<1=q
+        copy 1 to 2
+        1: 6+1 [0 2] -> 1
+        2: 6+1 [0 1] -> 2
+        > load
+        blocks 2 active 0 evictable 14 free, sequences 2 running 0 waiting, 2 tokens, 0 preemptions
+        > step 1<2=r 2=s
+        copy 2 to 1
+        1: 7+1 [0 1] -> 1
+        2: 7+1 [0 2] -> 2
+        > step
+        1: 8+1 [0 2 3] -> 1
+        2: 8+1 [0 2 4] -> 2
+    "#]],
+    );
+}
+
+#[test]
+fn they_are_preempted_together_and_wait_for_each_other_when_they_come_back() {
+    // A cache of 8 blocks, of which an older sequence comes to take most.
+    let config = SchedulerConfig {
+        blocks_total: 8,
+        batch_tokens_max: 8,
+        chunk_tokens_max: 8,
+        sequence_tokens_max: 32,
+        prefix_caching: false,
+        ..config()
+    };
+    let script = "
+        submit 9 a*14 max=8
+        submit 1,2 bcd max=9 go=in-step
+        steps 2
+        step 1=x 2=y
+        step 1=x 2=y
+        step 1=x 2=y
+        load
+        steps 3
+        load
+        step
+        step
+        step
+        step 1=u 2<1=v
+        step
+    ";
+    check(
+        config,
+        script,
+        expect![[r#"
+        > submit 9 a*14 max=8
+        > submit 1,2 bcd max=9 go=in-step
+        > steps 2
+        9 started, 0 cached
+        1 started, 0 cached
+        > step 1=x 2=y
+        9: 14+1 [0 1 2 3] -> 9
+        1: 2+1 [4] -> 1,2
+        > step 1=x 2=y
+        copy 4 to 5
+        9: 15+1 [0 1 2 3] -> 9
+        1: 3+1 [5] -> 1
+        2: 3+1 [4] -> 2
+        > step 1=x 2=y
+        9: 16+1 [0 1 2 3 6] -> 9
+        > load
+        blocks 5 active 0 evictable 3 free, sequences 1 running 2 waiting, 11 tokens, 2 preemptions
+        > steps 3
+        > load
+        blocks 5 active 0 evictable 3 free, sequences 1 running 2 waiting, 11 tokens, 2 preemptions
+        > step
+        9: 20+1 [0 1 2 3 6 5] -> 9
+        9 finished, Length
+        > step
+        1: 0+4 [0]
+        2: 0+4 [2]
+        > step
+        1: 4+1 [0 1] -> 1
+        2: 4+1 [2 3] -> 2
+        > step 1=u 2<1=v
+        1: 5+1 [0 1] -> 1
+        2: 5+1 [2 3] -> 2
+        > step
+        copy 1 to 2
+        1: 6+1 [0 2] -> 1
+        2: 6+1 [0 1] -> 2
+    "#]],
+    );
+}
+
+#[test]
+fn all_of_them_have_to_fit_the_cache_at_once() {
+    let script = "
+        submit 1,2,3,4 abc max=14 go=in-step
+        submit 5,6,7,8 abc max=13 go=in-step
+        submit 9,10 abc max=14 go=in-step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1,2,3,4 abc max=14 go=in-step
+        TooLong { prompt_tokens: 3, sequence_tokens_max: 16 }
+        > submit 5,6,7,8 abc max=13 go=in-step
+        > submit 9,10 abc max=14 go=in-step
+    "#]],
+    );
+}
+
+#[test]
+fn the_others_go_on_when_one_is_aborted() {
+    let script = "
+        submit 1,2,3 abcdef max=9 go=in-step
+        step
+        schedule
+        abort 1
+        commit 2=x 3<2=y
+        step
+        abort 2
+        step
+        abort 3
+        load
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1,2,3 abcdef max=9 go=in-step
+        > step
+        1: 0+6 [0 1] -> 1,2,3
+        1 started, 0 cached
+        > schedule
+        copy 1 to 2
+        copy 1 to 3
+        1: 6+1 [0 2] -> 1
+        2: 6+1 [0 3] -> 2
+        3: 6+1 [0 1] -> 3
+        > abort 1
+        > commit 2=x 3<2=y
+        > step
+        copy 3 to 1
+        2: 7+1 [0 1] -> 2
+        3: 7+1 [0 3] -> 3
+        > abort 2
+        > step
+        3: 8+1 [0 3 2] -> 3
+        > abort 3
+        > load
+        blocks 0 active 3 evictable 13 free, sequences 0 running 0 waiting, 0 tokens, 0 preemptions
+    "#]],
+    );
+}
