@@ -244,7 +244,7 @@ pub struct Args {
 
     /// Tell errors as OVMS does, `{"error": "what is wrong"}`, to clients that read a string there.
     ///
-    /// Statuses stay as they are, and so does the event of an error within a stream.
+    /// In streams too. Statuses stay as they are, and so do the events of responses.
     #[arg(long, env = "OVFLEET_OVMS_COMPAT", help_heading = "Network")]
     pub ovms_compat: bool,
 

@@ -50,6 +50,13 @@ pub(crate) enum Error {
     Failed(Failure),
 }
 
+/// The code of a parameter that has to be there and is not.
+const MISSING: &str = "missing_required_parameter";
+/// Most characters of a message: of a name that a client gives, be it ever so long, the beginning says enough.
+const MESSAGE_MAX: usize = 1_000;
+/// Most characters of the parameter's path.
+const PARAM_MAX: usize = 200;
+
 /// Time after which a client may ask a server that has no rates to go by.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
@@ -72,7 +79,7 @@ impl Error {
 
     /// A value that has to be there and is not.
     pub(crate) fn missing(param: impl Into<String>) -> Self {
-        Self::coded("missing_required_parameter", param, "is missing")
+        Self::coded(MISSING, param, "is missing")
     }
 
     /// What the client is told: status, class, code and parameter.
@@ -82,8 +89,9 @@ impl Error {
         const RATE: &str = "rate_limit_error";
         match self {
             Self::Malformed(malformed) => {
+                let code = if malformed.is_missing { MISSING } else { "invalid_type" };
                 let param = malformed.param.as_deref();
-                (StatusCode::BAD_REQUEST, REQUEST, param.map(|_| "invalid_type"), param)
+                (StatusCode::BAD_REQUEST, REQUEST, param.map(|_| code), param)
             }
             Self::Invalid { code, param, .. } => (StatusCode::BAD_REQUEST, REQUEST, Some(code), Some(param)),
             Self::ContextLength { param, .. } => {
@@ -145,8 +153,14 @@ impl Error {
 
     pub(crate) fn body(&self) -> ErrorBody {
         let (_, r#type, code, param) = self.told();
-        let param = param.map(str::to_owned);
-        ErrorBody { error: ErrorObject { message: self.to_string(), r#type, param, code } }
+        let param = param.map(|param| shortened(param.to_owned(), PARAM_MAX));
+        let message = self.message();
+        ErrorBody { error: ErrorObject { message, r#type, param, code } }
+    }
+
+    /// What people are told.
+    pub(crate) fn message(&self) -> String {
+        shortened(self.to_string(), MESSAGE_MAX)
     }
 
     fn retry_after(&self) -> Option<Duration> {
@@ -177,6 +191,14 @@ impl Error {
             }
         }
     }
+}
+
+fn shortened(mut text: String, characters_max: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(characters_max) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 impl From<Malformed> for Error {

@@ -61,6 +61,8 @@ pub(crate) struct TextRule {
     pub(crate) reading: Option<Arc<Reading>>,
     /// Strings that end a choice: within its content, where the text is read.
     pub(crate) stops: Vec<String>,
+    /// Tokens within which none of them ends a choice.
+    pub(crate) tokens_min: u32,
     /// Whether the string or token that ended a choice is part of its text.
     pub(crate) include_stop: bool,
     /// Whether special tokens have no text.
@@ -118,24 +120,33 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
         return Err(Error::invalid("top_logprobs", "is given, but logprobs is not true"));
     }
     let logprobs = wanted.then(|| request.top_logprobs.unwrap_or(0));
-    let tokens_max = requested_tokens(&generation);
     // Another model's request has errors of another model.
-    parameters::model(&generation, target.model)?;
-    conversation(&generation, &Conversation::of_chat(request)?, (logprobs, tokens_max), target)
+    let model = parameters::model(&generation, target.model)?;
+    let answer = Wanted { model, logprobs, tokens_max: requested_tokens(&generation) };
+    conversation(&generation, &Conversation::of_chat(request)?, answer, target)
 }
 
-/// Prepares a conversation. With it go of how many of the most probable tokens log probabilities are wanted, if they
-/// are, and the tokens that the request asks for.
+/// What is wanted of the answer to a conversation.
+pub(crate) struct Wanted {
+    /// The model, as the request names it.
+    pub(crate) model: String,
+    /// `Some(k)`: log probabilities, of the `k` most probable tokens too.
+    pub(crate) logprobs: Option<u32>,
+    /// What the request says of its length.
+    tokens_max: Option<TokensMax>,
+}
+
+/// Prepares a conversation.
 ///
 /// # Errors
 /// It cannot be served.
 pub(crate) fn conversation(
     generation: &Generation,
     conversation: &Conversation,
-    (logprobs, tokens_max): (Option<u32>, Option<TokensMax>),
+    answer: Wanted,
     target: Target<'_>,
 ) -> Result<Prepared, Error> {
-    let model = parameters::model(generation, target.model)?;
+    let Wanted { model, logprobs, tokens_max } = answer;
     let mut resolved = parameters::resolve(generation, target, ("top_logprobs", logprobs))?;
     let defaults = &target.model.text.defaults;
     let tokens_max =

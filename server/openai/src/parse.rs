@@ -10,6 +10,8 @@ pub struct Malformed {
     pub message: String,
     /// The parameter at fault, as a path: `messages[0].content`. None if the body is no JSON object at all.
     pub param: Option<String>,
+    /// Whether it has to be there and is not.
+    pub is_missing: bool,
 }
 
 /// Reads a body as a JSON object. Depth is limited by the reader (to 128), so that no body overflows the
@@ -18,7 +20,7 @@ pub struct Malformed {
 /// # Errors
 /// It is none.
 pub fn object(body: &[u8]) -> Result<Value, Malformed> {
-    let malformed = |message: String| Malformed { message, param: None };
+    let malformed = |message: String| Malformed { message, param: None, is_missing: false };
     let value: Value = serde_json::from_slice(body)
         .map_err(|error| malformed(format!("the request body is not valid JSON: {error}")))?;
     if value.is_object() {
@@ -32,27 +34,25 @@ pub fn object(body: &[u8]) -> Result<Value, Malformed> {
 pub(crate) fn fields<T: DeserializeOwned>(object: &Value) -> Result<T, Malformed> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let path = error.path().to_string();
-        let reason = plain(&error.inner().to_string());
-        if path == "." {
-            // Serde reports a missing field at the object that lacks it.
-            let param = missing_field(&reason);
-            return Malformed { message: reason, param };
+        let reason = error.inner().to_string();
+        // Serde reports a missing field at the object that lacks it.
+        if let Some(field) = reason.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+            let param = if path == "." { field.to_owned() } else { format!("{path}.{field}") };
+            return Malformed { message: format!("{param}: is missing"), param: Some(param), is_missing: true };
         }
-        let param = match missing_field(&reason) {
-            Some(field) => format!("{path}.{field}"),
-            None => path,
-        };
-        Malformed { message: format!("{param}: {reason}"), param: Some(param) }
+        let reason = plain(&reason);
+        if path == "." {
+            return Malformed { message: reason, param: None, is_missing: false };
+        }
+        Malformed { message: format!("{path}: {reason}"), param: Some(path), is_missing: false }
     })
-}
-
-fn missing_field(reason: &str) -> Option<String> {
-    reason.strip_prefix("missing field `")?.strip_suffix('`').map(str::to_owned)
 }
 
 /// Serde names Rust's types, which mean nothing to who reads the message.
 fn plain(reason: &str) -> String {
-    let Some((found, expected)) = reason.rsplit_once("expected ") else { return reason.to_owned() };
+    let Some((found, expected)) = reason.rsplit_once(", expected ") else { return reason.to_owned() };
+    let found = ["invalid type: ", "invalid value: "].iter().find_map(|prefix| found.strip_prefix(prefix));
+    let Some(found) = found else { return reason.to_owned() };
     let expected = match expected {
         "f32" | "f64" => "a number",
         "u32" => "an integer from 0 to 4294967295",
@@ -62,5 +62,12 @@ fn plain(reason: &str) -> String {
         other if other.starts_with("struct ") => "an object",
         other => other,
     };
-    format!("{found}expected {expected}")
+    let found = match found {
+        "sequence" => "an array",
+        "map" => "an object",
+        text if text.starts_with("string ") => &text["string ".len()..],
+        // Its kind, and itself in quotes.
+        other => other.split_once('`').map_or(other, |(_, value)| value.trim_end_matches('`')),
+    };
+    format!("{found} is not {expected}")
 }

@@ -52,30 +52,30 @@ fn a_wrong_type_is_refused_by_the_name_of_its_parameter() {
             json!({"logprobs": "all"}),
         ],
         &expect![[r#"
-            temperature | temperature: invalid type: string "hot", expected a number
-            max_tokens | max_tokens: invalid value: integer `-1`, expected an integer from 0 to 4294967295
-            max_tokens | max_tokens: invalid type: floating point `1.5`, expected an integer from 0 to 4294967295
-            max_tokens | max_tokens: invalid value: integer `4294967296`, expected an integer from 0 to 4294967295
-            stream | stream: invalid type: integer `1`, expected a boolean
-            stream_options.include_usage | stream_options.include_usage: invalid type: string "yes", expected a boolean
-            stop | stop: invalid type: integer `5`, expected a string or an array of strings
-            stop[1] | stop[1]: invalid type: integer `5`, expected a string
-            stop_token_ids[1] | stop_token_ids[1]: invalid type: string "2", expected an integer from 0 to 4294967295
-            model | model: invalid type: integer `5`, expected a string
-            seed | seed: invalid type: string "x", expected an integer
-            logit_bias | logit_bias: invalid type: sequence, expected an object
-            messages | messages: invalid type: string "hello", expected an array
-            messages[0] | messages[0]: invalid type: integer `5`, expected an object
-            messages[0].role | messages[0].role: missing field `role`
-            messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
-            messages[0].content[0].type | messages[0].content[0].type: missing field `type`
-            messages[0].content[0].text | messages[0].content[0].text: invalid type: integer `1`, expected a string
-            tools[0] | tools[0]: invalid type: integer `1`, expected an object
-            prompt | prompt: invalid type: map, expected a string, an array of strings, an array of tokens or an array of arrays of tokens
-            prompt[1] | prompt[1]: invalid type: integer `1`, expected a string
-            prompt[1] | prompt[1]: invalid type: string "a", expected an integer from 0 to 4294967295
-            prompt[1][0] | prompt[1][0]: invalid value: integer `-1`, expected an integer from 0 to 4294967295
-            logprobs | logprobs: invalid type: string "all", expected a boolean
+            temperature | temperature: "hot" is not a number
+            max_tokens | max_tokens: -1 is not an integer from 0 to 4294967295
+            max_tokens | max_tokens: 1.5 is not an integer from 0 to 4294967295
+            max_tokens | max_tokens: 4294967296 is not an integer from 0 to 4294967295
+            stream | stream: 1 is not a boolean
+            stream_options.include_usage | stream_options.include_usage: "yes" is not a boolean
+            stop | stop: 5 is not a string or an array of strings
+            stop[1] | stop[1]: 5 is not a string
+            stop_token_ids[1] | stop_token_ids[1]: "2" is not an integer from 0 to 4294967295
+            model | model: 5 is not a string
+            seed | seed: "x" is not an integer
+            logit_bias | logit_bias: an array is not an object
+            messages | messages: "hello" is not an array
+            messages[0] | messages[0]: 5 is not an object
+            messages[0].role | messages[0].role: is missing
+            messages[0].content | messages[0].content: 5 is not a string or an array of content parts
+            messages[0].content[0].type | messages[0].content[0].type: is missing
+            messages[0].content[0].text | messages[0].content[0].text: 1 is not a string
+            tools[0] | tools[0]: 1 is not an object
+            prompt | prompt: an object is not a string, an array of strings, an array of tokens or an array of arrays of tokens
+            prompt[1] | prompt[1]: 1 is not a string
+            prompt[1] | prompt[1]: "a" is not an integer from 0 to 4294967295
+            prompt[1][0] | prompt[1][0]: -1 is not an integer from 0 to 4294967295
+            logprobs | logprobs: "all" is not a boolean
         "#]],
     );
 }

@@ -73,7 +73,6 @@ pub(super) fn resolve(
     Ok(Resolved {
         choices,
         candidates,
-        tokens_min: generation.min_tokens.unwrap_or(0),
         sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
         text,
         truncate: truncate(generation)?,
@@ -130,6 +129,7 @@ fn text(generation: &Generation, target: Target<'_>) -> Result<TextRule, Error> 
     Ok(TextRule {
         reading: None,
         stops: if detokenize { stops } else { Vec::new() },
+        tokens_min: generation.min_tokens.unwrap_or(0),
         include_stop: generation.include_stop_str_in_output.unwrap_or(false),
         skip_special: generation.skip_special_tokens.unwrap_or(true),
         continues_text: false,

@@ -15,7 +15,7 @@ pub(crate) use items::{Given, read as read_items};
 use super::conversation::{Conversation, Effort, Reasoning};
 use super::resolved::TokensMax;
 use super::tools::{self, Tool, ToolChoice};
-use super::{Prepared, Target, parameters};
+use super::{Prepared, Target, Wanted, parameters};
 use crate::error::Error;
 use crate::store::{Id, ItemIds, Kind};
 
@@ -97,7 +97,7 @@ pub(crate) fn responses(
 ) -> Result<Ready, Error> {
     debug_assert_eq!(id.kind(), Kind::Response);
     // Another model's request has errors of another model.
-    parameters::model(&request.generation, target.model)?;
+    let model = parameters::model(&request.generation, target.model)?;
     let mut ids = id.items();
     check(request)?;
     let input = input(request, context.items, &mut ids)?;
@@ -115,7 +115,7 @@ pub(crate) fn responses(
     // What these ask for has no place in a response.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (shown, choice, parallel) = (shown(&conversation.tools), choice(request), conversation.parallel);
-    let prepared = fitting(request, &generation, &conversation, target).map_err(renamed)?;
+    let prepared = fitting(request, (&generation, model), &conversation, target).map_err(renamed)?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
         text: TextParameter { format: Some(format), verbosity: verbosity(request) },
@@ -202,14 +202,15 @@ fn logprobs(request: &Request) -> Option<u32> {
 /// Prepares the conversation, or as much of its end as the model has room for if it may be cut.
 fn fitting(
     request: &Request,
-    generation: &Generation,
+    (generation, model): (&Generation, String),
     conversation: &Conversation,
     target: Target<'_>,
 ) -> Result<Prepared, Error> {
     let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
     let prepare = |messages: Vec<Message>| {
         let conversation = Conversation { messages, ..conversation.clone() };
-        super::conversation(generation, &conversation, (logprobs(request), tokens_max), target)
+        let answer = Wanted { model: model.clone(), logprobs: logprobs(request), tokens_max };
+        super::conversation(generation, &conversation, answer, target)
     };
     let refused = match prepare(conversation.messages.clone()) {
         Err(error @ Error::ContextLength { .. }) if request.truncation.as_deref() == Some("auto") => error,

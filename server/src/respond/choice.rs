@@ -19,6 +19,8 @@ pub(super) struct Choice {
     /// None once the choice has ended.
     text: Option<(Detokenizer, Reader)>,
     include_stop: bool,
+    /// Tokens to come until stop strings count.
+    unheeded: u32,
     detokenize: bool,
     /// Sorted.
     stop_tokens: Vec<TokenId>,
@@ -42,12 +44,23 @@ enum Reader {
     Parsed(Box<Parsed>),
 }
 
+impl Reader {
+    /// Stop strings that are complete from now on count.
+    fn heed(&mut self) {
+        match self {
+            Self::Plain(stops) => stops.heed(),
+            Self::Parsed(parsed) => parsed.heed(),
+        }
+    }
+}
+
 impl Choice {
     pub(super) fn new(tokenizer: &Arc<Tokenizer>, rule: &TextRule) -> Self {
         let options =
             DetokenizeOptions { skip_special: rule.skip_special, continues_text: rule.continues_text };
         let detokenizer = Detokenizer::new(Arc::clone(tokenizer), options);
         let stops = StopFilter::new(&rule.stops, rule.include_stop);
+        let stops = if rule.tokens_min > 0 { stops.heedless() } else { stops };
         let text = match &rule.reading {
             None => (detokenizer, Reader::Plain(stops)),
             Some(reading) => {
@@ -58,6 +71,7 @@ impl Choice {
         Self {
             text: Some(text),
             include_stop: rule.include_stop,
+            unheeded: rule.tokens_min,
             detokenize: rule.detokenize,
             stop_tokens: rule.stop_tokens.clone(),
             held: Vec::new(),
@@ -80,6 +94,10 @@ impl Choice {
         deltas: &mut Vec<Delta>,
     ) -> u64 {
         let Some((detokenizer, reader)) = &mut self.text else { return 0 };
+        match self.unheeded.checked_sub(1) {
+            Some(rest) => self.unheeded = rest,
+            None => reader.heed(),
+        }
         // A stop token always ends the sequence (before `tokens_min` none is sampled), and is no text.
         let ends = !self.include_stop && self.stop_tokens.binary_search(&token).is_ok();
         match reader {

@@ -38,6 +38,11 @@ impl Parsed {
         }
     }
 
+    /// Stop strings that are complete from now on count.
+    pub(super) fn heed(&mut self) {
+        self.stops.heed();
+    }
+
     /// Whether a stop token has a meaning to the parser, so that it has to see it.
     pub(super) fn reads(&self, token: TokenId) -> bool {
         self.reading.kept.binary_search(&token).is_ok()

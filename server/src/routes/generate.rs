@@ -16,6 +16,7 @@ use server_openai::{FinishReason, Usage};
 use server_text::Tokenizer;
 
 use crate::app::{App, RequestId, Serving};
+use crate::compat::ErrorShape;
 use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::metrics::Record;
@@ -64,6 +65,7 @@ pub(super) struct Head {
     pub(super) scores: Vec<Option<Arc<[ScoredToken]>>>,
     /// The tokens used so far.
     pub(super) usage: Usage,
+    pub(super) errors: ErrorShape,
 }
 
 impl Head {
@@ -174,13 +176,14 @@ async fn begin<S: Shape>(
     arrived: Instant,
 ) -> Result<(Head, Deltas), Error> {
     app.serving()?;
+    let errors = ErrorShape::of(&request);
     let body = read(app, request).await?;
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.next_id();
     let prepared = prepare::<S>(app, body, id).await?;
     let Prepared { prompts, echoes, text, reply } = prepared;
-    let (candidates, wanted) = (prompts.first().map_or(1, |prompt| prompt.sequences), reply.choices);
+    let (candidates, wanted) = (prompts.first().map_or(1, server_engine::Request::results), reply.choices);
     let submitted = submit(app, serving, prompts)?;
     let head = Head {
         id: format!("{}-{id}", S::ID),
@@ -191,6 +194,7 @@ async fn begin<S: Shape>(
         tokenizer: Arc::clone(&serving.model.text.tokenizer),
         scores: Vec::new(),
         usage: Usage::default(),
+        errors,
     };
     let record = Record::new(app.clone(), S::ENDPOINT, head.id.clone(), (arrived, admitted));
     let answer = Answer::new(submitted, &serving.model.text.tokenizer, &text, record);
@@ -209,19 +213,30 @@ pub(super) async fn read(app: &App, request: axum::extract::Request) -> Result<B
     })
 }
 
-/// Larger bodies, and those with something to compile, are prepared on a thread of their own, so that others' tokens do not wait meanwhile.
-pub(super) const INLINE_BYTES_MAX: usize = 16 * 1024;
+/// Larger bodies, and those with something to compile, are prepared on a thread of their own, so that others' tokens do
+/// not wait meanwhile.
+const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prepared, Error> {
     let work = move |app: &App, body: &[u8]| {
         let Serving { model, engine, .. } = app.serving()?;
         S::prepare(body, Target { model, limits: engine.limits(), seed: id.seed() })
     };
-    if body.len() <= INLINE_BYTES_MAX && !crate::prepare::may_compile(&body) {
-        return work(app, &body);
-    }
+    if is_light(&body) { work(app, &body) } else { apart(app, move |app| work(app, &body)).await }
+}
+
+/// Whether a body is read and prepared in no time.
+pub(super) fn is_light(body: &[u8]) -> bool {
+    body.len() <= INLINE_BYTES_MAX && !crate::prepare::may_compile(body)
+}
+
+/// Prepares a request on a thread of its own.
+pub(super) async fn apart<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
     let app = app.clone();
-    let work = tokio::task::spawn_blocking(move || work(&app, &body));
+    let work = tokio::task::spawn_blocking(move || work(&app));
     work.await.unwrap_or_else(|_| Err(Error::Internal("failed to prepare the request".to_owned())))
 }
 
@@ -233,7 +248,7 @@ pub(super) fn submit(
 ) -> Result<Vec<Submitted>, Error> {
     let limits = serving.engine.limits();
     let submit = |prompt: server_engine::Request| {
-        let (choices, prompt_tokens) = (prompt.sequences, prompt.prompt.len());
+        let (choices, prompt_tokens) = (prompt.results(), prompt.prompt.len());
         let scored = prompt.sampling.prompt_logprobs.is_some();
         match serving.engine.submit(prompt) {
             Ok(stream) => Ok(Submitted { stream, choices, prompt_tokens, scored }),
@@ -313,7 +328,7 @@ impl<S: Shape> Streamed<S> {
             }
             // The status is long sent: the error is an event, and no [DONE] says that all is well.
             Some(Err(error)) => {
-                events.push(&error.body());
+                head.errors.put(&error, events);
                 false
             }
             None => {

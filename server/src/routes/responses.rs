@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{self as wire, InputTokens, Object};
@@ -74,7 +75,7 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.store().name(Kind::Response);
-    let mut ready = prepare(app, &body, id).await?;
+    let mut ready = prepare(app, body, id).await?;
     ready.response.created_at = unix_time();
     ready.response.store &= app.store().is_on();
     if ready.response.background && !ready.response.store {
@@ -96,7 +97,7 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
         Box::new(move |tokens| super::probabilities::shown(&tokenizer, tokens, names_by_id)) as Show
     });
     let choices = prepared.reply.choices;
-    let candidates = prepared.prompts.first().map_or(1, |prompt| prompt.sequences);
+    let candidates = prepared.prompts.first().map_or(1, server_engine::Request::results);
     let submitted = generate::submit(app, serving, prepared.prompts)?;
     let answer = Answer::new(submitted, &serving.model.text.tokenizer, &prepared.text, record);
     let answer = Deltas::new(answer, candidates, choices);
@@ -105,25 +106,29 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
 }
 
 /// Reads a body, looks up what it refers to, and prepares it.
-async fn prepare(app: &App, body: &[u8], id: Id) -> Result<Ready, Error> {
-    let object = prepare::checked(Endpoint::Responses, body)?;
-    let request = wire::Request::read(&object)?;
-    let references = references(&request)?;
+async fn prepare(app: &App, body: Bytes, id: Id) -> Result<Ready, Error> {
     let seed = app.next_id().seed();
-    let is_small =
-        references.is_empty() && body.len() <= generate::INLINE_BYTES_MAX && !prepare::may_compile(body);
-    let work = move |app: &App| {
+    let work = move |app: &App, (request, references): (wire::Request, References)| {
         let Serving { model, engine, .. } = app.serving()?;
         let found = context::find(app, &references)?;
         responses(&request, found, id, Target { model, limits: engine.limits(), seed })
     };
-    if is_small {
-        return work(app);
+    if !generate::is_light(&body) {
+        return generate::apart(app, move |app| work(app, read(&body)?)).await;
     }
-    // It may take a while, for which others' tokens are not to wait; and what is kept may be on the disk.
-    let app = app.clone();
-    let work = tokio::task::spawn_blocking(move || work(&app));
-    work.await.unwrap_or_else(|_| Err(Error::Internal("failed to prepare the request".to_owned())))
+    let asked = read(&body)?;
+    if asked.1.is_empty() {
+        return work(app, asked);
+    }
+    // What is kept may be on the disk.
+    generate::apart(app, move |app| work(app, asked)).await
+}
+
+/// A request, and what it refers to.
+fn read(body: &[u8]) -> Result<(wire::Request, References), Error> {
+    let request = wire::Request::read(&prepare::checked(Endpoint::Responses, body)?)?;
+    let references = references(&request)?;
+    Ok((request, references))
 }
 
 /// `POST /responses/input_tokens`: how long the prompt would be.
@@ -131,7 +136,7 @@ pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Re
     let counted = async {
         app.serving()?;
         let body = generate::read(&app, request).await?;
-        let ready = prepare(&app, &body, app.store().name(Kind::Response)).await?;
+        let ready = prepare(&app, body, app.store().name(Kind::Response)).await?;
         let tokens = ready.prepared.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum();
         Ok(Json(InputTokens { object: Object::InputTokens, input_tokens: tokens }).into_response())
     };

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::generate::{self, Counted, INLINE_BYTES_MAX};
+use super::generate::{self, Counted};
 use crate::app::{App, Serving};
 use crate::error::Error;
 use crate::prepare::{self, Endpoint, Target};
@@ -48,18 +48,13 @@ async fn compute<T: Send + 'static>(
     app.serving()?;
     let body = generate::read(app, request).await?;
     let admitted = app.admission().admit()?;
-    let is_small = body.len() <= INLINE_BYTES_MAX;
-    let (owned, seed) = (app.clone(), app.next_id().seed());
-    let work = move || {
+    let (is_light, seed) = (generate::is_light(&body), app.next_id().seed());
+    let work = move |app: &App| {
         let _admitted = admitted;
-        let Serving { model, engine, .. } = owned.serving()?;
+        let Serving { model, engine, .. } = app.serving()?;
         let request = prepare::checked(endpoint, &body)?;
         work(&request, Target { model, limits: engine.limits(), seed })
     };
     // Others' tokens do not wait for long texts.
-    if is_small {
-        return work();
-    }
-    let work = tokio::task::spawn_blocking(work);
-    work.await.unwrap_or_else(|_| Err(Error::Internal("failed to tokenise".to_owned())))
+    if is_light { work(app) } else { generate::apart(app, work).await }
 }

@@ -1,6 +1,9 @@
 //! What the parameters do that have no file of their own.
 
 use serde_json::{Value, json};
+use server::Model;
+use server_engine::sim::{SimFault, SimFaultKind};
+use server_text::ModelText;
 
 use crate::harness::{Parrot, Server, Setup, VOCABULARY, chat, completion, faulty};
 
@@ -282,6 +285,72 @@ async fn parameters_that_contradict_each_other_are_refused() {
 }
 
 #[tokio::test]
+async fn no_stop_string_ends_a_choice_before_it_has_the_tokens_that_it_must() {
+    let server = Server::parrot(TEXT);
+    let with = async |parameters: Value| {
+        let choice = answer(&server, parameters).await["choices"][0].clone();
+        (choice["text"].as_str().unwrap().to_owned(), choice["finish_reason"].as_str().unwrap().to_owned())
+    };
+    let told = |text: &str, reason: &str| (text.to_owned(), reason.to_owned());
+    assert_eq!(with(json!({"stop": "e"})).await, told("cd", "stop"));
+    assert_eq!(with(json!({"stop": "e", "min_tokens": 2})).await, told("cd", "stop"));
+    // The third token completes it, and is text; the next time it comes it counts.
+    let later = json!({"stop": "e", "min_tokens": 3, "max_tokens": 20});
+    assert_eq!(with(later).await, told("cdefghabcd", "stop"));
+    assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, told("cdefghab", "length"));
+    // It may begin before.
+    assert_eq!(with(json!({"stop": "def", "min_tokens": 3})).await, told("c", "stop"));
+    let streamed = server.post(PATH, completion(json!({"stop": "de", "min_tokens": 4, "stream": true}))).await;
+    let texts = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    let text: String =
+        texts.filter_map(|chunk| Some(chunk["choices"][0]["text"].as_str()?.to_owned())).collect();
+    assert_eq!(text, "cdefghab");
+}
+
+#[tokio::test]
+async fn the_tokens_around_a_text_are_there_unless_they_are_not_to_be() {
+    let around = json!([{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    let level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": level,
+        "decoder": level,
+        "added_tokens": [{
+            "id": 2, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }],
+        "post_processor": {
+            "type": "TemplateProcessing", "single": around, "pair": around,
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}},
+        },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": {"a": 0, "b": 1, "<s>": 2}, "merges": [],
+        },
+    });
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>"}"#).unwrap();
+    let text = ModelText::load(folder.path()).unwrap();
+    let model = Some(Model::new(vec!["parrot".to_owned()], text, "test"));
+    let server = Setup { model, ..Setup::new(Parrot::new([0, 1])) }.start();
+    let prompt = async |parameters: Value| {
+        let mut all = json!({"prompt": "ab", "return_token_ids": true});
+        all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        answer(&server, all).await["choices"][0]["prompt_token_ids"].clone()
+    };
+    assert_eq!(prompt(json!({})).await, json!([2, 0, 1]));
+    assert_eq!(prompt(json!({"add_special_tokens": false})).await, json!([0, 1]));
+    for (path, body, tokens) in [
+        ("/tokenize", json!({"model": "parrot", "text": "ab"}), json!([2, 0, 1])),
+        ("/tokenize", json!({"model": "parrot", "text": "ab", "add_special_tokens": false}), json!([0, 1])),
+    ] {
+        assert_eq!(server.post(path, body.to_string()).await.json()["tokens"], tokens);
+    }
+}
+
+#[tokio::test]
 async fn errors_are_strings_to_clients_that_need_them_so() {
     let server = Setup::new(Parrot::new([120])).start();
     let server =
@@ -295,4 +364,17 @@ async fn errors_are_strings_to_clients_that_need_them_so() {
         (404, json!({"error": "there is nothing at /v3/nowhere"}))
     );
     assert_eq!(server.post(PATH, completion(json!({}))).await.json()["object"], "text_completion");
+    // In streams too.
+    for (path, body) in [
+        (PATH, completion(json!({"stream": true, "ignore_eos": true}))),
+        ("/v3/chat/completions", chat(json!({"stream": true, "ignore_eos": true}))),
+    ] {
+        let fault = SimFault { step: 3, kind: SimFaultKind::Step };
+        let server = Setup::new(faulty(vec![fault])).start();
+        let server =
+            Server { router: server::ovms_errors(server.router), app: server.app, engine: server.engine };
+        let answer = server.post(path, body).await;
+        let last: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+        assert!(last["error"].as_str().is_some_and(|told| !told.is_empty()), "{}", answer.body);
+    }
 }

@@ -19,6 +19,7 @@ mod responses;
 mod responses_kept;
 mod responses_refused;
 mod routes;
+mod rows;
 mod structured;
 mod tokenize;
 mod tools;

@@ -89,11 +89,11 @@ async fn parameters_of_the_chat_endpoint() {
     refused("/v3/chat/completions", cases.map(chat).to_vec(), expect![[r#"
         400 invalid_type messages | messages: "hi" is not an array of objects
         400 invalid_type messages[0] | messages[0]: "hi" is not an object
-        400 invalid_type messages[0].role | messages[0].role: missing field `role`
-        400 invalid_type messages[0].role | messages[0].role: invalid type: integer `1`, expected a string
-        400 invalid_type messages[0].content[0].type | messages[0].content[0].type: missing field `type`
+        400 missing_required_parameter messages[0].role | messages[0].role: is missing
+        400 invalid_type messages[0].role | messages[0].role: 1 is not a string
+        400 missing_required_parameter messages[0].content[0].type | messages[0].content[0].type: is missing
         400 empty_array messages | messages: is empty
-        400 invalid_type messages[0].content | messages[0].content: invalid type: integer `5`, expected a string or an array of content parts
+        400 invalid_type messages[0].content | messages[0].content: 5 is not a string or an array of content parts
         400 missing_required_parameter messages[0].content | messages[0].content: is missing
         400 invalid_value messages[0].role | messages[0].role: "oracle" is none of system, developer, user, assistant, tool, function
         400 invalid_value messages[0].content[0].type | messages[0].content[0].type: a part of type "image_url" is given, but this model takes only text

@@ -17,7 +17,8 @@ pub enum Filtered {
 }
 
 /// Finds the stop string that is complete first (of those complete at once: the longest), however the text
-/// is cut into pieces, and holds back no more than the longest suffix of the text that begins a stop string.
+/// is cut into pieces, and holds back no more than the longest suffix of the text that begins a stop string. One that
+/// is complete before the filter heeds any is text like any other.
 #[derive(Clone, Debug)]
 pub struct StopFilter {
     stops: Vec<Stop>,
@@ -25,6 +26,7 @@ pub struct StopFilter {
     /// Text not given out yet: shorter than the longest stop string between calls.
     held: String,
     stopped: Option<usize>,
+    heeds: bool,
 }
 
 /// A stop string with its Knuth-Morris-Pratt automaton.
@@ -61,6 +63,11 @@ impl Stop {
         self.matched += usize::from(self.bytes[self.matched] == byte);
         self.matched == self.bytes.len()
     }
+
+    /// Goes on as if it had not been complete: what ends it may begin the next.
+    fn pass(&mut self) {
+        self.matched = self.fallback[self.matched - 1];
+    }
 }
 
 impl StopFilter {
@@ -72,7 +79,18 @@ impl StopFilter {
             .filter(|(_, stop)| !stop.as_ref().is_empty())
             .map(|(index, stop)| Stop::new(index, stop.as_ref()))
             .collect();
-        Self { stops, include_stop, held: String::new(), stopped: None }
+        Self { stops, include_stop, held: String::new(), stopped: None, heeds: true }
+    }
+
+    /// The same filter, for which no stop string counts until it is to [`heed`](Self::heed) them.
+    #[must_use]
+    pub fn heedless(self) -> Self {
+        Self { heeds: false, ..self }
+    }
+
+    /// Stop strings that are complete from now on count, wherever they began.
+    pub fn heed(&mut self) {
+        self.heeds = true;
     }
 
     /// Takes the next piece of text. After a stop, further text is dropped.
@@ -84,7 +102,12 @@ impl StopFilter {
         for (at, byte) in text.bytes().enumerate() {
             let mut complete: Option<(usize, usize)> = None;
             for stop in &mut self.stops {
-                if stop.advance(byte) && complete.is_none_or(|(_, length)| stop.bytes.len() > length) {
+                if !stop.advance(byte) {
+                    continue;
+                }
+                if !self.heeds {
+                    stop.pass();
+                } else if complete.is_none_or(|(_, length)| stop.bytes.len() > length) {
                     complete = Some((stop.index, stop.bytes.len()));
                 }
             }

@@ -6,14 +6,14 @@ use super::*;
 #[test]
 fn a_wrong_type_is_told_by_where_it_is() {
     let wrong = |body: Value| Request::parse(body.to_string().as_bytes()).unwrap_err().message;
-    expect!["input[1].content[0].text: invalid type: integer `1`, expected a string"].assert_eq(&wrong(json!({
+    expect!["input[1].content[0].text: 1 is not a string"].assert_eq(&wrong(json!({
         "input": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "input_text", "text": 1}]}]
     })));
-    expect!["input: invalid type: integer `3`, expected a string or an array of objects"]
+    expect!["input: 3 is not a string or an array of objects"]
         .assert_eq(&wrong(json!({"input": 3})));
-    expect!["text.format: invalid type: string \"json\", expected an object"]
+    expect![[r#"text.format: "json" is not an object"#]]
         .assert_eq(&wrong(json!({"text": {"format": "json"}})));
-    expect!["temperature: invalid type: string \"hot\", expected a number"]
+    expect![[r#"temperature: "hot" is not a number"#]]
         .assert_eq(&wrong(json!({"temperature": "hot"})));
 }
 

@@ -73,7 +73,8 @@ impl Kind {
             Self::Pairs(count_max, name_max, value_max) => {
                 let pairs = self.object(path, value)?;
                 if pairs.len() > count_max {
-                    return Err(refused("object_above_max_properties", path, value, self));
+                    let problem = format!("has {} members, which are more than {count_max}", pairs.len());
+                    return Err(Error::coded("object_above_max_properties", path, problem));
                 }
                 pairs.iter().try_for_each(|(name, value)| {
                     Self::Text(name_max).check(path, &Value::String(name.clone()))?;
@@ -106,14 +107,19 @@ impl Kind {
 
     /// What the value comes closest to says what is wrong with it.
     fn either(self, path: &str, value: &Value, kinds: &[Self]) -> Result<(), Error> {
-        let mut told = None;
+        let (mut told, mut of_arrays) = (None, Vec::new());
         for kind in kinds {
             match kind.check(path, value) {
                 Ok(()) => return Ok(()),
                 Err(error) if kind.is_like(value) => told = Some(error),
+                Err(error) if value.is_array() && matches!(kind, Self::Texts(..) | Self::Array(..)) => {
+                    of_arrays.push(error);
+                }
                 Err(_) => {}
             }
         }
+        // An array of whatever comes close to the only kind of array that there may be.
+        let told = told.or_else(|| of_arrays.pop().filter(|_| of_arrays.is_empty()));
         Err(told.unwrap_or_else(|| refused("invalid_type", path, value, self)))
     }
 

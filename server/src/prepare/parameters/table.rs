@@ -85,11 +85,12 @@ impl Endpoint {
     }
 
     fn table(self) -> impl Iterator<Item = &'static Parameter> {
-        const SHARED: &[&[Parameter]] = &[shared::OUTPUT, shared::SAMPLING, shared::CANDIDATES];
+        const SHARED: [&[Parameter]; 4] =
+            [shared::CONVERSATION, shared::OUTPUT, shared::SAMPLING, shared::CANDIDATES];
         let (own, shared) = match self {
-            Self::Chat => (chat::TABLE, SHARED),
-            Self::Completions => (completions::TABLE, SHARED),
-            Self::Responses => (responses::TABLE, SHARED),
+            Self::Chat => (chat::TABLE, &SHARED[..]),
+            Self::Completions => (completions::TABLE, &SHARED[1..]),
+            Self::Responses => (responses::TABLE, &SHARED[..]),
             Self::Tokenize => (tokens::TOKENIZE, &[][..]),
             Self::Detokenize => (tokens::DETOKENIZE, &[][..]),
         };

@@ -107,3 +107,17 @@ fn no_stop_string_reaches_across_an_interruption() {
     assert_eq!(filter.push("c"), Filtered::Text("c".to_owned()));
     assert_eq!(filter.push("abc"), Filtered::Stopped { text: String::new(), stop: 0 });
 }
+
+#[test]
+fn what_is_complete_before_any_counts_is_text_and_may_begin_the_next() {
+    let mut filter = StopFilter::new(["aba", "xy"], false).heedless();
+    assert_eq!(filter.push("1xy2ab"), Filtered::Text("1xy2".into()));
+    // The end of the one that did not count is held back, since it begins another.
+    assert_eq!(filter.push("a"), Filtered::Text("ab".into()));
+    filter.heed();
+    assert_eq!(filter.push("ba3"), Filtered::Stopped { text: String::new(), stop: 0 });
+    let mut filter = StopFilter::new(["ab"], true).heedless();
+    assert_eq!(filter.push("ab"), Filtered::Text("ab".into()));
+    filter.heed();
+    assert_eq!(filter.push("cab"), Filtered::Stopped { text: "cab".into(), stop: 0 });
+}

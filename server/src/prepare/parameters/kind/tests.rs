@@ -74,7 +74,7 @@ fn what_is_long_is_told_in_part() {
             invalid_type | it.a: 1 is not a string of at most 4 bytes
             string_above_max_length | it.a: "12345" is not a string of at most 4 bytes
             string_above_max_length | it: "abcd" is not a string of at most 3 bytes
-            object_above_max_properties | it: an object is not an object of at most 2 strings of at most 4 bytes with names of 3
+            object_above_max_properties | it: has 3 members, which are more than 2
             invalid_type | it: an array is not an object of at most 2 strings of at most 4 bytes with names of 3
         "#]],
     );

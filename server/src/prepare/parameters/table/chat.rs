@@ -11,16 +11,6 @@ pub(super) const TABLE: &[Parameter] = &[
     row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM)
         .note("Only with `logprobs`."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", ALL),
-    row(
-        "tool_choice",
-        Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]),
-        "auto",
-        ALL,
-    ),
-    row("parallel_tool_calls", Kind::Boolean, "true", OPENAI_VLLM),
-    row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
-    row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
-        .note("More variables for the template. Those that are parameters of their own are refused here."),
     row("add_generation_prompt", Kind::Boolean, "true", OVMS_VLLM),
     row("add_special_tokens", Kind::Boolean, "false", VLLM)
         .accepted("Templates write them themselves, and those that do not want none."),

@@ -1,7 +1,8 @@
 //! What only responses have, or have otherwise.
 
 use super::Parameter;
-use super::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, OVMS_VLLM, VLLM, row};
+use super::shared::STREAM_OPTIONS;
+use super::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, VLLM, row};
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::prepare::parameters::kind::Kind;
 
@@ -35,13 +36,6 @@ pub(super) const TABLE: &[Parameter] = &[
         .accepted("It bounds calls of built-in tools, of which there are none here."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", OVMS_PARTLY)
         .note("Functions, flat or as chats have them. Built-in tools are refused by name."),
-    row(
-        "tool_choice",
-        Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]),
-        "auto",
-        ALL,
-    ),
-    row("parallel_tool_calls", Kind::Boolean, "true", OPENAI_VLLM),
     row("text", Kind::Fields(TEXT), "", OPENAI_VLLM)
         .note("`format` as `response_format` of chats, its schema flat. `verbosity` is accepted and told again."),
     row("reasoning", Kind::Fields(REASONING), "", OVMS_PARTLY).note(
@@ -63,14 +57,15 @@ pub(super) const TABLE: &[Parameter] = &[
     row("prompt", Kind::Object, "", OPENAI)
         .refused("templates are not kept here; send the text as instructions and input"),
     row("context_management", Kind::Array(&Kind::Object, usize::MAX), "", OPENAI)
-        .note("Only an empty list: conversations are not summed up here. See `truncation`."),
+        .accepted("Only an empty list: conversations are not summed up here. See `truncation`."),
     row("detokenize", Kind::Boolean, "true", VLLM).accepted("Responses are made of text: there is always some."),
     row("return_token_ids", Kind::Boolean, "false", VLLM).accepted("Responses have no place for tokens."),
     row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM)
         .accepted("Responses have no place for those of the prompt."),
-    row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
-    row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
-        .note("More variables for the template. Those that are parameters of their own are refused here."),
+    row("stream_options", Kind::Fields(STREAM_OPTIONS), "", OPENAI)
+        .accepted("Only with `stream`. The usage is always in the last event, and nothing is ever padded. OVMS refuses it."),
+    row("add_special_tokens", Kind::Boolean, "false", VLLM)
+        .accepted("Templates write them themselves, and those that do not want none."),
 ];
 
 const VERBOSITIES: Kind = Kind::OneOf(&["low", "medium", "high"]);

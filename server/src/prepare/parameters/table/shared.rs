@@ -1,4 +1,4 @@
-//! What chat and completions have in common.
+//! What several endpoints have in common.
 
 use super::Parameter;
 use super::{ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, OVMS_VLLM, TOKEN, VLLM, row};
@@ -7,6 +7,15 @@ use crate::limits::{
     STOPS_MAX, TOP_LOGPROBS_MAX,
 };
 use crate::prepare::parameters::kind::Kind;
+
+/// What goes to the chat template, where there is one.
+pub(super) const CONVERSATION: &[Parameter] = &[
+    row("tool_choice", Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]), "auto", ALL),
+    row("parallel_tool_calls", Kind::Boolean, "true", OPENAI_VLLM),
+    row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
+    row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
+        .note("More variables for the template. Those that are parameters of their own are refused here."),
+];
 
 /// How long answers are and how they are put.
 pub(super) const OUTPUT: &[Parameter] = &[
@@ -21,7 +30,8 @@ pub(super) const OUTPUT: &[Parameter] = &[
          `max_new_tokens` of `generation_config.json` goes before both. 0 only with `echo`.",
     ),
     row("max_completion_tokens", COUNT, "", ALL).note("The same under its later name, which goes first."),
-    row("min_tokens", COUNT, "0", VLLM).note("Until then no end token and no stop token ends a choice; a stop string does, which with vLLM it does not."),
+    row("min_tokens", COUNT, "0", VLLM)
+        .note("Until then no end token, stop token or stop string ends a choice."),
     row("n", Kind::Integer(1, CHOICES_MAX as i64), "1", ALL)
         .note("Each choice is sampled by itself. With OVMS `n` above 1 is always beams."),
     row("stop", Kind::Either(&[Kind::Text(STOP_BYTES_MAX), Kind::Texts(STOPS_MAX, STOP_BYTES_MAX)]), "", ALL)
@@ -63,10 +73,10 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("request_id", Kind::Text(NAME_BYTES_MAX), "", VLLM)
         .accepted("Answers have an id of their own, which is in the header `x-request-id` too."),
     row("priority", Kind::Integer(0, 0), "0", VLLM)
-        .note("Only 0, as in vLLM without its priority scheduling. The router's classes are a header, `x-ovfleet-priority`."),
+        .accepted("Only 0, as with vLLM where its priority scheduling is off. The router's classes are a header, `x-ovfleet-priority`."),
 ];
 
-const STREAM_OPTIONS: &[(&str, Kind)] = &[
+pub(super) const STREAM_OPTIONS: &[(&str, Kind)] = &[
     ("include_usage", Kind::Boolean),
     ("continuous_usage_stats", Kind::Boolean),
     ("include_obfuscation", Kind::Boolean),
@@ -98,16 +108,31 @@ pub(super) const SAMPLING: &[Parameter] = &[
         .accepted("Checked; it takes effect with prompt lookup."),
     row("response_format", Kind::Object, "", OVMS_PARTLY)
         .note("See [structured output](structured-output.md). OVMS drops a format that it cannot follow; here it is a 400."),
-    row("structured_outputs", Kind::Object, "", VLLM)
+    row("structured_outputs", Kind::Fields(STRUCTURED_OUTPUTS), "", VLLM)
         .note("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`. Not with `response_format`."),
-    row("guided_json", Kind::Any, "", VLLM).note("As `structured_outputs.json`: a schema, or one in a string."),
-    row("guided_regex", Kind::Any, "", VLLM).note("As `structured_outputs.regex`."),
-    row("guided_choice", Kind::Any, "", VLLM).note("As `structured_outputs.choice`."),
-    row("guided_grammar", Kind::Any, "", VLLM).note("As `structured_outputs.grammar`: Lark or EBNF."),
-    row("guided_json_object", Kind::Any, "", VLLM).note("As `structured_outputs.json_object`."),
-    row("structural_tag", Kind::Any, "", VLLM).note("As `structured_outputs.structural_tag`."),
-    row("guided_decoding_backend", Kind::Any, "", VLLM).accepted("There is one."),
+    row("guided_json", SCHEMA, "", VLLM).note("As `structured_outputs.json`: a schema, or one in a string."),
+    row("guided_regex", Kind::Text(usize::MAX), "", VLLM).note("As `structured_outputs.regex`."),
+    row("guided_choice", CHOICE, "", VLLM).note("As `structured_outputs.choice`."),
+    row("guided_grammar", Kind::Text(usize::MAX), "", VLLM)
+        .note("As `structured_outputs.grammar`: Lark or EBNF."),
+    row("guided_json_object", Kind::Boolean, "", VLLM).note("As `structured_outputs.json_object`."),
+    row("structural_tag", TAG, "", VLLM).note("As `structured_outputs.structural_tag`."),
+    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", VLLM).accepted("There is one."),
     row("logits_processors", Kind::Any, "", VLLM).refused("code that comes with a request is not run"),
+];
+
+/// A schema, or one in a string.
+const SCHEMA: Kind = Kind::Either(&[Kind::Object, Kind::Boolean, Kind::Text(usize::MAX)]);
+const TAG: Kind = Kind::Either(&[Kind::Object, Kind::Text(usize::MAX)]);
+const CHOICE: Kind = Kind::Texts(usize::MAX, usize::MAX);
+
+const STRUCTURED_OUTPUTS: &[(&str, Kind)] = &[
+    ("json", SCHEMA),
+    ("regex", Kind::Text(usize::MAX)),
+    ("choice", CHOICE),
+    ("grammar", Kind::Text(usize::MAX)),
+    ("json_object", Kind::Boolean),
+    ("structural_tag", TAG),
 ];
 
 /// What choices are chosen from.
