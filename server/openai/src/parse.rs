@@ -38,7 +38,11 @@ pub(crate) fn fields<T: DeserializeOwned>(object: &Value) -> Result<T, Malformed
         // Serde reports a missing field at the object that lacks it.
         if let Some(field) = reason.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
             let param = if path == "." { field.to_owned() } else { format!("{path}.{field}") };
-            return Malformed { message: format!("{param}: is missing"), param: Some(param), is_missing: true };
+            return Malformed {
+                message: format!("{param}: is missing"),
+                param: Some(param),
+                is_missing: true,
+            };
         }
         let reason = plain(&reason);
         if path == "." {

@@ -9,12 +9,10 @@ fn a_wrong_type_is_told_by_where_it_is() {
     expect!["input[1].content[0].text: 1 is not a string"].assert_eq(&wrong(json!({
         "input": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "input_text", "text": 1}]}]
     })));
-    expect!["input: 3 is not a string or an array of objects"]
-        .assert_eq(&wrong(json!({"input": 3})));
+    expect!["input: 3 is not a string or an array of objects"].assert_eq(&wrong(json!({"input": 3})));
     expect![[r#"text.format: "json" is not an object"#]]
         .assert_eq(&wrong(json!({"text": {"format": "json"}})));
-    expect![[r#"temperature: "hot" is not a number"#]]
-        .assert_eq(&wrong(json!({"temperature": "hot"})));
+    expect![[r#"temperature: "hot" is not a number"#]].assert_eq(&wrong(json!({"temperature": "hot"})));
 }
 
 #[test]
