@@ -1,5 +1,6 @@
 //! What is where. Everything that is nowhere is an error in OpenAI's shape too.
 
+mod body;
 mod chat;
 mod completions;
 mod conversations;
@@ -12,7 +13,7 @@ mod responses;
 mod tokenize;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::routing::{get, post};
@@ -53,7 +54,6 @@ pub fn router(app: App) -> Router {
         .route("/metrics", get(health::metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(method)
-        .layer(DefaultBodyLimit::max(app.limits().body_bytes_max))
         .layer(middleware::from_fn_with_state(app.clone(), count_unrouted))
         .with_state(app)
 }

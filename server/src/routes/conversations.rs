@@ -7,7 +7,7 @@ use server_openai::responses::{
     Conversation, ConversationRequest, Deleted, InputItem, Item, ItemsRequest, Object,
 };
 
-use super::generate;
+use super::body;
 use super::responses::{Page, list, no_conversation, read_conversation, told, unreadable};
 use crate::app::App;
 use crate::dispatches::Dispatch;
@@ -25,7 +25,7 @@ const ADDED_MAX: usize = 20;
 pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let created = async {
-        let body = generate::read(&app, request).await?;
+        let body = body::read(&app, request).await?;
         let request = ConversationRequest::parse(&body)?;
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata)?;
@@ -60,7 +60,7 @@ pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
 pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let updated = async {
-        let body = generate::read(&app, request).await?;
+        let body = body::read(&app, request).await?;
         let metadata =
             ConversationRequest::parse(&body)?.metadata.ok_or_else(|| Error::missing("metadata"))?;
         check_metadata(&metadata)?;
@@ -105,7 +105,7 @@ pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, reques
 pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let dispatch = Dispatch::of(request.headers());
     let listed = async {
-        let body = generate::read(&app, request).await?;
+        let body = body::read(&app, request).await?;
         let given = ItemsRequest::parse(&body)?.items.ok_or_else(|| Error::missing("items"))?;
         // Read before anything is changed, and named as they are added.
         let parsed = named(&id)?;

@@ -5,9 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::extract::FromRequest as _;
-use axum::extract::rejection::BytesRejection;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
@@ -15,6 +12,7 @@ use server_engine::ScoredToken;
 use server_openai::{FinishReason, Usage};
 use server_text::Tokenizer;
 
+use super::body;
 use crate::app::{App, RequestId, Serving};
 use crate::compat::ErrorShape;
 use crate::dispatches::Dispatch;
@@ -177,7 +175,7 @@ async fn begin<S: Shape>(
 ) -> Result<(Head, Deltas), Error> {
     app.serving()?;
     let errors = ErrorShape::of(&request);
-    let body = read(app, request).await?;
+    let body = body::read(app, request).await?;
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.next_id();
@@ -199,18 +197,6 @@ async fn begin<S: Shape>(
     let record = Record::new(app.clone(), S::ENDPOINT, head.id.clone(), (arrived, admitted));
     let answer = Answer::new(submitted, &serving.model.text.tokenizer, &text, record);
     Ok((head, Deltas::new(answer, candidates, wanted)))
-}
-
-/// The body, no larger and no slower than the limits have it.
-pub(super) async fn read(app: &App, request: axum::extract::Request) -> Result<Bytes, Error> {
-    let limits = app.limits();
-    let body = tokio::time::timeout(limits.read_timeout, Bytes::from_request(request, &()))
-        .await
-        .map_err(|_| Error::Body(format!("it took longer than {:?}", limits.read_timeout)))?;
-    body.map_err(|rejection: BytesRejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Error::BodyTooLarge(limits.body_bytes_max),
-        _ => Error::Body("the connection broke".to_owned()),
-    })
 }
 
 /// Larger bodies, and those with something to compile, are prepared on a thread of their own, so that others' tokens do

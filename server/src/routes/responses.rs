@@ -15,6 +15,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{self as wire, InputTokens, Object};
 
+use super::body;
 use super::generate::{self, Counted};
 use crate::app::{App, Serving};
 use crate::dispatches::Dispatch;
@@ -71,7 +72,7 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
 
 async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, Error> {
     app.serving()?;
-    let body = generate::read(app, request).await?;
+    let body = body::read(app, request).await?;
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.store().name(Kind::Response);
@@ -135,7 +136,7 @@ fn read(body: &[u8]) -> Result<(wire::Request, References), Error> {
 pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Response {
     let counted = async {
         app.serving()?;
-        let body = generate::read(&app, request).await?;
+        let body = body::read(&app, request).await?;
         let ready = prepare(&app, body, app.store().name(Kind::Response)).await?;
         let tokens = ready.prepared.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum();
         Ok(Json(InputTokens { object: Object::InputTokens, input_tokens: tokens }).into_response())

@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::body;
 use super::generate::{self, Counted};
 use crate::app::{App, Serving};
 use crate::error::Error;
@@ -46,7 +47,7 @@ async fn compute<T: Send + 'static>(
     work: fn(&Value, Target<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     app.serving()?;
-    let body = generate::read(app, request).await?;
+    let body = body::read(app, request).await?;
     let admitted = app.admission().admit()?;
     let (is_light, seed) = (generate::is_light(&body), app.next_id().seed());
     let work = move |app: &App| {

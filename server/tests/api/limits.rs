@@ -1,7 +1,11 @@
 //! Over a limit the answer is a refusal, at once.
 
-use axum::body::Body;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::{Body, Bytes};
 use axum::http::Request;
+use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
@@ -18,6 +22,28 @@ async fn a_body_that_is_too_large_is_413_announced_or_not() {
     assert_eq!(answer.json()["error"]["code"], "request_too_large");
     let chunks = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(large.clone()), Ok(large)]);
     assert_eq!(server.post(PATH, Body::from_stream(chunks)).await.status, 413);
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_read_to_its_end_unless_that_is_too_far() {
+    let server = Server::parrot("x");
+    let sent = async |count: usize, headers: &[(&str, &str)]| {
+        let read = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&read);
+        let piece = Bytes::from(vec![b' '; 1 << 20]);
+        let pieces = futures_util::stream::repeat(piece).take(count).inspect(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let request =
+            headers.iter().fold(Request::post(PATH), |request, (name, value)| request.header(*name, *value));
+        let request = request.body(Body::from_stream(pieces.map(Ok::<_, std::convert::Infallible>))).unwrap();
+        let status = server.send(request).await.status();
+        (status.as_u16(), read.load(Ordering::Relaxed))
+    };
+    assert_eq!(sent(10, &[]).await, (413, 10));
+    assert_eq!(sent(1000, &[]).await, (413, 65));
+    assert_eq!(sent(1000, &[("content-length", "1048576000")]).await, (413, 0));
+    assert_eq!(sent(10, &[("content-length", "10485760"), ("expect", "100-continue")]).await, (413, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,8 +2,10 @@
 
 use axum::extract::Query;
 use axum::http::Uri;
+use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::prepare::Endpoint;
 
 /// Which part of a list is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +101,17 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
     Ok(stream.then_some(from))
 }
 
+/// Checks what `include` asks for. What a response has beside the usual was asked for when it was made.
+///
+/// # Errors
+/// There is no such thing.
+pub(super) fn check_include(uri: &Uri) -> Result<(), Error> {
+    let wanted = pairs(uri)?.into_iter().filter(|(name, _)| matches!(name.as_str(), "include" | "include[]"));
+    let wanted: Value = wanted.map(|(_, value)| json!(value)).collect();
+    let known = Endpoint::Responses.parameters().find(|parameter| parameter.name == "include");
+    known.map_or(Ok(()), |parameter| parameter.kind.check("include", &wanted))
+}
+
 fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, Error> {
     let pairs = Query::<Vec<(String, String)>>::try_from_uri(uri);
     pairs.map(|Query(pairs)| pairs).map_err(|error| Error::invalid("query", error))
@@ -141,6 +154,18 @@ mod tests {
         }
         assert!(page("after=x").unwrap().take(vec!["a".to_owned()], |item| item).is_err());
         assert!(page("include[]=a&include[]=b&else=1").is_ok());
+    }
+
+    #[test]
+    fn what_may_be_included_when_a_response_is_made_may_be_asked_for_again() {
+        let check = |query: &str| check_include(&format!("/v1/x?{query}").parse().unwrap());
+        assert_eq!(
+            check("include[]=message.output_text.logprobs&include=reasoning.encrypted_content"),
+            Ok(())
+        );
+        assert_eq!(check("order=asc"), Ok(()));
+        let error = check("include[]=message.output_text.logprobs&include[]=everything").unwrap_err();
+        assert!(error.to_string().starts_with("include[1]: \"everything\" is not "), "{error}");
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(in crate::routes) async fn retrieve(
 ) -> Response {
     let (dispatch, uri) = (Dispatch::of(request.headers()), request.uri().clone());
     let retrieved = async {
+        query::check_include(&uri)?;
         let from = query::events_from(&uri)?;
         let live = app.background().find(&id);
         match (from, live) {
@@ -104,6 +105,7 @@ pub(in crate::routes) async fn input_items(
 }
 
 async fn items(app: &App, id: String, uri: &Uri) -> Result<Response, Error> {
+    query::check_include(uri)?;
     let page = query::Page::of(uri)?;
     let whole = app.clone();
     let name = id.clone();
