@@ -43,10 +43,7 @@ impl Model {
         let mut hasher = DefaultHasher::new();
         (&names, &text.name, computed, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
         let fingerprint = format!("fp_{:012x}", hasher.finish() & 0xffff_ffff_ffff);
-        let abilities = text
-            .chat_template
-            .as_ref()
-            .map_or(Abilities { tools: ToolsPlace::Nowhere, calls: None }, ChatTemplate::abilities);
+        let abilities = text.chat_template.as_ref().map_or(Abilities::NONE, ChatTemplate::abilities);
         let model = Self {
             names,
             text,
@@ -90,8 +87,8 @@ impl Model {
         let fits = |format: Formats| is_harmony || format.check().is_ok();
         let detected = match (told.tool, told.reasoning) {
             _ if is_harmony => Formats { tool: ToolFormat::Gptoss, reasoning: ReasoningFormat::Gptoss },
-            // A template that tells no format of calls is told of tools in words, which name this one.
-            (ToolFormat::None, reasoning) if template.is_some() => {
+            // Whose template shows no tools is told of them in words, which name this format.
+            (tool, reasoning) if template.is_some() && self.is_told_as_hermes(tool) => {
                 Formats { tool: ToolFormat::Hermes3, reasoning }
             }
             (tool, reasoning) => Formats { tool, reasoning },
@@ -107,6 +104,15 @@ impl Model {
         Formats {
             tool: tool.unwrap_or(ToolFormat::None),
             reasoning: reasoning.unwrap_or(ReasoningFormat::None),
+        }
+    }
+
+    /// Whether a model whose template tells this format learns in Hermes' words how to write calls.
+    fn is_told_as_hermes(&self, told: ToolFormat) -> bool {
+        match told {
+            ToolFormat::None => true,
+            ToolFormat::DeepSeek | ToolFormat::Gptoss => false,
+            _ => self.abilities.tools == ToolsPlace::Nowhere,
         }
     }
 
@@ -188,6 +194,9 @@ mod tests {
         const HARMONY: &str = "<|channel|><|message|>";
         assert_eq!(formats(QWEN, None, None), Ok(["hermes3", "qwen3"]));
         assert_eq!(formats("plain", None, None), Ok(["hermes3", "none"]), "it is told of tools in words");
+        const GRANITE: &str = "<|tool_call|>";
+        assert_eq!(formats(GRANITE, None, None), Ok(["hermes3", "none"]), "and so is this");
+        assert_eq!(formats("{{ tools }}<|tool_call|>", None, None), Ok(["granite", "none"]));
         assert_eq!(formats("plain", Some(ToolFormat::None), None), Ok(["none", "none"]));
         assert_eq!(formats(QWEN, Some(ToolFormat::Llama3), None), Ok(["llama3", "qwen3"]));
         assert_eq!(formats(QWEN, None, Some(ReasoningFormat::None)), Ok(["hermes3", "none"]));
@@ -203,7 +212,8 @@ mod tests {
 
     #[test]
     fn special_tokens_of_the_formats_are_kept_and_no_others() {
-        let model = model("[TOOL_CALLS]<think>", &["[TOOL_CALLS]", "<think>", "</think>", "[INST]"]);
+        let template = "{{ tools | tojson }}[TOOL_CALLS]<think>";
+        let model = model(template, &["[TOOL_CALLS]", "<think>", "</think>", "[INST]"]);
         assert_eq!(
             (model.formats().tool, model.formats().reasoning),
             (ToolFormat::Mistral, ReasoningFormat::Qwen3)

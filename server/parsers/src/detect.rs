@@ -36,7 +36,13 @@ const FAMILIES: [Family; 14] = [
         reasoning: (ReasoningFormat::MiniCpm5, THINK),
     },
     Family {
-        told_by: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["<|tool_response_start|>"]],
+        // The last is LFM 2.5's, which names none of its tokens.
+        told_by: &[
+            &["<|tool_call_start|>"],
+            &["<|tool_list_start|>"],
+            &["<|tool_response_start|>"],
+            &["List of tools: ["],
+        ],
         tool: ToolFormat::Lfm2,
         reasoning: (ReasoningFormat::Qwen3, THINK),
     },
@@ -136,6 +142,7 @@ mod tests {
                 "minicpm5",
             ),
             ("{{- 'List of tools: <|tool_list_start|>[' }}", "lfm2", "none"),
+            ("{{- 'List of tools: [' }}{{- text.split('</think>')[-1] }}", "lfm2", "qwen3"),
             ("{{- '<|tool_call_start|>[' }}{%- set text = text.split('</think>')[-1] %}", "lfm2", "qwen3"),
             ("{{ 'Answer with functools[{\"name\": ...}]' }}", "phi4", "none"),
             ("{{ '<|system|>' + text + '<|tool|>' + tools + '<|/tool|>' }}", "phi4", "none"),

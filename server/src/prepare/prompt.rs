@@ -92,7 +92,12 @@ fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> 
     if !conversation.may_call() {
         return render(&messages, None);
     }
-    let tools: Vec<Value> = conversation.tools.iter().map(super::tools::Tool::shown).collect();
+    let mut tools: Vec<Value> = conversation.tools.iter().map(super::tools::Tool::shown).collect();
+    if model.abilities.needs_descriptions {
+        for tool in tools.iter_mut().filter(|tool| tool["function"]["description"].is_null()) {
+            tool["function"]["description"] = json!("");
+        }
+    }
     match place {
         ToolsPlace::Variable => render(&messages, Some(&tools)),
         ToolsPlace::SystemMessage => {
@@ -100,7 +105,7 @@ fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> 
             render(&messages, None)
         }
         ToolsPlace::Nowhere => {
-            let told = words::tools(&tools);
+            let told = words::tools(&tools, model);
             let mut with_system = messages.clone();
             words::add(words::system(&mut with_system), &told);
             match render(&with_system, None) {

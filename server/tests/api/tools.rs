@@ -188,7 +188,7 @@ async fn calls_are_read_in_the_way_that_the_template_tells() {
         // Not a word of tools: they are told in words, and written as those ask for.
         (PLAIN, &[], CALL),
         (
-            "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}{% endfor %}{% if tools %}<|python_tag|>{% endif %}{% if add_generation_prompt %}<|start_header_id|>assistant\n{% endif %}",
+            "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<|python_tag|>{% endif %}{% if add_generation_prompt %}<|start_header_id|>assistant\n{% endif %}",
             &["<|python_tag|>", "<|start_header_id|>"],
             "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\"}}",
         ),
@@ -198,7 +198,7 @@ async fn calls_are_read_in_the_way_that_the_template_tells() {
             "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}]",
         ),
         (
-            "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}<tool_call><function=x><parameter=x>{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<tool_call><function=x><parameter=x>{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
             &[],
             "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
         ),
@@ -315,7 +315,7 @@ async fn log_probabilities_are_those_of_all_tokens_in_order() {
 
 #[tokio::test]
 async fn arguments_that_the_format_does_not_type_are_typed_by_the_tool() {
-    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}<function=x><parameter=x>{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<function=x><parameter=x>{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     let said = "<tool_call>\n<function=weather>\n<parameter=city>\n75\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>";
     let server = Setup::scripted(template, &[], &[said]).start();
     assert_eq!(calls(&answered(&server, json!({})).await), [call("weather", r#"{"city":"75","days":3}"#)]);

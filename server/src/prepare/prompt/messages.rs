@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};
-use server_parsers::{ReasoningFormat, ToolFormat};
+use server_parsers::ToolFormat;
 use server_text::{Arguments, CallCount, CallIds, CallStyle, NoText};
 
 use super::words;
@@ -31,10 +31,9 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
             };
             messages.into_iter().map(|message| styled(message, style)).collect()
         }
-        None => in_words(messages, model.formats.tool),
+        None => in_words(messages, words::format(model)),
     };
-    let reasoning = model.formats.reasoning;
-    Ok(messages.into_iter().map(|message| value(message, reasoning)).collect())
+    Ok(messages.into_iter().map(|message| value(message, model)).collect())
 }
 
 /// A message that was looked through.
@@ -199,8 +198,7 @@ fn in_words(messages: Vec<Read>, format: ToolFormat) -> Vec<Read> {
             message.content =
                 Some(before.into_iter().chain([written(&calls, format)]).collect::<Vec<_>>().join("\n"));
         }
-        // Phi's template shows results as they are.
-        if is_result && format != ToolFormat::Phi4 {
+        if is_result && !words::shows_results(format) {
             let text = words::result(message.content.as_deref().unwrap_or_default());
             if let Some(last) = said.last_mut().filter(|_| after_result) {
                 last.content = Some(format!("{}\n{text}", last.content.as_deref().unwrap_or_default()));
@@ -216,17 +214,19 @@ fn in_words(messages: Vec<Read>, format: ToolFormat) -> Vec<Read> {
 }
 
 fn written(calls: &[Call], format: ToolFormat) -> String {
-    if format == ToolFormat::Phi4 {
-        let calls: Vec<Value> =
-            calls.iter().map(|call| json!({"name": call.name, "arguments": call.arguments})).collect();
-        return format!("<|tool_call|>{}<|/tool_call|>", words::spaced(&Value::Array(calls)));
-    }
-    calls.iter().map(|call| words::call(&call.name, &call.arguments)).collect::<Vec<_>>().join("\n")
+    let calls: Vec<(&str, &Value)> = calls.iter().map(|call| (call.name.as_str(), &call.arguments)).collect();
+    words::calls(&calls, format)
 }
 
 /// A message as the template sees it.
-fn value(message: Read, format: ReasoningFormat) -> Value {
-    let Read { role, content, name, reasoning, calls, call_id, style } = message;
+fn value(message: Read, model: &Model) -> Value {
+    let Read { role, mut content, name, mut reasoning, calls, call_id, style } = message;
+    if model.formats.tool == ToolFormat::Gptoss && !calls.is_empty() {
+        // gpt-oss' template shows one of the two before a call, as a thought, and refuses both.
+        if let (Some(thought), Some(text)) = (&mut reasoning, content.take_if(|text| !text.is_empty())) {
+            *thought = format!("{thought}\n\n{text}");
+        }
+    }
     let wants_null = style.is_some_and(|style| style.content == NoText::Null) && !calls.is_empty();
     let mut value = json!({"role": role});
     // Templates add texts up: they want a string even where there is none.
@@ -238,10 +238,7 @@ fn value(message: Read, format: ReasoningFormat) -> Value {
         value["name"] = json!(name);
     }
     if let Some(reasoning) = reasoning {
-        // gpt-oss calls it so.
-        if format == ReasoningFormat::Gptoss {
-            value["thinking"] = json!(reasoning);
-        }
+        value[model.abilities.thoughts] = json!(reasoning);
         value["reasoning_content"] = json!(reasoning);
     }
     if !calls.is_empty() {

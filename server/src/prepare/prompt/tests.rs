@@ -5,6 +5,8 @@ use server_openai::ChatRequest;
 use super::*;
 use crate::backend::built_in_text_with;
 
+mod families;
+
 /// Templates of the families, as the tests of `server-text` have them.
 fn golden(name: &str) -> String {
     let golden: Value =

@@ -1,14 +1,32 @@
-//! Tools in words, for templates that know none: as Hermes and Qwen are told of them, which other models follow
-//! best. Calls are then read, and written, as `hermes3`.
+//! What a template does not show of tools, in words: the tools as Hermes and Qwen are told of them, which other
+//! models follow best, but DeepSeek's as its own are; calls and results as the model itself writes and reads them.
 
 use std::io;
 
 use serde::Serialize as _;
 use serde_json::ser::{Formatter, Serializer};
 use serde_json::{Value, json};
+use server_parsers::ToolFormat;
+use server_text::{ChatTemplate, ToolsPlace};
+
+use crate::model::Model;
+
+/// In whose words: the model's own where its template shows tools or it is known how it wants to be told of them,
+/// else those of Hermes.
+pub(super) fn format(model: &Model) -> ToolFormat {
+    match (model.abilities.tools, model.formats.tool) {
+        (_, ToolFormat::DeepSeek) => ToolFormat::DeepSeek,
+        (ToolsPlace::Nowhere, _) => ToolFormat::Hermes3,
+        (_, format) => format,
+    }
+}
 
 /// What the model is told of its tools.
-pub(super) fn tools(tools: &[Value]) -> String {
+pub(super) fn tools(tools: &[Value], model: &Model) -> String {
+    if format(model) == ToolFormat::DeepSeek { deepseek_tools(tools, model) } else { hermes_tools(tools) }
+}
+
+fn hermes_tools(tools: &[Value]) -> String {
     let mut text = String::from(
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n\
          You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
@@ -25,9 +43,63 @@ pub(super) fn tools(tools: &[Value]) -> String {
     text
 }
 
-/// A call as the model would have written it.
-pub(super) fn call(name: &str, arguments: &Value) -> String {
-    format!("<tool_call>\n{}\n</tool_call>", spaced(&json!({"name": name, "arguments": arguments})))
+/// DeepSeek's models have been told of tools in words, in either of two ways of writing calls: its template tells which.
+fn deepseek_tools(tools: &[Value], model: &Model) -> String {
+    let template = model.text.chat_template.as_ref().map(ChatTemplate::source).unwrap_or_default();
+    let call = if template.contains("```json") {
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>FUNCTION_NAME\n```json\n{\"parameter\": \"value\"}\n```<｜tool▁call▁end｜>"
+    } else {
+        "<｜tool▁call▁begin｜>FUNCTION_NAME<｜tool▁sep｜>{\"parameter\": \"value\"}<｜tool▁call▁end｜>"
+    };
+    let mut text = String::from("## Tools\n\nYou may call these functions:\n");
+    for tool in tools {
+        text.push_str(&format!("\n```json\n{}\n```\n", spaced(tool)));
+    }
+    text.push_str(&format!(
+        "\nTo call functions, write this and nothing after it, one part in the middle for each call:\n\
+         <｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>\n\n\
+         FUNCTION_NAME is the name of one of the functions, and what follows it is valid JSON that \
+         its parameters allow."
+    ));
+    text
+}
+
+/// Calls as the model would have written them.
+pub(super) fn calls(calls: &[(&str, &Value)], format: ToolFormat) -> String {
+    let objects = calls.iter().map(|(name, arguments)| json!({"name": name, "arguments": arguments}));
+    match format {
+        ToolFormat::Phi4 => format!("<|tool_call|>{}<|/tool_call|>", spaced(&objects.collect())),
+        ToolFormat::Granite => format!("<|tool_call|>{}", spaced(&objects.collect())),
+        ToolFormat::Lfm2 => {
+            let calls: Vec<String> = calls.iter().map(|(name, arguments)| python(name, arguments)).collect();
+            format!("<|tool_call_start|>[{}]<|tool_call_end|>", calls.join(", "))
+        }
+        _ => {
+            let calls = objects.map(|object| format!("<tool_call>\n{}\n</tool_call>", spaced(&object)));
+            calls.collect::<Vec<_>>().join("\n")
+        }
+    }
+}
+
+/// A call as LFM writes it. Arguments that are no object are the model's own, and stay.
+fn python(name: &str, arguments: &Value) -> String {
+    let Value::Object(arguments) = arguments else {
+        return format!("{name}({})", arguments.as_str().unwrap_or_default());
+    };
+    let value = |value: &Value| match value {
+        Value::Null => "None".to_owned(),
+        Value::Bool(true) => "True".to_owned(),
+        Value::Bool(false) => "False".to_owned(),
+        value => spaced(value),
+    };
+    let arguments: Vec<String> =
+        arguments.iter().map(|(key, argument)| format!("{key}={}", value(argument))).collect();
+    format!("{name}({})", arguments.join(", "))
+}
+
+/// Whether templates of the format show results as they are, though not calls.
+pub(super) fn shows_results(format: ToolFormat) -> bool {
+    matches!(format, ToolFormat::Phi4 | ToolFormat::Granite | ToolFormat::Lfm2)
 }
 
 /// The result of a call.

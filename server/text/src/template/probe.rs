@@ -12,6 +12,17 @@ pub struct Abilities {
     pub tools: ToolsPlace,
     /// How it wants calls and their results; `None` if it shows neither.
     pub calls: Option<CallStyle>,
+    /// The member of an assistant's message that it takes for what was thought before: the first of
+    /// `reasoning_content`, `reasoning` and `thinking` that it shows, or the first if it shows none.
+    pub thoughts: &'static str,
+    /// Whether it fails on a tool that has no description.
+    pub needs_descriptions: bool,
+}
+
+impl Abilities {
+    /// Of a model without a template.
+    pub const NONE: Self =
+        Self { tools: ToolsPlace::Nowhere, calls: None, thoughts: THOUGHTS[0], needs_descriptions: false };
 }
 
 /// Where a template looks for tools.
@@ -74,30 +85,79 @@ pub enum CallCount {
     Many,
 }
 
+impl CallCount {
+    /// How many calls it is found out with.
+    fn tried(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Many => KEYS.len(),
+        }
+    }
+}
+
 /// Names that no template writes by itself.
 const TOOL: &str = "zqtool";
 const KEY: &str = "zqkey";
 const KEYS: [&str; 2] = ["zqkey0", "zqkey1"];
 const RESULT: &str = "zqresult";
+const THOUGHT: &str = "zqthought";
+/// What templates call a thought, the most usual first.
+const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl ChatTemplate {
     /// Finds out what the template can show of tools.
     pub fn abilities(&self) -> Abilities {
-        Abilities { tools: self.tools_place(), calls: self.call_style() }
+        let calls = self.call_style();
+        let tools = self.tools_place();
+        let mut bare = tool();
+        bare["function"].as_object_mut().map(|function| function.remove("description"));
+        Abilities {
+            tools,
+            calls,
+            thoughts: self.thoughts_member(calls),
+            needs_descriptions: tools == ToolsPlace::Variable && !self.shows_tool(&bare),
+        }
+    }
+
+    /// Thoughts are shown before a call alone, or in the last message alone: both are tried.
+    fn thoughts_member(&self, calls: Option<CallStyle>) -> &'static str {
+        let shows = |member: &&&str| {
+            let mut before_call =
+                calls.map(|style| conversation(CallStyle { count: CallCount::One, ..style }));
+            if let Some(messages) = &mut before_call {
+                messages[1][**member] = json!(THOUGHT);
+            }
+            let at_end = vec![
+                json!({"role": "user", "content": "x"}),
+                json!({"role": "assistant", "content": "x", **member: THOUGHT}),
+            ];
+            let mut trials = before_call.into_iter().chain([at_end]);
+            trials.any(|messages| {
+                self.trial(&messages, Some(&[tool()])).is_some_and(|text| text.contains(THOUGHT))
+            })
+        };
+        THOUGHTS.iter().find(shows).copied().unwrap_or(THOUGHTS[0])
     }
 
     fn tools_place(&self) -> ToolsPlace {
-        let user = json!({"role": "user", "content": "x"});
-        let system = json!({"role": "system", "content": "x"});
-        let tools = [tool()];
-        let shows = |messages: &[Json], tools: Option<&[Json]>| {
-            self.trial(messages, tools).is_some_and(|text| text.contains(TOOL))
-        };
-        if shows(std::slice::from_ref(&user), Some(&tools)) || shows(&[system, user.clone()], Some(&tools)) {
+        if self.shows_tool(&tool()) {
             return ToolsPlace::Variable;
         }
-        let told = json!({"role": "system", "content": "x", "tools": TOOL});
-        if shows(&[told, user], None) { ToolsPlace::SystemMessage } else { ToolsPlace::Nowhere }
+        let told = [
+            json!({"role": "system", "content": "x", "tools": TOOL}),
+            json!({"role": "user", "content": "x"}),
+        ];
+        let shows = self.trial(&told, None).is_some_and(|text| text.contains(TOOL));
+        if shows { ToolsPlace::SystemMessage } else { ToolsPlace::Nowhere }
+    }
+
+    /// Whether a tool comes out of the variable, without the system's message or with one.
+    fn shows_tool(&self, tool: &Json) -> bool {
+        let [system, user] = ["system", "user"].map(|role| json!({"role": role, "content": "x"}));
+        let tools = std::slice::from_ref(tool);
+        [vec![user.clone()], vec![system, user]]
+            .iter()
+            .any(|messages| self.trial(messages, Some(tools)).is_some_and(|text| text.contains(TOOL)))
     }
 
     fn call_style(&self) -> Option<CallStyle> {
@@ -105,51 +165,28 @@ impl ChatTemplate {
             for content in [NoText::Empty, NoText::Null] {
                 for arguments in [Arguments::Object, Arguments::Text] {
                     let one = CallStyle { arguments, content, ids, count: CallCount::One };
-                    if self.shows_calls(one) {
-                        let many = CallStyle { count: CallCount::Many, ..one };
-                        return Some(if self.shows_calls(many) { many } else { one });
-                    }
+                    let Some(bytes) = self.shown_bytes(one) else { continue };
+                    // Some make a turn of its own of an empty text.
+                    let null = CallStyle { content: NoText::Null, ..one };
+                    let is_less = self.shown_bytes(null).is_some_and(|null| null < bytes);
+                    let one = if is_less { null } else { one };
+                    let many = CallStyle { count: CallCount::Many, ..one };
+                    return Some(if self.shown_bytes(many).is_some() { many } else { one });
                 }
             }
         }
         None
     }
 
-    /// Whether calls in this style, and their results, come out as they are.
-    fn shows_calls(&self, style: CallStyle) -> bool {
-        let count = match style.count {
-            CallCount::One => 1,
-            CallCount::Many => KEYS.len(),
-        };
-        let id = |index: usize| match style.ids {
-            CallIds::Any => format!("call_abcdefghijklmnopqrstuv{index:02}"),
-            CallIds::Nine => format!("abcdefg{index:02}"),
-        };
-        let call = |(index, key): (usize, &&str)| {
-            let arguments = match style.arguments {
-                Arguments::Object => json!({*key: "x"}),
-                Arguments::Text => json!(json!({*key: "x"}).to_string()),
-            };
-            json!({"id": id(index), "type": "function", "function": {"name": TOOL, "arguments": arguments}})
-        };
-        let calls: Vec<Json> = KEYS[..count].iter().enumerate().map(call).collect();
-        let content = match style.content {
-            NoText::Empty => json!(""),
-            NoText::Null => Json::Null,
-        };
-        let mut messages = vec![
-            json!({"role": "user", "content": "x"}),
-            json!({"role": "assistant", "content": content, "tool_calls": calls}),
-        ];
-        messages.extend((0..count).map(
-            |index| json!({"role": "tool", "tool_call_id": id(index), "name": TOOL, "content": RESULT}),
-        ));
-        let Some(text) = self.trial(&messages, Some(&[tool()])) else { return false };
+    /// How long a conversation with calls in this style is, if these and their results come out as they are.
+    fn shown_bytes(&self, style: CallStyle) -> Option<usize> {
+        let text = self.trial(&conversation(style), Some(&[tool()]))?;
         // As Python writes it, or within a string of JSON, it is not what the model is to write.
         let spoiled = [format!("'{KEY}"), format!("\\\"{KEY}")];
-        KEYS[..count].iter().all(|key| text.contains(key))
+        let shown = KEYS[..style.count.tried()].iter().all(|key| text.contains(key))
             && text.contains(RESULT)
-            && !spoiled.iter().any(|spoiled| text.contains(spoiled.as_str()))
+            && !spoiled.iter().any(|spoiled| text.contains(spoiled.as_str()));
+        shown.then_some(text.len())
     }
 
     /// `None` if the template refuses.
@@ -157,6 +194,36 @@ impl ChatTemplate {
         let input = RenderInput { messages, tools, add_generation_prompt: true, ..RenderInput::default() };
         self.render(&input).ok()
     }
+}
+
+/// A question, calls in this style, and their results.
+fn conversation(style: CallStyle) -> Vec<Json> {
+    let count = style.count.tried();
+    let id = |index: usize| match style.ids {
+        CallIds::Any => format!("call_abcdefghijklmnopqrstuv{index:02}"),
+        CallIds::Nine => format!("abcdefg{index:02}"),
+    };
+    let call = |(index, key): (usize, &&str)| {
+        let arguments = match style.arguments {
+            Arguments::Object => json!({*key: "x"}),
+            Arguments::Text => json!(json!({*key: "x"}).to_string()),
+        };
+        json!({"id": id(index), "type": "function", "function": {"name": TOOL, "arguments": arguments}})
+    };
+    let calls: Vec<Json> = KEYS[..count].iter().enumerate().map(call).collect();
+    let content = match style.content {
+        NoText::Empty => json!(""),
+        NoText::Null => Json::Null,
+    };
+    let mut messages = vec![
+        json!({"role": "user", "content": "x"}),
+        json!({"role": "assistant", "content": content, "tool_calls": calls}),
+    ];
+    messages
+        .extend((0..count).map(
+            |index| json!({"role": "tool", "tool_call_id": id(index), "name": TOOL, "content": RESULT}),
+        ));
+    messages
 }
 
 fn tool() -> Json {
@@ -185,6 +252,10 @@ mod tests {
         abilities(golden["templates"][name].as_str().unwrap())
     }
 
+    fn shown(tools: ToolsPlace, calls: Option<CallStyle>) -> Abilities {
+        Abilities { tools, calls, ..Abilities::NONE }
+    }
+
     const OBJECTS: CallStyle = CallStyle {
         arguments: Arguments::Object,
         content: NoText::Empty,
@@ -194,14 +265,14 @@ mod tests {
 
     #[test]
     fn templates_of_the_families_are_told_apart() {
-        assert_eq!(golden("qwen3"), Abilities { tools: ToolsPlace::Variable, calls: Some(OBJECTS) });
+        assert_eq!(golden("qwen3"), shown(ToolsPlace::Variable, Some(OBJECTS)));
         let one = CallStyle { count: CallCount::One, ..OBJECTS };
-        assert_eq!(golden("llama3"), Abilities { tools: ToolsPlace::Variable, calls: Some(one) });
+        assert_eq!(golden("llama3"), shown(ToolsPlace::Variable, Some(one)));
         let nine = CallStyle { ids: CallIds::Nine, ..OBJECTS };
-        assert_eq!(golden("mistral"), Abilities { tools: ToolsPlace::Variable, calls: Some(nine) });
-        assert_eq!(golden("phi"), Abilities { tools: ToolsPlace::SystemMessage, calls: None });
+        assert_eq!(golden("mistral"), shown(ToolsPlace::Variable, Some(nine)));
+        assert_eq!(golden("phi"), shown(ToolsPlace::SystemMessage, None));
         for without in ["chatml", "gemma3"] {
-            assert_eq!(golden(without), Abilities { tools: ToolsPlace::Nowhere, calls: None }, "{without}");
+            assert_eq!(golden(without), Abilities::NONE, "{without}");
         }
     }
 
@@ -220,5 +291,33 @@ mod tests {
         let source = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}\
             {{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}";
         assert_eq!(abilities(source).calls, Some(CallStyle { content: NoText::Null, ..OBJECTS }));
+    }
+
+    #[test]
+    fn an_empty_text_is_left_out_where_it_would_be_a_turn_of_its_own() {
+        let source = "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\
+            {% if m.content is not none %}<turn>{{ m.content }}{% endif %}{% endfor %}";
+        assert_eq!(abilities(source).calls, Some(CallStyle { content: NoText::Null, ..OBJECTS }));
+    }
+
+    #[test]
+    fn a_template_that_adds_descriptions_up_needs_them() {
+        let source = "{% for t in tools %}{{ t.function.name }}{{ 'JOIN' }}{% endfor %}";
+        assert!(!abilities(source).needs_descriptions);
+        let joined = source.replace("'JOIN'", "'// ' + t.function.description");
+        assert!(abilities(&joined).needs_descriptions);
+    }
+
+    #[test]
+    fn thoughts_go_by_the_name_that_a_template_shows() {
+        let source = "{% for m in messages %}{{ m.content }}{% if m.NAME is string %}{{ m.NAME }}{% endif %}{% endfor %}";
+        for name in THOUGHTS {
+            assert_eq!(abilities(&source.replace("NAME", name)).thoughts, name);
+        }
+        assert_eq!(abilities(&source.replace("NAME", "idea")).thoughts, "reasoning_content");
+        // gpt-oss: before a call, and not beside content.
+        let harmony = "{% for m in messages %}{% if m.tool_calls and m.thinking %}{% if m.content %}{{ \
+            raise_exception('both') }}{% endif %}{{ m.thinking }}{% endif %}{{ m.tool_calls }}{{ m.content }}{% endfor %}";
+        assert_eq!(abilities(harmony).thoughts, "thinking");
     }
 }

@@ -13,26 +13,22 @@ fn named(sources: &[(&str, &str)]) -> ChatTemplate {
     ChatTemplate::new(sources, Some("<s>".to_owned()), Some("</s>".to_owned())).unwrap()
 }
 
-/// `golden/templates.json`: templates that use what those of Llama 3, Qwen 3, Gemma 3, Mistral and Phi use, and
-/// what Python's Jinja makes of them.
-#[test]
-fn templates_render_as_in_python() {
-    let golden: Json = serde_json::from_str(include_str!("../../tests/golden/templates.json")).unwrap();
+/// What is wrong with how the cases of a golden file render, against what Python's Jinja makes of them.
+fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
     let now = UNIX_EPOCH + Duration::from_secs(golden["now_seconds"].as_u64().unwrap());
     let mut wrong = Vec::new();
     for case in golden["cases"].as_array().unwrap() {
         let name = case["template"].as_str().unwrap();
-        let template = single(golden["templates"][name].as_str().unwrap());
         let input = RenderInput {
             messages: golden["conversations"][case["conversation"].as_str().unwrap()].as_array().unwrap(),
             tools: case["tools"].as_bool().unwrap().then(|| golden["tools"].as_array().unwrap().as_slice()),
             documents: case["documents"].as_array().map(Vec::as_slice),
-            add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
+            add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap_or(true),
             extra: case["extra"].as_object(),
             name: None,
             now: Some(now),
         };
-        let rendered = template.render(&input);
+        let rendered = single(&source(name)).render(&input);
         let as_expected = match &rendered {
             Ok(text) => case["text"] == *text,
             Err(RenderError::Refused(message)) => case["refused"] == *message,
@@ -43,7 +39,69 @@ fn templates_render_as_in_python() {
             wrong.push(format!("{name} {}\n{rendered:?}\n{}", case["conversation"], case["text"]));
         }
     }
+    wrong
+}
+
+/// `golden/templates.json`: templates that use what those of Llama 3, Qwen 3, Gemma 3, Mistral and Phi use.
+#[test]
+fn templates_render_as_in_python() {
+    let golden: Json = serde_json::from_str(include_str!("../../tests/golden/templates.json")).unwrap();
+    let wrong = differences(&golden, |name| golden["templates"][name].as_str().unwrap().to_owned());
     assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+/// The templates of model families in `tests/templates`.
+fn family(name: &str) -> String {
+    let path = format!("{}/tests/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// `golden/families.json`, which `golden/families.py` writes.
+#[test]
+fn templates_of_model_families_render_as_in_python() {
+    let golden: Json = serde_json::from_str(include_str!("../../tests/golden/families.json")).unwrap();
+    let wrong = differences(&golden, family);
+    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn what_templates_of_model_families_show_is_found_out() {
+    let style = |arguments, content, ids, count| CallStyle { arguments, content, ids, count };
+    let usual = style(Arguments::Object, NoText::Empty, CallIds::Any, CallCount::Many);
+    let nine = Some(CallStyle { ids: CallIds::Nine, ..usual });
+    let usual_with = |thoughts| Abilities { thoughts, ..shown(Some(usual)) };
+    fn shown(calls: Option<CallStyle>) -> Abilities {
+        Abilities { tools: ToolsPlace::Variable, calls, ..Abilities::NONE }
+    }
+    for (name, abilities) in [
+        (
+            "gpt-oss",
+            Abilities {
+                thoughts: "thinking",
+                needs_descriptions: true,
+                ..shown(Some(CallStyle { count: CallCount::One, ..usual }))
+            },
+        ),
+        ("gemma-4", usual_with("reasoning_content")),
+        (
+            "deepseek-r1-distill",
+            Abilities { calls: Some(CallStyle { content: NoText::Null, ..usual }), ..Abilities::NONE },
+        ),
+        ("deepseek-v3.1", Abilities { calls: Some(usual), ..Abilities::NONE }),
+        ("granite-3.3", shown(None)),
+        ("granite-4.0", shown(Some(usual))),
+        ("qwen3", shown(Some(usual))),
+        ("qwen3-coder", shown(Some(usual))),
+        ("devstral-small", shown(Some(usual))),
+        ("mistral-small-3.2", shown(nine)),
+        ("mistral-nemo", shown(nine)),
+        ("lfm2", usual_with("thinking")),
+        ("lfm2-first", shown(None)),
+        ("minicpm5", shown(Some(usual))),
+        ("phi-4-functools", shown(Some(usual))),
+    ] {
+        assert_eq!(single(&family(name)).abilities(), abilities, "{name}");
+    }
 }
 
 #[test]

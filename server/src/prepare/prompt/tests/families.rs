@@ -1,0 +1,73 @@
+//! Prompts of the model families whose calls are read, from their own templates where their licences allow it:
+//! `server/text/tests/templates`. What a template renders is held against Python there; here is what it is given.
+
+use expect_test::expect_file;
+
+use super::*;
+
+/// The template of a family.
+fn template(name: &str) -> String {
+    let path = format!("{}/text/tests/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// Everything that a conversation with tools has: a system, a call with a thought and with text, several calls at once
+/// whose results come in another order, a tool without description, an answer, a question.
+fn conversation() -> Value {
+    let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    json!({"tools": tools(), "messages": [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "say", "reasoning_content": "think", "tool_calls": [call("call_a", "f", "{\"a\": \"b\"}")]},
+        {"role": "tool", "tool_call_id": "call_a", "content": "ra"},
+        {"role": "assistant", "content": "answer"},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": null, "reasoning_content": "again", "tool_calls": [
+            call("call_b", "f", "{\"a\": \"x\\ny\"}"), call("call_c", "g", ""),
+        ]},
+        {"role": "tool", "tool_call_id": "call_c", "content": "rc"},
+        {"role": "tool", "tool_call_id": "call_b", "content": "rb"},
+    ]})
+}
+
+#[test]
+fn each_familys_template_tells_its_formats_and_shows_a_conversation_with_tools() {
+    for (name, tool, reasoning) in [
+        ("gpt-oss", "gptoss", "gptoss"),
+        ("gemma-4", "gemma4", "gemma4"),
+        ("deepseek-r1-distill", "deepseek", "deepseek"),
+        ("deepseek-v3.1", "deepseek", "deepseek"),
+        ("granite-3.3", "granite", "granite"),
+        ("granite-4.0", "granite", "none"),
+        ("qwen3", "hermes3", "qwen3"),
+        ("qwen3-coder", "qwen3coder", "none"),
+        ("devstral-small", "devstral", "none"),
+        ("mistral-small-3.2", "devstral", "none"),
+        ("mistral-nemo", "mistral", "none"),
+        ("lfm2", "lfm2", "qwen3"),
+        ("lfm2-first", "lfm2", "none"),
+        ("minicpm5", "minicpm5", "minicpm5"),
+        ("phi-4-functools", "phi4", "none"),
+    ] {
+        let template = template(name);
+        let model = Model::new(vec!["m".to_owned()], built_in_text_with(&template, &[]).unwrap(), "test");
+        let formats = model.formats();
+        assert_eq!((formats.tool.name(), formats.reasoning.name()), (tool, reasoning), "{name}");
+        // gpt-oss' template tells the day, and takes no other.
+        let prompt = prompt(&template, conversation()).unwrap();
+        let told = prompt.split_inclusive('\n').map(|line| match line.split_once("Current date: ") {
+            Some((before, _)) => format!("{before}Current date: 2026-01-01\n"),
+            None => line.to_owned(),
+        });
+        expect_file![format!("families/{name}.txt")].assert_eq(&told.collect::<String>());
+    }
+}
+
+#[test]
+fn gpt_oss_gets_what_was_said_before_a_call_with_the_thought() {
+    let mut request = conversation();
+    let messages = request["messages"].as_array_mut().unwrap();
+    messages.truncate(4);
+    let told = prompt(&template("gpt-oss"), request).unwrap();
+    assert!(told.contains("<|channel|>analysis<|message|>think\n\nsay<|end|>"), "{told}");
+}
