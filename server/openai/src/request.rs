@@ -144,6 +144,14 @@ pub struct Generation {
     pub assistant_confidence_threshold: Option<f32>,
     /// Whether the choices are to be the best beams.
     pub use_beam_search: Option<bool>,
+    /// A beam's score is divided by its length to the power of this.
+    pub length_penalty: Option<f32>,
+    /// When beams end: `true`, `false` or `"never"`.
+    pub early_stopping: Option<Value>,
+    /// Makes tokens of a group of beams less probable in the next.
+    pub diversity_penalty: Option<f32>,
+    /// Groups of beams.
+    pub num_beam_groups: Option<u32>,
 }
 
 /// How to answer in chunks.

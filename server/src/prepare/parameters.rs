@@ -2,6 +2,7 @@
 //! them. What holds for each by itself is in the [`table`](table.rs), which every request is checked against
 //! before it is read.
 
+mod beams;
 mod biases;
 mod kind;
 mod table;
@@ -58,21 +59,19 @@ pub(super) fn resolve(
     if let (param, Some(top)) = logprobs {
         within(param, top, 0, TOP_LOGPROBS_MAX)?;
     }
-    if generation.use_beam_search == Some(true) {
-        let problem = "there is no beam search yet; best_of samples as many choices and keeps the best";
-        return Err(Error::coded("unsupported_value", "use_beam_search", problem));
-    }
     if stream && generation.prompt_logprobs.is_some() {
         return Err(Error::invalid("prompt_logprobs", "cannot be combined with stream"));
     }
     let text = text(generation, target)?;
+    let beams = beams::beams(generation, (choices, candidates), &text, &target.model.text.tokenizer)?;
     let token_ids = generation.return_token_ids.unwrap_or(false) || !text.detokenize;
     // The engine names tokens with their log probabilities, by which the best choices are found too.
-    let reported = logprobs.1.or((token_ids || candidates > choices).then_some(0));
+    let reported = logprobs.1.or((token_ids || candidates > choices && beams.is_none()).then_some(0));
     let prompt_logprobs = generation.prompt_logprobs;
     Ok(Resolved {
         choices,
         candidates,
+        beams,
         sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
         text,
         truncate: truncate(generation)?,

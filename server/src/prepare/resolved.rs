@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{Guide, Request, Sampling, StopRule, TokenId};
+use server_engine::{Beams, Guide, Request, Sampling, StopRule, TokenId};
 
 use super::{Prepared, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
@@ -39,6 +39,8 @@ pub(super) struct Resolved {
     pub(super) choices: u32,
     /// Of which so many are generated.
     pub(super) candidates: u32,
+    /// If they are searched for and not drawn.
+    pub(super) beams: Option<Beams>,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
@@ -112,7 +114,8 @@ impl Resolved {
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
     ) -> Result<Request, Error> {
-        let tokens_max = room(&prompt, param, tokens_max, target)?;
+        let width = self.beams.as_ref().map(|_| self.candidates);
+        let tokens_max = room((&prompt, param), width, tokens_max, target)?;
         let tokens_min = self.text.tokens_min;
         if tokens_min > tokens_max {
             let problem = format!("{tokens_min} is more than the {tokens_max} tokens that may be generated");
@@ -121,7 +124,7 @@ impl Resolved {
         let stop = StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min };
         let sampling = self.sampling.clone();
         let guide = self.guide.clone();
-        let beams = None;
+        let beams = self.beams.clone();
         Ok(Request { prompt, sequences: self.candidates, beams, sampling, stop, guide, salt: self.salt })
     }
 
@@ -141,22 +144,27 @@ impl Resolved {
     }
 }
 
-/// Tokens that may be generated after `prompt`, none among them.
+/// Tokens that may be generated after `prompt`, which came as `param`, none among them; by so many beams, if any.
 fn room(
-    prompt: &[TokenId],
-    param: &'static str,
+    (prompt, param): (&[TokenId], &'static str),
+    width: Option<u32>,
     tokens_max: Option<TokensMax>,
     target: Target<'_>,
 ) -> Result<u32, Error> {
-    let most = target.limits.sequence_tokens_max;
+    let most = target.limits.tokens_max(width);
+    let whose = match width {
+        Some(width) if most < target.limits.sequence_tokens_max => {
+            format!("the {most} tokens for which {width} beams have room")
+        }
+        _ => format!("this model's {most} tokens"),
+    };
     if prompt.is_empty() {
         return Err(Error::invalid(param, "is empty"));
     }
     let room = u32::try_from(prompt.len()).ok().and_then(|tokens| most.checked_sub(tokens)).unwrap_or(0);
     let tokens = prompt.len();
     if room == 0 {
-        let message =
-            format!("{param}: the prompt of {tokens} tokens leaves no room in this model's {most} tokens");
+        let message = format!("{param}: the prompt of {tokens} tokens leaves no room in {whose}");
         return Err(Error::ContextLength { param, message });
     }
     match tokens_max {
@@ -164,7 +172,7 @@ fn room(
         Some(TokensMax { tokens: wanted, .. }) if wanted <= room => Ok(wanted),
         Some(TokensMax { param, tokens: wanted }) => {
             let message = format!(
-                "{param}: a prompt of {tokens} tokens and {wanted} to generate are more than this model's {most}"
+                "{param}: a prompt of {tokens} tokens and {wanted} to generate are more than {whose}"
             );
             Err(Error::ContextLength { param, message })
         }

@@ -273,7 +273,9 @@ async fn parameters_that_contradict_each_other_are_refused() {
         ),
         (json!({"suffix": "end"}), "suffix"),
         (json!({"max_tokens": 0}), "max_tokens"),
-        (json!({"use_beam_search": true}), "use_beam_search"),
+        (json!({"use_beam_search": true, "stream": true}), "use_beam_search"),
+        (json!({"use_beam_search": true, "best_of": 4, "num_beam_groups": 3}), "num_beam_groups"),
+        (json!({"use_beam_search": true, "best_of": 2, "n": 3}), "best_of"),
         (json!({"bad_words": [" "]}), "bad_words[0]"),
         (json!({"allowed_token_ids": []}), "allowed_token_ids"),
         (json!({"allowed_token_ids": [VOCABULARY]}), "allowed_token_ids[0]"),
@@ -300,7 +302,8 @@ async fn no_stop_string_ends_a_choice_before_it_has_the_tokens_that_it_must() {
     assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, told("cdefghab", "length"));
     // It may begin before.
     assert_eq!(with(json!({"stop": "def", "min_tokens": 3})).await, told("c", "stop"));
-    let streamed = server.post(PATH, completion(json!({"stop": "de", "min_tokens": 4, "stream": true}))).await;
+    let streamed =
+        server.post(PATH, completion(json!({"stop": "de", "min_tokens": 4, "stream": true}))).await;
     let texts = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
     let text: String =
         texts.filter_map(|chunk| Some(chunk["choices"][0]["text"].as_str()?.to_owned())).collect();
@@ -309,7 +312,8 @@ async fn no_stop_string_ends_a_choice_before_it_has_the_tokens_that_it_must() {
 
 #[tokio::test]
 async fn the_tokens_around_a_text_are_there_unless_they_are_not_to_be() {
-    let around = json!([{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    let around =
+        json!([{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
     let level =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let tokenizer = json!({

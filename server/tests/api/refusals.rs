@@ -150,7 +150,7 @@ async fn parameters_of_the_completions_endpoint() {
         400 invalid_value prompt | prompt: token 100000 is not in the vocabulary of 259 tokens
         400 array_above_max_length prompt | prompt: has 200 elements, which are more than 128
         400 context_length_exceeded prompt | prompt: the prompt of 512 tokens leaves no room in this model's 512 tokens
-        400 context_length_exceeded max_tokens | max_tokens: a prompt of 500 tokens and 20 to generate are more than this model's 512
+        400 context_length_exceeded max_tokens | max_tokens: a prompt of 500 tokens and 20 to generate are more than this model's 512 tokens
         400 invalid_type logprobs | logprobs: true is not an integer from 0 to 20
         400 integer_above_max_value logprobs | logprobs: 21 is not an integer from 0 to 20
         400 invalid_type echo | echo: 1 is not true or false
@@ -250,8 +250,8 @@ async fn parameters_that_both_endpoints_share() {
         400 invalid_type response_format | response_format: "json" is not an object
         400 integer_below_min_value max_tokens | max_tokens: -1 is not an integer from 0 to 4294967295
         400 invalid_type max_tokens | max_tokens: 1e+30 is not an integer from 0 to 4294967295
-        400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
-        400 context_length_exceeded max_completion_tokens | max_completion_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512
+        400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512 tokens
+        400 context_length_exceeded max_completion_tokens | max_completion_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512 tokens
         400 integer_above_max_value min_tokens | min_tokens: 9 is more than the 8 tokens that may be generated
         400 integer_below_min_value n | n: 0 is not an integer from 1 to 128
         400 integer_above_max_value n | n: 129 is not an integer from 1 to 128

@@ -7,7 +7,7 @@ use crate::harness::{Answer, IM_END, Parrot, Server, Setup};
 use crate::parameters::{ENDPOINTS, parameters};
 
 /// Rows that take more than two requests to see, with the tests that have them.
-const ELSEWHERE: [(&str, &str, &str); 4] = [
+const ELSEWHERE: [(&str, &str, &str); 8] = [
     (
         "previous_response_id",
         include_str!("responses_kept.rs"),
@@ -20,7 +20,12 @@ const ELSEWHERE: [(&str, &str, &str); 4] = [
         include_str!("effects.rs"),
         "the_tokens_around_a_text_are_there_unless_they_are_not_to_be",
     ),
+    ("length_penalty", BEAMS, "what_is_said_of_beams_has_its_effect"),
+    ("early_stopping", BEAMS, "what_is_said_of_beams_has_its_effect"),
+    ("num_beam_groups", BEAMS, "what_is_said_of_beams_has_its_effect"),
+    ("diversity_penalty", BEAMS, "what_is_said_of_beams_has_its_effect"),
 ];
+const BEAMS: &str = include_str!("beams.rs");
 /// Parameters whose effect is that the response tells them again.
 const TOLD_AGAIN: [&str; 2] = ["metadata", "store"];
 /// What differs from answer to answer.
@@ -83,21 +88,22 @@ impl Models {
     }
 }
 
-/// The model, the other parameters, and the value for a row; `works` if it says so.
-fn entry(schema: &str, name: &str, works: bool) -> (Model, Value, Value) {
+/// The model, the other parameters, and the value for a row.
+fn entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let sampled = || json!({"temperature": 2, "seed": 1, "max_tokens": 60, "max_output_tokens": 60});
     let (model, base, value) = match name {
         "temperature" => (Model::Plain, json!({"seed": 1}), json!(2)),
         "top_p" | "assistant_confidence_threshold" => (Model::Plain, sampled(), json!(0.01)),
         "top_k" | "min_p" => (Model::Plain, sampled(), json!(1)),
-        "seed" | "presence_penalty" | "frequency_penalty" | "best_of" | "n" | "num_assistant_tokens"
+        "seed"
+        | "presence_penalty"
+        | "frequency_penalty"
+        | "best_of"
+        | "n"
+        | "num_assistant_tokens"
         | "max_ngram_size" => (Model::Plain, sampled(), json!(2)),
-        "repetition_penalty" | "length_penalty" | "diversity_penalty" => {
-            (Model::Plain, sampled(), json!(9))
-        }
-        "early_stopping" => (Model::Plain, sampled(), json!("never")),
-        "num_beam_groups" => (Model::Plain, sampled(), json!(1)),
-        "use_beam_search" => (Model::Plain, sampled(), json!(works)),
+        "repetition_penalty" => (Model::Plain, sampled(), json!(9)),
+        "use_beam_search" => (Model::Plain, sampled(), json!(true)),
         "logit_bias" => (Model::Plain, json!({}), json!({"120": 100})),
         "bad_words" => (Model::Plain, json!({}), json!(["e"])),
         "allowed_token_ids" => (Model::Plain, json!({}), json!([122])),
@@ -260,7 +266,7 @@ async fn what_works_changes_the_answer_and_what_is_accepted_does_not() {
             }
             let (model, base, value) = match name.as_str() {
                 "add_special_tokens" => (Model::Plain, json!({}), json!(true)),
-                name => entry(schema, name, works),
+                name => entry(schema, name),
             };
             let server = models.get(model);
             let without = TOLD_AGAIN.iter().all(|told| *told != name).then_some(name.as_str());
@@ -272,7 +278,11 @@ async fn what_works_changes_the_answer_and_what_is_accepted_does_not() {
             let after = server.post(path, body(changed.clone())).await;
             assert_eq!(after.status, 200, "{path} {changed}: {}", after.body);
             let same = plain(&before, without) == plain(&after, without);
-            assert_eq!(same, !works, "{path} {name} {here}: {base} has {}, {changed} has {}", before.body, after.body);
+            assert_eq!(
+                same, !works,
+                "{path} {name} {here}: {base} has {}, {changed} has {}",
+                before.body, after.body
+            );
             tried += 1;
         }
     }

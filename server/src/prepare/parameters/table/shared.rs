@@ -10,7 +10,12 @@ use crate::prepare::parameters::kind::Kind;
 
 /// What goes to the chat template, where there is one.
 pub(super) const CONVERSATION: &[Parameter] = &[
-    row("tool_choice", Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]), "auto", ALL),
+    row(
+        "tool_choice",
+        Kind::Either(&[Kind::OneOf(&["none", "auto", "required"]), Kind::Object]),
+        "auto",
+        ALL,
+    ),
     row("parallel_tool_calls", Kind::Boolean, "true", OPENAI_VLLM),
     row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM).note("For templates that quote them."),
     row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
@@ -141,12 +146,18 @@ pub(super) const CANDIDATES: &[Parameter] = &[
         "So many choices are generated and the `n` with the greatest log probability per token are returned. Not \
          while streaming. OVMS: the width of a beam search.",
     ),
-    row("use_beam_search", Kind::Boolean, "false", VLLM)
-        .accepted("Only false: there is no beam search yet, and true is a 400. `best_of` samples and keeps the best."),
-    row("length_penalty", Kind::Number(f64::MIN, f64::MAX), "1", OVMS_VLLM).accepted(OF_BEAMS),
-    row("early_stopping", Kind::Either(&[Kind::Boolean, Kind::OneOf(&["never"])]), "false", VLLM).accepted(OF_BEAMS),
-    row("diversity_penalty", Kind::Number(f64::MIN, f64::MAX), "0", NOBODY).accepted(OF_BEAMS),
-    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY).accepted(OF_BEAMS),
+    row("use_beam_search", Kind::Boolean, "false", VLLM).note(
+        "With `best_of` beams, or `n`. Not while streaming. Bias, penalties and bans count, `temperature` and what else \
+         is for drawing does not. OVMS searches where `best_of` is above 1.",
+    ),
+    row("length_penalty", Kind::Number(-1000.0, 1000.0), "1", OVMS_VLLM)
+        .note("Of beams: a score is divided by the text's length to the power of this."),
+    row("early_stopping", Kind::Either(&[Kind::Boolean, Kind::OneOf(&["never"])]), "false", VLLM).note(
+        "Of beams: whether the search ends as soon as there are as many texts as beams (true), when no beam is likely \
+         to (false) or can (\"never\") become better than these.",
+    ),
+    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY)
+        .note("Of beams: groups of as many each, that search one after the other."),
+    row("diversity_penalty", Kind::Number(-1000.0, 1000.0), "0", NOBODY)
+        .note("Of beams: makes what an earlier group has just taken less probable for a group."),
 ];
-
-const OF_BEAMS: &str = "It says something of beams alone: see `use_beam_search`.";

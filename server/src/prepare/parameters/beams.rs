@@ -1,0 +1,87 @@
+//! Whether and how the choices are searched with beams.
+
+use std::sync::Arc;
+
+use server_engine::{Beams, SearchEnd, TextStop, TokenId};
+use server_openai::Generation;
+use server_text::Tokenizer;
+
+use crate::error::Error;
+use crate::prepare::TextRule;
+
+/// The search for `choices` choices with `width` beams, if one is asked for.
+pub(super) fn beams(
+    generation: &Generation,
+    (choices, width): (u32, u32),
+    text: &TextRule,
+    tokenizer: &Arc<Tokenizer>,
+) -> Result<Option<Beams>, Error> {
+    if generation.use_beam_search != Some(true) {
+        return Ok(None);
+    }
+    if generation.stream == Some(true) {
+        let problem = "cannot be combined with stream: what the best beams are is known at the end";
+        return Err(Error::invalid("use_beam_search", problem));
+    }
+    let groups = generation.num_beam_groups.unwrap_or(1);
+    if groups == 0 || !width.is_multiple_of(groups) {
+        let problem = format!("{groups} groups cannot have as many of {width} beams each");
+        return Err(Error::invalid("num_beam_groups", problem));
+    }
+    let end = match &generation.early_stopping {
+        Some(word) if word.as_bool() == Some(true) => SearchEnd::Early,
+        Some(word) if word.is_string() => SearchEnd::Never,
+        _ => SearchEnd::Heuristic,
+    };
+    Ok(Some(Beams {
+        results: choices,
+        groups,
+        length_penalty: generation.length_penalty.unwrap_or(1.0),
+        diversity_penalty: generation.diversity_penalty.unwrap_or(0.0),
+        end,
+        stops: Tail::of(text, tokenizer).map(|tail| Arc::new(tail) as Arc<dyn TextStop>),
+    }))
+}
+
+/// Looks for stop strings in the text of a beam's last tokens.
+#[derive(Debug)]
+struct Tail {
+    tokenizer: Arc<Tokenizer>,
+    stops: Vec<String>,
+    /// Tokens that have the longest of them for certain, and the one that completes it.
+    tokens: usize,
+    skip_special: bool,
+}
+
+impl Tail {
+    fn of(text: &TextRule, tokenizer: &Arc<Tokenizer>) -> Option<Self> {
+        let longest = text.stops.iter().map(String::len).max()?;
+        let tokenizer = Arc::clone(tokenizer);
+        let stops = text.stops.clone();
+        Some(Self { tokenizer, stops, tokens: longest + 1, skip_special: text.skip_special })
+    }
+}
+
+impl TextStop for Tail {
+    fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    fn ends(&self, tokens: &[TokenId]) -> bool {
+        let is_shown = |token| !(self.skip_special && self.tokenizer.is_special(token));
+        let bytes = |tokens: &[TokenId]| -> Vec<u8> {
+            let shown = tokens.iter().filter(|&&token| is_shown(token));
+            shown.flat_map(|&token| self.tokenizer.token_bytes(token)).copied().collect()
+        };
+        let Some((&last, before)) = tokens.split_last() else { return false };
+        let mut text = bytes(before);
+        let old = text.len();
+        text.extend(bytes(&[last]));
+        // What was there before the last token ended nothing then: there were not as many tokens as there must be.
+        let is_new = |stop: &String| {
+            let from = (old + 1).saturating_sub(stop.len());
+            text[from..].windows(stop.len()).any(|part| part == stop.as_bytes())
+        };
+        self.stops.iter().any(is_new)
+    }
+}
