@@ -243,7 +243,7 @@ fn explain(pick: &Pick) -> Value {
     };
     json!({
         "at": unix_seconds(pick.at),
-        "model": pick.model,
+        "model": pick.fleet.model,
         "prompt_tokens": pick.demand.prompt_tokens,
         "output_tokens": pick.demand.output_tokens,
         "sequences": pick.demand.sequences,

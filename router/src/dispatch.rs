@@ -21,6 +21,7 @@ use rand::rngs::StdRng;
 use crate::app::Settings;
 use crate::fleet::{Fleet, Waiting};
 use crate::health::{Health, HealthConfig, RetryBudget, Standing};
+use crate::later::later;
 use crate::ledger::Booking;
 use crate::metrics::Metrics;
 use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
@@ -259,7 +260,10 @@ impl Dispatch {
                     Some(replica.ledger.book(cost, now))
                 };
                 let Some(booking) = booking else { continue };
-                self.metrics.picked(started.elapsed(), &scratch.terms[index], candidate.view.report_age);
+                let (took, terms, report_age) =
+                    (started.elapsed(), scratch.terms[index], candidate.view.report_age);
+                let dispatch = Arc::clone(self);
+                later(move || dispatch.metrics.picked(took, &terms, report_age));
                 return Attempt::Placed(self.placed((fleet, wanted), scratch, index, booking));
             }
             unreachable!("the last race books")
@@ -349,7 +353,9 @@ impl Dispatch {
             let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
             prefixes.record(&wanted.chain, output);
         }
-        self.recent().record(&fleet.model, &wanted.demand, (&scratch.replicas, &scratch.terms), index);
+        let pick = Pick::new(fleet, &wanted.demand, (&scratch.replicas, &scratch.terms), index);
+        let dispatch = Arc::clone(self);
+        later(move || dispatch.recent().record(pick));
         Placed::new(self, Arc::clone(fleet), replica, (booking, sent))
     }
 }

@@ -23,6 +23,7 @@ mod error;
 pub mod estimate;
 pub mod fleet;
 pub mod health;
+mod later;
 pub mod ledger;
 pub mod limits;
 mod listen;

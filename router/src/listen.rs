@@ -16,12 +16,14 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::app::App;
+use crate::later::Keeper;
 use crate::proxy::upstream::Pool;
 use crate::proxy::{Worker, serve};
 
@@ -31,6 +33,8 @@ const HANDOVER_MAX: usize = 256;
 const H2_STREAMS_MAX: u32 = 1024;
 /// hyper does not take less.
 const H1_BUFFER_MIN: usize = 8192;
+/// How often those who wait for an answer look whether it is time to give up.
+const TICK: Duration = Duration::from_millis(500);
 /// How often idle connections to replicas are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// An HTTP/2 connection that says nothing is asked whether it is there,
@@ -76,7 +80,8 @@ impl Threads {
         let start = |number| {
             let (inbox, connections_in) = mpsc::channel(HANDOVER_MAX);
             let connections = Arc::new(AtomicUsize::new(0));
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            // Signals and processes are of no concern here, and looking for them would cost something each time.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));
             let (stop, cut, runs) = (stop.clone(), cut.clone(), runs.clone());
             let handle = std::thread::Builder::new().name(format!("serve-{number}")).spawn(move || {
@@ -178,6 +183,16 @@ fn builder(app: &App) -> auto::Builder<TokioExecutor> {
     builder
 }
 
+/// Wakes those who wait for an answer, which costs a request less than a timer of its own.
+async fn tick(worker: Arc<Worker>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        worker.tick.notify_waiters();
+    }
+}
+
 /// Serves the connections that come in until `stop`, then finishes the requests that are under way.
 async fn serve_connections(
     app: App,
@@ -186,7 +201,12 @@ async fn serve_connections(
     stop: CancellationToken,
 ) {
     let builder = Arc::new(builder(&app));
-    let worker = Arc::new(Worker { admin: Admin::new(app.clone()), app, pool: Pool::default() });
+    let worker = Worker { admin: Admin::new(app.clone()), app, pool: Pool::default(), tick: Notify::new() };
+    let worker = Arc::new(worker);
+    let _keeper = Keeper::start();
+    // Goes on while requests are finished after `stop`.
+    let mut ticking = JoinSet::new();
+    ticking.spawn(tick(Arc::clone(&worker)));
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);

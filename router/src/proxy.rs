@@ -18,6 +18,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Body as _, Incoming};
+use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::access::Client;
@@ -26,6 +27,7 @@ use crate::app::App;
 use crate::dispatch::Wanted;
 use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::later;
 use crate::limits::Rates;
 use crate::policy::Demand;
 use crate::prefix::Chain;
@@ -62,6 +64,8 @@ pub(crate) struct Worker {
     pub(crate) app: App,
     pub(crate) admin: Admin,
     pub(crate) pool: Pool,
+    /// Wakes those who wait for an answer, twice a second.
+    pub(crate) tick: Notify,
 }
 
 /// Which part of the API a request is for.
@@ -115,6 +119,8 @@ pub(crate) async fn serve(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let Some(endpoint) = Endpoint::of(request.uri().path()) else {
+        // Who asks after requests that were answered on this thread finds them counted.
+        later::catch_up();
         return Ok(worker.admin.answer(request).await);
     };
     let mut record = Record::new(&worker.app, endpoint, request.headers());

@@ -2,7 +2,7 @@ use std::rc::Rc;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use server_scheduler::{Batch, Event, NewRequest, Scheduler, SchedulerConfig, SequenceId, StopRule};
+use server_scheduler::{Batch, Event, NewRequest, Sampled, Scheduler, SchedulerConfig, SequenceId, StopRule};
 
 use super::*;
 use crate::arena::REPLICA;
@@ -136,7 +136,7 @@ fn commit(real: &mut Scheduler, batch: &Batch, texts: &[(Vec<u32>, usize)]) -> V
     for row in batch.sampling_rows() {
         let at = row.past as usize + row.tokens.len();
         for &id in batch.row_samples(row) {
-            sampled.push((id, texts[id.0 as usize].0[at]));
+            sampled.push(Sampled::new(id, texts[id.0 as usize].0[at]));
         }
     }
     let mut events = Vec::new();

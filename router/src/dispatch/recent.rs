@@ -1,10 +1,10 @@
-//! The last picks and what they were judged by, for who wants to know why. Bounded, and without allocation
-//! once it is full.
+//! The last picks and what they were judged by, for who wants to know why. Bounded.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::fleet::Fleet;
 use crate::policy::{Demand, Terms};
 use crate::replicas::Replica;
 
@@ -22,14 +22,35 @@ pub struct Recent(VecDeque<Pick>);
 pub struct Pick {
     /// When.
     pub at: SystemTime,
-    /// For which model.
-    pub model: String,
+    /// For a model of which replicas.
+    pub fleet: Arc<Fleet>,
     /// What was asked for.
     pub demand: Demand,
     /// The candidates, the chosen one first.
     pub judged: Vec<Judged>,
     /// How many there were.
     pub candidates: usize,
+}
+
+impl Pick {
+    pub(super) fn new(
+        fleet: &Arc<Fleet>,
+        demand: &Demand,
+        (replicas, terms): (&[Arc<Replica>], &[Terms]),
+        chosen: usize,
+    ) -> Self {
+        let others = (0..replicas.len()).filter(|&index| index != chosen);
+        let judged = std::iter::once(chosen).chain(others).take(JUDGED_MAX);
+        let judged =
+            judged.map(|index| Judged { replica: Arc::clone(&replicas[index]), terms: terms[index] });
+        Self {
+            at: SystemTime::now(),
+            fleet: Arc::clone(fleet),
+            demand: *demand,
+            judged: judged.collect(),
+            candidates: replicas.len(),
+        }
+    }
 }
 
 /// A candidate.
@@ -47,32 +68,10 @@ impl Recent {
         self.0.iter()
     }
 
-    pub(super) fn record(
-        &mut self,
-        model: &str,
-        demand: &Demand,
-        (replicas, terms): (&[Arc<Replica>], &[Terms]),
-        chosen: usize,
-    ) {
-        let mut pick =
-            if self.0.len() < PICKS_MAX { None } else { self.0.pop_front() }.unwrap_or_else(|| Pick {
-                at: SystemTime::UNIX_EPOCH,
-                model: String::new(),
-                demand: Demand::default(),
-                judged: Vec::with_capacity(JUDGED_MAX),
-                candidates: 0,
-            });
-        pick.at = SystemTime::now();
-        pick.model.clear();
-        pick.model.push_str(model);
-        pick.demand = *demand;
-        pick.candidates = replicas.len();
-        pick.judged.clear();
-        let others = (0..replicas.len()).filter(|&index| index != chosen);
-        let judged = std::iter::once(chosen).chain(others).take(JUDGED_MAX);
-        pick.judged.extend(
-            judged.map(|index| Judged { replica: Arc::clone(&replicas[index]), terms: terms[index] }),
-        );
+    pub(super) fn record(&mut self, pick: Pick) {
+        if self.0.len() == PICKS_MAX {
+            self.0.pop_front();
+        }
         self.0.push_back(pick);
     }
 }

@@ -1,6 +1,6 @@
 //! One attempt at one replica, up to the first byte that is the client's.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::response::Parts;
@@ -9,20 +9,17 @@ use http::{HeaderValue, Method, Response, StatusCode, header};
 use super::failure::Failure;
 use super::relay::Streamed;
 use super::upstream::Link;
-use super::usage::{Usage, usage};
 use super::{Body, Outgoing, Worker, headers};
 use crate::dispatch::Placed;
 
-/// How often somebody who waits for an answer looks whether the replica still reports.
-const TICK: Duration = Duration::from_millis(500);
 /// An answer of no more bytes is gathered before any of it is passed on, so that it may still come from
 /// another replica if this one dies within it. Streams are not.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.
 pub(super) enum Answer {
-    /// All of it.
-    Whole { response: Response<Body>, usage: Option<Usage> },
+    /// All of it, and its body once more.
+    Whole(Response<Body>, Bytes),
     /// Its beginning.
     Stream(Box<Streamed>),
 }
@@ -45,12 +42,11 @@ pub(super) async fn attempt(
     if !is_stream && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX) {
         let bytes = watch.wait(whole(&mut link)).await?.map_err(|_| Failure::Broken)?;
         worker.pool.give(placed.replica.found.http, link);
-        let usage = if status.is_success() { usage(&bytes) } else { None };
-        let response = Response::from_parts(parts, Body::whole(bytes));
+        let response = Response::from_parts(parts, Body::whole(bytes.clone()));
         return match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Err(Failure::Busy(response)),
             status if status.is_server_error() => Err(Failure::Failed(response)),
-            _ => Ok(Answer::Whole { response, usage }),
+            _ => Ok(Answer::Whole(response, bytes)),
         };
     }
     // Until its first event a stream may still come from elsewhere.
@@ -122,11 +118,16 @@ impl<'a> Watch<'a> {
     async fn wait<T>(&self, future: impl Future<Output = T>) -> Result<T, Failure> {
         let mut future = std::pin::pin!(future);
         loop {
-            match tokio::time::timeout(TICK, future.as_mut()).await {
-                Ok(output) => return Ok(output),
-                Err(_) if Instant::now() >= self.deadline => return Err(Failure::TimedOut),
-                Err(_) if self.hangs() => return Err(Failure::Hangs),
-                Err(_) => {}
+            tokio::select! {
+                biased;
+                output = future.as_mut() => return Ok(output),
+                () = self.worker.tick.notified() => {}
+            }
+            if Instant::now() >= self.deadline {
+                return Err(Failure::TimedOut);
+            }
+            if self.hangs() {
+                return Err(Failure::Hangs);
             }
         }
     }

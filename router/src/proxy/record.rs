@@ -1,16 +1,19 @@
 //! One request's times, tokens and outcome, from its arrival to its answer's end: for metrics, rates, the
 //! access log and the trace.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::usage::Usage;
+use super::usage::{Usage, usage};
 use super::{Endpoint, Outgoing};
 use crate::access::Client;
 use crate::app::{Admitted, App};
 use crate::dispatch::Placed;
 use crate::error::Error;
+use crate::later::later;
 use crate::trace::Span;
 
 /// A request in work. Dropped before it was told how it ended it is one whose client went away.
@@ -28,7 +31,8 @@ struct Inner {
     replica: Option<HeaderValue>,
     model: Option<String>,
     attempts: u32,
-    _admitted: Option<Admitted>,
+    admitted: Option<Admitted>,
+    ended: Option<Instant>,
 }
 
 impl Record {
@@ -44,7 +48,8 @@ impl Record {
             replica: None,
             model: None,
             attempts: 0,
-            _admitted: None,
+            admitted: None,
+            ended: None,
         }))
     }
 
@@ -60,7 +65,7 @@ impl Record {
 
     pub(super) fn admitted(&mut self, admitted: Admitted, client: Option<Client>) {
         if let Some(inner) = &mut self.0 {
-            inner._admitted = Some(admitted);
+            inner.admitted = Some(admitted);
             inner.client = client;
         }
     }
@@ -87,17 +92,35 @@ impl Record {
         if let Some(inner) = &mut self.0 {
             let now = Instant::now();
             inner.first_byte = Some(now);
-            inner.app.metrics().first_byte(now - inner.arrived);
+            let (app, after) = (inner.app.clone(), now - inner.arrived);
+            later(move || app.metrics().first_byte(after));
         }
     }
 
-    /// What the answer teaches about the model.
-    pub(super) fn learn(&self, placed: &Placed, outgoing: &Outgoing, usage: Option<Usage>) {
-        if let Some(Usage { prompt, completion }) = usage {
-            placed
-                .fleet
-                .learn(Some((outgoing.prompt_bytes, prompt)), Some(completion / outgoing.choices.max(1)));
+    /// The answer came whole, and teaches something about the model.
+    pub(super) fn answered(&mut self, placed: &Placed, outgoing: &Outgoing, answer: (StatusCode, Bytes)) {
+        self.first_byte();
+        let mut record = self.finished();
+        let fleet = Arc::clone(&placed.fleet);
+        let (prompt_bytes, choices) = (outgoing.prompt_bytes, outgoing.choices);
+        later(move || {
+            let (status, body) = answer;
+            let is_good = status.is_success();
+            let usage = if is_good { usage(&body) } else { None };
+            if let Some(Usage { prompt, completion }) = usage {
+                fleet.learn(Some((prompt_bytes, prompt)), Some(completion / choices.max(1)));
+            }
+            record.whole(is_good, usage);
+        });
+    }
+
+    /// The rest of the record of a request that is over: it makes room for another now, and is closed later.
+    pub(super) fn finished(&mut self) -> Self {
+        if let Some(inner) = &mut self.0 {
+            inner.ended = Some(Instant::now());
+            inner.admitted = None;
         }
+        self.take()
     }
 
     /// The router refused it.
@@ -107,7 +130,9 @@ impl Record {
 
     /// The answer came whole.
     pub(super) fn whole(&mut self, is_good: bool, usage: Option<Usage>) {
-        self.first_byte();
+        if self.0.as_ref().is_some_and(|inner| inner.first_byte.is_none()) {
+            self.first_byte();
+        }
         let (outcome, status) =
             if is_good { ("ok", StatusCode::OK) } else { ("replica_error", StatusCode::BAD_REQUEST) };
         let used = usage.map(|usage| usage.prompt.saturating_add(usage.completion));
@@ -128,7 +153,7 @@ impl Record {
     /// `used`: tokens, if known.
     fn close(&mut self, outcome: &'static str, status: StatusCode, used: Option<u32>) {
         let Some(mut inner) = self.0.take() else { return };
-        let took = inner.arrived.elapsed();
+        let took = inner.ended.unwrap_or_else(Instant::now) - inner.arrived;
         inner.app.metrics().count(inner.endpoint.name(), outcome, status);
         inner.app.metrics().ended(took);
         if let (Some(client), Some(used), true) = (&inner.client, used, inner.taken > 0) {

@@ -18,6 +18,7 @@ use super::upstream::Link;
 use super::usage::{Usage, usage};
 use super::{Body, Outgoing, Worker};
 use crate::dispatch::{Outcome, Placed};
+use crate::later::later;
 
 /// How often a silent stream looks whether its replica still lives.
 const TICK: Duration = Duration::from_secs(2);
@@ -147,10 +148,16 @@ impl Relay {
             let counted = self.events.as_ref().map(|events| events.count);
             // An event is a token, nearly; those that begin and end an answer are not.
             let completion = counted.map(|count| u32::try_from(count).unwrap_or(u32::MAX).saturating_sub(3));
-            let prompt = self.usage.map(|usage| (self.prompt_bytes, usage.prompt));
-            let completion = self.usage.map(|usage| usage.completion).or(completion);
-            placed.fleet.learn(prompt, completion.map(|tokens| tokens / self.choices.max(1)));
-            self.record.ended(self.usage, completion);
+            let usage = self.usage;
+            let prompt = usage.map(|usage| (self.prompt_bytes, usage.prompt));
+            let completion = usage.map(|usage| usage.completion).or(completion);
+            let each = completion.map(|tokens| tokens / self.choices.max(1));
+            let fleet = Arc::clone(&placed.fleet);
+            let mut record = self.record.finished();
+            later(move || {
+                fleet.learn(prompt, each);
+                record.ended(usage, completion);
+            });
         }
         self.placed = None;
         self.events.as_mut().map(Events::rest).unwrap_or_default()

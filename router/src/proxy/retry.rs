@@ -37,10 +37,9 @@ pub(super) async fn until_answered(
         let mut placed = dispatch.place(fleet, wanted.clone(), waiter).await?;
         record.placed(&placed);
         let failure = match attempt(worker, &placed, outgoing).await {
-            Ok(Answer::Whole { response, usage }) => {
+            Ok(Answer::Whole(response, body)) => {
                 placed.end(Outcome::Answered);
-                record.learn(&placed, outgoing, usage);
-                record.whole(response.status().is_success(), usage);
+                record.answered(&placed, outgoing, (response.status(), body));
                 return Ok(response);
             }
             Ok(Answer::Stream(stream)) => return Ok(stream.into_response(worker, placed, outgoing, record)),
