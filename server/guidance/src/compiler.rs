@@ -6,6 +6,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 
 use crate::cache::Cache;
+use crate::error::told;
 use crate::limits::{COMPILE_FUEL, LEXER_STATES_MAX, STEP_FUEL, STEP_ITEMS_MAX, SYMBOLS_MAX};
 use crate::locate::locate;
 use crate::{BuildError, Form, Guide, Invalid, Preface, Vocabulary, lark};
@@ -90,11 +91,11 @@ impl Compiler {
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
-        let parser = self.factory.create_parser(grammar).map_err(|error| format!("{error:#}"))?;
+        let parser = self.factory.create_parser(grammar).map_err(told)?;
         let mut start = Matcher::new(Ok(parser));
         // What leaves nothing at its beginning is told now rather than when it is to be followed.
         let mut first = start.deep_clone();
-        first.compute_mask_or_eos().map_err(|error| format!("{error:#}"))?;
+        first.compute_mask_or_eos().map_err(told)?;
         if start.is_stopped() {
             start = first;
         }

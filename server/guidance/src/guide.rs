@@ -7,6 +7,7 @@ use llguidance::Matcher;
 use server_engine::{GuideError, GuideState, Progress, TokenSet};
 
 use crate::Preface;
+use crate::error::told;
 use crate::limits::LANE_STARTS_MAX;
 use crate::preface::Prefaced;
 
@@ -104,12 +105,12 @@ impl GuideState for State {
         if self.is_over() {
             return Ok(Progress::Ended);
         }
-        let may_end = self.matcher.is_accepting().map_err(told)?;
+        let may_end = self.matcher.is_accepting().map_err(failed)?;
         let mask = match self.matcher.compute_mask() {
             Ok(mask) => mask,
             // It is found out now that nothing can follow.
             Err(_) if may_end && self.is_over() => return Ok(Progress::Ended),
-            Err(error) => return Err(told(error)),
+            Err(error) => return Err(failed(error)),
         };
         allowed.insert_words(mask.as_slice());
         allowed.remove(self.end);
@@ -117,7 +118,7 @@ impl GuideState for State {
     }
 
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
-        self.matcher.consume_token(token).map_err(told)?;
+        self.matcher.consume_token(token).map_err(failed)?;
         Ok(if self.is_over() { Progress::Ended } else { Progress::Open })
     }
 
@@ -126,6 +127,6 @@ impl GuideState for State {
     }
 }
 
-fn told(error: impl fmt::Display) -> GuideError {
-    GuideError(format!("{error:#}"))
+fn failed(error: impl fmt::Display) -> GuideError {
+    GuideError(told(error))
 }

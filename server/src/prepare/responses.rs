@@ -199,6 +199,10 @@ fn logprobs(request: &Request) -> Option<u32> {
     is_wanted.then(|| request.top_logprobs.unwrap_or(0))
 }
 
+/// Of the model's room so much is left for the answer, as a part of it, where a conversation is cut for a request that
+/// does not say how long the answer may be.
+const ANSWER_SHARE: u32 = 4;
+
 /// Prepares the conversation, or as much of its end as the model has room for if it may be cut.
 fn fitting(
     request: &Request,
@@ -207,27 +211,34 @@ fn fitting(
     target: Target<'_>,
 ) -> Result<Prepared, Error> {
     let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
-    let prepare = |messages: Vec<Message>| {
+    let prepare = |messages: Vec<Message>, tokens_max: Option<TokensMax>| {
         let conversation = Conversation { messages, ..conversation.clone() };
         let answer = Wanted { model: model.clone(), logprobs: logprobs(request), tokens_max };
         super::conversation(generation, &conversation, answer, target)
     };
-    let refused = match prepare(conversation.messages.clone()) {
+    let refused = match prepare(conversation.messages.clone(), tokens_max) {
         Err(error @ Error::ContextLength { .. }) if request.truncation.as_deref() == Some("auto") => error,
         other => return other,
     };
     // The first cut that leaves something that fits.
     let cuts = messages::cuts(&conversation.messages);
+    let rest = |cut: usize| messages::without(&conversation.messages, cut);
+    let room = target.limits.sequence_tokens_max / ANSWER_SHARE;
+    let left = tokens_max.unwrap_or(TokensMax { param: "max_output_tokens", tokens: room.max(1) });
     let (mut fitting, mut low, mut high) = (None, 0, cuts.len());
     while low < high {
         let middle = low + (high - low) / 2;
-        match prepare(messages::without(&conversation.messages, cuts[middle])) {
+        match prepare(rest(cuts[middle]), Some(left)) {
             Ok(prepared) => (fitting, high) = (Some(prepared), middle),
             Err(Error::ContextLength { .. }) => low = middle + 1,
             Err(error) => return Err(error),
         }
     }
-    fitting.ok_or(refused)
+    match (tokens_max, cuts.get(high).or(cuts.last())) {
+        (Some(_), _) | (_, None) => fitting.ok_or(refused),
+        // It may go on for as long as there is room; the last turn alone may leave less than was wished for.
+        (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| refused),
+    }
 }
 
 /// The form of the text, as this endpoint has it. OVMS's clients ask for it as chats do.

@@ -1,6 +1,6 @@
 //! What `/responses` refuses, how it fails, and what it does with conversations that are too long.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
 use crate::harness::{Server, Setup, faulty};
@@ -103,6 +103,17 @@ async fn a_conversation_that_is_too_long_is_cut_at_its_beginning_if_it_may_be() 
     let last_four = json!([said("system", 20), said("user", 60), said("assistant", 60), said("user", 60)]);
     let whole = server.post(PATH, request(json!({"input": last_four}))).await.json();
     assert_eq!(cut["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
+    // Without a limit there is room for more of an answer than what happens to be left.
+    let turns: Vec<Value> = (0..20).map(|_| said("user", 24)).collect();
+    let open = json!({"input": turns, "truncation": "auto", "max_output_tokens": null, "ignore_eos": true});
+    let usage = server.post(PATH, request(open)).await.json()["usage"].clone();
+    let count = |name: &str| usage[name].as_u64().unwrap();
+    assert_eq!(count("total_tokens"), 512);
+    assert!((128..200).contains(&count("output_tokens")), "{usage}");
+    let last = json!([said("user", 10), said("user", 400)]);
+    let open = json!({"input": last, "truncation": "auto", "max_output_tokens": null, "ignore_eos": true});
+    let response = server.post(PATH, request(open)).await.json();
+    assert_eq!(response["usage"]["total_tokens"], 512, "{response}");
     // The last turn is never cut.
     let input = json!([said("user", 10), said("user", 600)]);
     let refused = server.post(PATH, request(json!({"input": input, "truncation": "auto"}))).await;

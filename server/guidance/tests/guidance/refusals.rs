@@ -33,7 +33,11 @@ fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
         ),
         (json!({"$defs": {"a": {"pattern": "["}}, "$ref": "#/$defs/a"}), "schema.$defs.a", ""),
         (json!({"$ref": "#/$defs/gone"}), "schema", ""),
-        (json!({"$ref": "https://example.org/schema"}), "schema", ""),
+        (
+            json!({"$ref": "https://example.org/schema"}),
+            "schema",
+            "Resource 'https://example.org/schema' is not in the schema, and nothing is fetched",
+        ),
         (json!({"type": "integer", "minimum": 5, "maximum": 4}), "schema", ""),
         (json!({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}), "schema", "oneOf"),
     ] {
@@ -44,6 +48,8 @@ fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
         let part = Form::Sequence(vec![Form::literal("x"), json_form(schema)]);
         assert_eq!(refused(&part).0, place);
     }
+    let endless = refused(&json_form(json!({"$ref": "#"})));
+    assert_eq!(endless, ("schema".to_owned(), "nothing can ever be all of what it asks for".to_owned()));
 }
 
 #[test]
@@ -71,6 +77,8 @@ fn expressions_and_grammars_are_refused_with_their_places() {
     ] {
         assert_eq!(refused(&grammar(text)).0, "grammar", "{text}");
     }
+    let endless = refused(&grammar("start: start"));
+    assert_eq!(endless.1, "nothing can ever be all of what it asks for");
 }
 
 #[test]

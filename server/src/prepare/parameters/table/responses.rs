@@ -42,7 +42,8 @@ pub(super) const TABLE: &[Parameter] = &[
         "`effort` goes to the template. `summary` changes nothing: reasoning is always told, whole, as the summary.",
     ),
     row("truncation", Kind::OneOf(&["auto", "disabled"]), "disabled", OPENAI_VLLM).note(
-        "`auto` drops the conversation's beginning, up to a message of the user's, until the rest and the answer fit.",
+        "`auto` drops the conversation's beginning, up to a message of the user's, until the rest and the answer fit; \
+         without `max_output_tokens` a quarter of the model's room is left for that.",
     ),
     row("include", Kind::Array(&Kind::OneOf(INCLUDABLE), usize::MAX), "", OPENAI_VLLM)
         .note("`message.output_text.logprobs` has an effect; the others are about tools that are not here."),
