@@ -44,6 +44,17 @@ pub struct Row {
     /// Where the row's tokens whose logits are wanted besides are in [`Batch::tokens`]: those of a prompt that is
     /// scored. The last token of a prompt is never among them, since it is sampled from.
     pub scored: Range<u32>,
+    /// The last so many of the row's tokens are drafts: nobody has sampled them yet. The scheduler leaves them 0, and
+    /// whoever runs the batch writes them into [`Batch::tokens`]. Their logits are wanted too.
+    pub drafts: u32,
+}
+
+impl Row {
+    /// The tokens that something is sampled after: the last that is no draft, and the drafts.
+    pub fn sampled(&self) -> Range<u32> {
+        let end = self.tokens.end;
+        if self.samples.is_empty() { end..end } else { end - 1 - self.drafts..end }
+    }
 }
 
 /// Copies the whole of block `from` over block `to`, in every layer.
@@ -84,10 +95,12 @@ impl Batch {
     /// The tokens whose logits are wanted, by their places in [`Self::tokens`], in order: the rows of the logits
     /// that a runner returns.
     pub fn wanted(&self) -> impl Iterator<Item = u32> {
-        self.rows.iter().flat_map(|row| {
-            let last = (!row.samples.is_empty()).then(|| row.tokens.end - 1);
-            row.scored.clone().chain(last)
-        })
+        self.rows.iter().flat_map(|row| row.scored.clone().chain(row.sampled()))
+    }
+
+    /// Where the drafts of `row` are in [`Self::tokens`].
+    pub fn row_drafts(&self, row: &Row) -> Range<usize> {
+        (row.tokens.end - row.drafts) as usize..row.tokens.end as usize
     }
 
     /// The rows whose last token is sampled from, in order.

@@ -144,6 +144,7 @@ impl Scheduler {
             cached_tokens: None,
             started: false,
             row: None,
+            drafts: 0,
         };
         self.extend_hashes(&mut sequence);
         self.waiting_sequences += sequence.group();
@@ -151,6 +152,15 @@ impl Scheduler {
         let slot = self.sequences.insert(sequence);
         self.waiting.push_back(Entry { rank, slot });
         Ok(())
+    }
+
+    /// Asks that the next row of a sequence have room for so many drafts: tokens that may turn out to be what is sampled,
+    /// and are computed beside the one that is known. It has as many as there are blocks and budget for without others
+    /// having less, and none unless it is to take one token; never more than it may generate before its last.
+    pub fn propose(&mut self, id: SequenceId, drafts: u32) {
+        if let Some(slot) = self.sequences.slot(id) {
+            self.sequences.get_mut(slot).drafts = drafts;
+        }
     }
 
     /// Lets go of a sequence at once, whatever it is doing; what it samples in a batch in flight is ignored.

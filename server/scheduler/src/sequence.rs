@@ -45,6 +45,8 @@ pub struct Sampled {
     /// Whose tokens it takes over first: its own as a rule. Where the sequences of a request go in step, another's that
     /// goes on from its own in the same batch.
     pub from: SequenceId,
+    /// How many of the row's drafts, from the first on, are what would have been sampled.
+    pub accepted: u32,
     /// The token that follows these.
     pub token: TokenId,
 }
@@ -52,7 +54,7 @@ pub struct Sampled {
 impl Sampled {
     /// A sequence goes on from its own tokens.
     pub fn new(sequence: SequenceId, token: TokenId) -> Self {
-        Self { sequence, from: sequence, token }
+        Self { sequence, from: sequence, accepted: 0, token }
     }
 }
 
@@ -159,6 +161,8 @@ pub(crate) struct Sequence {
     pub(crate) started: bool,
     /// Its row in the batch in flight.
     pub(crate) row: Option<u32>,
+    /// Drafts that its next row is to have.
+    pub(crate) drafts: u32,
 }
 
 impl Sequence {
@@ -256,16 +260,24 @@ impl Sequence {
             cached_tokens: self.cached_tokens,
             started: true,
             row: None,
+            drafts: 0,
         }
     }
 
-    /// Adds the next `count` uncomputed tokens to `batch`.
-    pub(crate) fn push_row(&self, count: u32, block_tokens: u32, batch: &mut Batch) {
+    /// Drafts that it may have: it could take them all, and one token more.
+    pub(crate) fn drafts_max(&self) -> u32 {
+        let generated = self.tokens_len() - self.prompt_tokens;
+        self.stop.tokens_max.saturating_sub(generated + 1)
+    }
+
+    /// Adds the next `count` uncomputed tokens to `batch`, and room for `drafts`.
+    pub(crate) fn push_row(&self, count: u32, drafts: u32, block_tokens: u32, batch: &mut Batch) {
         let end = self.computed + count;
         let (tokens, blocks) = (batch.tokens.len(), batch.blocks.len());
         let samples = batch.samples.len();
         batch.tokens.extend_from_slice(&self.tokens[self.computed as usize..end as usize]);
-        batch.blocks.extend_from_slice(&self.table[..end.div_ceil(block_tokens) as usize]);
+        batch.tokens.resize(batch.tokens.len() + drafts as usize, 0);
+        batch.blocks.extend_from_slice(&self.table[..(end + drafts).div_ceil(block_tokens) as usize]);
         if end == self.tokens_len() {
             batch.samples.push(self.id);
             batch.samples.extend_from_slice(&self.siblings);
@@ -280,6 +292,7 @@ impl Sequence {
             tokens,
             blocks: blocks as u32..batch.blocks.len() as u32,
             samples: samples as u32..batch.samples.len() as u32,
+            drafts,
         });
     }
 }

@@ -10,14 +10,21 @@ impl Scheduler {
     ///
     /// # Panics
     /// If `batch` is not the last one scheduled, `sampled` is not of its `samples`, or a sequence goes on from one that
-    /// is not of its request and in step with it, has been aborted, or does not go on from its own tokens itself.
+    /// is not of its request and in step with it, has been aborted, or does not go on from its own tokens itself, or more
+    /// drafts are accepted than a row has.
     pub fn commit(&mut self, batch: &Batch, sampled: &[Sampled], events: &mut Vec<Event>) {
         assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
         let expected = batch.samples.iter().copied();
         assert!(sampled.iter().map(|sample| sample.sequence).eq(expected), "each sample has a token");
         for (index, row) in batch.rows.iter().enumerate() {
             let Some(slot) = self.in_flight[index].take() else { continue };
-            self.advance(slot, row.tokens.len() as u32, events);
+            let accepted = match sampled.get(row.samples.start as usize) {
+                Some(sampled) if row.drafts > 0 => {
+                    &batch.tokens[batch.row_drafts(row)][..sampled.accepted as usize]
+                }
+                _ => &[],
+            };
+            self.advance(slot, row.tokens.len() as u32 - row.drafts, accepted, events);
             if !row.samples.is_empty() {
                 self.fork_siblings(slot);
             }
@@ -52,11 +59,12 @@ impl Scheduler {
         dropped
     }
 
-    /// `count` more tokens of a sequence are computed.
-    fn advance(&mut self, slot: u32, count: u32, events: &mut Vec<Event>) {
+    /// `count` more tokens of a sequence are computed, and the drafts that are `accepted`.
+    fn advance(&mut self, slot: u32, count: u32, accepted: &[TokenId], events: &mut Vec<Event>) {
         let sequence = self.sequences.get_mut(slot);
         sequence.row = None;
-        sequence.computed += count;
+        sequence.tokens.extend_from_slice(accepted);
+        sequence.computed += count + accepted.len() as u32;
         sequence.unscored.start = sequence.unscored.start.max(sequence.computed).min(sequence.unscored.end);
         self.uncomputed_tokens -= u64::from(count);
         if !sequence.started {

@@ -50,25 +50,25 @@ impl Scheduler {
         let mut budget = Budget { tokens: self.config.batch_tokens_max, scores: SCORED_TOKENS_MAX };
         self.schedule_decodes(batch, &mut budget);
         if !batch.rows.is_empty() {
-            let decodes = self.config.batch_tokens_max - budget.tokens;
-            budget.tokens = budget.tokens.min(self.chunk_budget(decodes));
+            let chunk = self.chunk_budget(batch.rows.len() as u32, batch.tokens.len() as u32);
+            budget.tokens = budget.tokens.min(chunk);
         }
         self.schedule_chunks(batch, &mut budget);
         // What was just preempted finds no room: it needs more than it gave back.
         self.admit(batch, &mut budget);
     }
 
-    /// Tokens of prompts beside `decodes`. Together they are as many from step to step, since a model that is
+    /// Tokens of prompts beside the `tokens` of so many `decodes`. Together they are as many from step to step, since a model that is
     /// given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
     ///
     /// Where several prompts wait for each sequence that decodes, the step is so many times as large: it holds
     /// few up for the sake of many. And so it is where many prompts wait, of which each would wait longer if the
     /// decodes were computed again beside every small part of the first.
-    fn chunk_budget(&self, decodes: u32) -> u32 {
+    fn chunk_budget(&self, decodes: u32, tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
         let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1);
         let most = self.config.chunk_tokens_max.saturating_mul(times);
-        most.saturating_sub(decodes).max(most.div_ceil(4))
+        most.saturating_sub(tokens).max(most.div_ceil(4))
     }
 
     /// One token for each sequence that lacks one only, the oldest first.
@@ -78,9 +78,32 @@ impl Scheduler {
             let group = position..position + self.group_len(self.running[position..].iter());
             position = group.end;
             if self.are_due(group.clone(), budget) && self.make_room_for(group.clone(), batch) {
-                group.for_each(|position| self.push_row(self.running[position].slot, 1, batch, budget));
+                for entry in group {
+                    let drafts = self.take_drafts(entry, budget);
+                    self.push_row(self.running[entry].slot, (1, drafts), batch, budget);
+                }
             }
         }
+    }
+
+    /// Drafts that the running sequence at `position` may have beside its next token: blocks and budget that nobody else
+    /// needs.
+    fn take_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
+        let others = (self.running.len() - position) as u32;
+        let sequence = self.sequences.get_mut(self.running[position].slot);
+        let wanted = std::mem::take(&mut sequence.drafts);
+        let wanted = wanted.min(sequence.drafts_max()).min(budget.tokens.saturating_sub(others));
+        if wanted == 0 || sequence.in_step || !sequence.siblings.is_empty() {
+            return 0;
+        }
+        let end = sequence.tokens_len() + wanted;
+        while sequence.table.len() < end.div_ceil(self.config.block_tokens) as usize
+            && self.pool.blocks_available() > self.watermark_blocks
+        {
+            sequence.table.extend(self.pool.allocate());
+        }
+        let room = sequence.table.len() as u32 * self.config.block_tokens - sequence.tokens_len();
+        wanted.min(room)
     }
 
     /// Entries of the group at the beginning of `entries`.
@@ -117,15 +140,17 @@ impl Scheduler {
     fn push_chunk(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
         let count = self.sequences.get(slot).chunk_tokens(budget.scores).min(budget.tokens);
         if count > 0 {
-            self.push_row(slot, count, batch, budget);
+            self.push_row(slot, (count, 0), batch, budget);
         }
     }
 
-    fn push_row(&mut self, slot: u32, count: u32, batch: &mut Batch, budget: &mut Budget) {
+    /// `count` of a sequence's next tokens, and drafts.
+    fn push_row(&mut self, slot: u32, (count, drafts): (u32, u32), batch: &mut Batch, budget: &mut Budget) {
         let sequence = self.sequences.get_mut(slot);
-        budget.tokens -= count;
+        sequence.drafts = 0;
+        budget.tokens -= count + drafts;
         sequence.row = Some(self.in_flight.len() as u32);
-        sequence.push_row(count, self.config.block_tokens, batch);
+        sequence.push_row(count, drafts, self.config.block_tokens, batch);
         budget.scores -= batch.rows.last().map_or(0, |row| row.scored.len() as u32);
         self.in_flight.push(Some(slot));
     }
@@ -217,7 +242,7 @@ impl Scheduler {
     /// The first rows of a group.
     fn push_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
         if self.are_due(group.clone(), budget) {
-            group.for_each(|position| self.push_row(self.running[position].slot, 1, batch, budget));
+            group.for_each(|position| self.push_row(self.running[position].slot, (1, 0), batch, budget));
         } else {
             group.for_each(|position| self.push_chunk(self.running[position].slot, batch, budget));
         }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod chunks;
+mod drafts;
 mod in_step;
 mod limits;
 mod prefix;

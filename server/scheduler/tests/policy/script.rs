@@ -8,6 +8,8 @@
 //!        go=in-step         they take their tokens together
 //! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
 //! step 2<1=x                … sequence 2 goes on from the tokens of 1
+//! draft 1 xy                the next row of sequence 1 may have these drafts,
+//! step 1=1z                 of which one is accepted, and z sampled after it
 //! steps 9                   as many steps, of which only events are written down
 //! schedule                  the first half of a step,
 //! commit 1=x                and the second
@@ -46,6 +48,7 @@ pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
         batch: Batch::default(),
         in_flight: false,
         quiet: false,
+        drafts: Vec::new(),
         out: String::new(),
     };
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -60,6 +63,8 @@ struct Run {
     batch: Batch,
     in_flight: bool,
     quiet: bool,
+    /// Of the next batch.
+    drafts: Vec<(SequenceId, Vec<TokenId>)>,
     out: String,
 }
 
@@ -71,6 +76,12 @@ impl Run {
             "submit" => self.submit(rest),
             "abort" => self.scheduler.abort(SequenceId(number(rest))),
             "schedule" => self.schedule(),
+            "draft" => {
+                let (id, text) = rest.split_once(' ').expect("drafts");
+                let (id, drafts) = (SequenceId(number(id)), tokens(text));
+                self.scheduler.propose(id, drafts.len() as u32);
+                self.drafts.push((id, drafts));
+            }
             "commit" => self.commit(rest),
             "step" => {
                 self.schedule();
@@ -136,6 +147,14 @@ impl Run {
     fn schedule(&mut self) {
         self.scheduler.schedule(&mut self.batch);
         self.in_flight = true;
+        let drafts = std::mem::take(&mut self.drafts);
+        for row in &self.batch.rows {
+            let range = self.batch.row_drafts(row);
+            if let Some((_, drafts)) = drafts.iter().find(|(id, _)| *id == row.sequence) {
+                let count = range.len();
+                self.batch.tokens[range].copy_from_slice(&drafts[..count]);
+            }
+        }
         if self.quiet {
             return;
         }
@@ -150,6 +169,9 @@ impl Run {
             if !row.scored.is_empty() {
                 let first = row.past + row.scored.start - row.tokens.start;
                 write!(line, " scores {first}+{}", row.scored.len()).expect("a string takes all");
+            }
+            if row.drafts > 0 {
+                write!(line, " drafts {}", row.drafts).expect("a string takes all");
             }
             if !row.samples.is_empty() {
                 write!(line, " -> {}", ids(batch.row_samples(row))).expect("a string takes all");
@@ -169,7 +191,10 @@ impl Run {
             for (name, letter) in &given {
                 let (name, from) = name.split_once('<').unwrap_or((name, name));
                 if number(name) == id.0 {
-                    sampled = Sampled { from: SequenceId(number(from)), token: tokens(letter)[0], ..sampled };
+                    let (accepted, letter) = letter.split_at(letter.len() - 1);
+                    let accepted = if accepted.is_empty() { 0 } else { number(accepted) as u32 };
+                    let from = SequenceId(number(from));
+                    sampled = Sampled { from, accepted, token: tokens(letter)[0], ..sampled };
                 }
             }
             sampled

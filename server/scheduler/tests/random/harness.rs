@@ -32,6 +32,8 @@ pub(crate) struct Totals {
     pub(crate) scored: u32,
     /// Sequences in step that took over the tokens of another.
     pub(crate) taken_over: u32,
+    pub(crate) drafted: u32,
+    pub(crate) accepted: u32,
     pub(crate) preempted: u64,
     /// Of which sequences were in which blocks, in all steps.
     pub(crate) digest: u64,
@@ -214,7 +216,12 @@ impl Harness {
 
     fn step(&mut self) {
         let mut batch = std::mem::take(&mut self.batch);
+        self.propose();
         self.scheduler.schedule(&mut batch);
+        for row in &batch.rows {
+            let drafts = batch.row_drafts(row);
+            batch.tokens[drafts].fill_with(|| self.random.below(self.vocabulary));
+        }
         assert_eq!(batch.rows.is_empty(), self.scheduler.is_idle(), "whoever has work gets some");
         self.check();
         self.check_batch(&batch);
@@ -256,11 +263,15 @@ impl Harness {
             ends = (row.tokens.end, row.blocks.end, row.samples.end);
             let known = &self.sequences[&row.sequence];
             assert!(known.alive, "nobody computes for the dead");
+            let tokens = with_drafts(known, batch, row);
             let range = row.past as usize..row.past as usize + row.tokens.len();
             assert!(!range.is_empty());
-            assert_eq!(batch.row_tokens(row), &known.tokens[range.clone()], "a row has its own tokens");
+            assert_eq!(batch.row_tokens(row), &tokens[range.clone()], "a row has its own tokens");
+            let generated = tokens.len() - known.prompt_tokens;
+            let stop = &self.requests[&known.request].stop;
+            assert!(row.drafts == 0 || generated < stop.tokens_max as usize, "a token can follow");
             assert_eq!(row.blocks.len(), range.end.div_ceil(self.config.block_tokens as usize));
-            assert_eq!(!row.samples.is_empty(), range.end == known.tokens.len(), "sampled at the end only");
+            assert_eq!(!row.samples.is_empty(), range.end == tokens.len(), "sampled at the end only");
             self.check_scores(row);
             for &id in batch.row_samples(row) {
                 assert!(self.sequences[&id].alive && self.sequences[&id].request == known.request);
@@ -297,10 +308,10 @@ impl Harness {
 
     fn run(&mut self, batch: &Batch) {
         for row in &batch.rows {
-            self.cache.write(batch, row, &self.sequences[&row.sequence].tokens);
+            self.cache.write(batch, row, &with_drafts(&self.sequences[&row.sequence], batch, row));
         }
         for row in &batch.rows {
-            self.cache.read(batch, row, &self.sequences[&row.sequence].tokens);
+            self.cache.read(batch, row, &with_drafts(&self.sequences[&row.sequence], batch, row));
         }
     }
 
@@ -337,8 +348,9 @@ impl Harness {
             }
             self.totals.scored += row.scored.len() as u32;
             self.totals.forked += (row.samples.len() as u32).saturating_sub(1);
+            self.totals.drafted += row.drafts;
             let range = row.samples.start as usize..row.samples.end as usize;
-            for (&Sampled { sequence: id, token, .. }, taken) in
+            for (&Sampled { sequence: id, accepted, token, .. }, taken) in
                 sampled[range.clone()].iter().zip(&taken[range])
             {
                 let known = self.sequences.get_mut(&id).expect("a known one");
@@ -346,6 +358,9 @@ impl Harness {
                     continue;
                 }
                 known.tokens.clone_from(taken);
+                let accepted = batch.row_drafts(row).len().min(accepted as usize);
+                known.tokens.extend_from_slice(&batch.tokens[batch.row_drafts(row)][..accepted]);
+                self.totals.accepted += accepted as u32;
                 known.tokens.push(token);
                 let generated = (known.tokens.len() - known.prompt_tokens) as u32;
                 let stop = &self.requests[&known.request].stop;
@@ -378,11 +393,22 @@ impl Harness {
         assert_eq!(finished, expected);
     }
 
+    /// Any sequence may be to have drafts, whatever it is doing.
+    fn propose(&mut self) {
+        for _ in 0..self.random.below(4) {
+            let id = SequenceId(self.ids.saturating_sub(u64::from(self.random.below(30))));
+            self.scheduler.propose(id, self.random.below(9));
+        }
+    }
+
     /// A token for each sequence; of those in step some take over the tokens of others.
     fn sample(&mut self, batch: &Batch) -> Vec<Sampled> {
         let Self { random, sequences, requests, totals, .. } = self;
         let mut sampled: Vec<_> =
             batch.samples.iter().map(|&id| Sampled::new(id, random.below(self.vocabulary))).collect();
+        for row in batch.rows.iter().filter(|row| row.drafts > 0) {
+            sampled[row.samples.start as usize].accepted = random.below(row.drafts + 1);
+        }
         for index in 0..sampled.len() {
             let Known { request, alive, .. } = sequences[&sampled[index].sequence];
             if !alive || !requests[&request].in_step || random.once_in(2) {
@@ -411,4 +437,9 @@ impl Harness {
             assert!(oldest.steps_as_oldest <= bound, "request {number} does not starve");
         }
     }
+}
+
+/// The tokens of a sequence, and the drafts of its row.
+fn with_drafts(known: &Known, batch: &Batch, row: &Row) -> Vec<TokenId> {
+    [&known.tokens, &batch.tokens[batch.row_drafts(row)]].concat()
 }

@@ -1,0 +1,128 @@
+//! Tokens that are computed before anybody has sampled them.
+
+use expect_test::expect;
+use server_scheduler::SchedulerConfig;
+
+use crate::script::{check, config};
+
+#[test]
+fn those_that_are_accepted_are_computed_and_the_others_are_written_over() {
+    let script = "
+        submit 1 abcdef max=20
+        step 1=g
+        draft 1 hix
+        step 1=2j
+        load
+        draft 1 z
+        step 1=k
+        draft 1 lmno
+        step 1=4p
+        step
+    ";
+    check(config(), script, expect![[r#"
+        > submit 1 abcdef max=20
+        > step 1=g
+        1: 0+6 [0 1] -> 1
+        1 started, 0 cached
+        > draft 1 hix
+        > step 1=2j
+        1: 6+4 [0 1 2] drafts 3 -> 1
+        > load
+        blocks 3 active 0 evictable 13 free, sequences 1 running 0 waiting, 1 tokens, 0 preemptions
+        > draft 1 z
+        > step 1=k
+        1: 9+2 [0 1 2] drafts 1 -> 1
+        > draft 1 lmno
+        > step 1=4p
+        1: 10+5 [0 1 2 3] drafts 4 -> 1
+        > step
+        1: 15+1 [0 1 2 3] -> 1
+    "#]]);
+}
+
+#[test]
+fn there_are_no_more_than_a_sequence_may_take_and_others_leave() {
+    // Eight tokens a step, and six blocks.
+    let config =
+        SchedulerConfig { blocks_total: 6, batch_tokens_max: 8, sequence_tokens_max: 24, ..config() };
+    let script = "
+        submit 1 abc max=4
+        step
+        draft 1 zzzz
+        step 1=1z
+        step
+        submit 2 abcdef max=16
+        submit 3 g max=9
+        step
+        draft 2 zzzzzzzzz
+        draft 3 zzz
+        step
+        load
+        draft 2 zzzz
+        draft 3 zzz
+        step
+    ";
+    check(config, script, expect![[r#"
+        > submit 1 abc max=4
+        > step
+        1: 0+3 [0] -> 1
+        1 started, 0 cached
+        > draft 1 zzzz
+        > step 1=1z
+        1: 3+3 [0 1] drafts 2 -> 1
+        > step
+        1: 5+1 [0 1] -> 1
+        1 finished, Length
+        > submit 2 abcdef max=16
+        > submit 3 g max=9
+        > step
+        2: 0+6 [1 2] -> 2
+        3: 0+1 [3] -> 3
+        2 started, 0 cached
+        3 started, 0 cached
+        > draft 2 zzzzzzzzz
+        > draft 3 zzz
+        > step
+        2: 6+7 [1 2 4 5] drafts 6 -> 2
+        3: 1+1 [3] -> 3
+        > load
+        blocks 5 active 1 evictable 0 free, sequences 2 running 0 waiting, 2 tokens, 0 preemptions
+        > draft 2 zzzz
+        > draft 3 zzz
+        > step
+        2: 7+5 [1 2 4] drafts 4 -> 2
+        3: 2+3 [3 0] drafts 2 -> 3
+    "#]]);
+}
+
+#[test]
+fn prompts_and_sequences_that_share_one_have_none() {
+    let script = "
+        submit 1,2 abcd max=9
+        draft 1 xyz
+        step
+        submit 3,4 efgh max=9 go=in-step
+        step
+        draft 3 xyz
+        step
+    ";
+    check(config(), script, expect![[r#"
+        > submit 1,2 abcd max=9
+        > draft 1 xyz
+        > step
+        1: 0+4 [0] -> 1,2
+        1 started, 0 cached
+        > submit 3,4 efgh max=9 go=in-step
+        > step
+        1: 4+1 [0 1] -> 1
+        2: 4+1 [0 2] -> 2
+        3: 0+4 [3] -> 3,4
+        3 started, 0 cached
+        > draft 3 xyz
+        > step
+        1: 5+1 [0 1] -> 1
+        2: 5+1 [0 2] -> 2
+        3: 4+1 [3 4] -> 3
+        4: 4+1 [3 5] -> 4
+    "#]]);
+}
