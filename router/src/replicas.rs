@@ -259,9 +259,10 @@ impl Replicas {
         replica.keeper.store(load.keeper, Ordering::Relaxed);
         let mut told = replica.told();
         let serves = |load: &Load| load.state() == State::Serving;
-        let is_routing = told.models != load.models || serves(&told.load) != serves(&load);
-        if told.models != load.models {
-            told.models = load.models.iter().take(REPLICA_MODELS_MAX).cloned().collect();
+        let models = &load.models[..load.models.len().min(REPLICA_MODELS_MAX)];
+        let is_routing = told.models != models || serves(&told.load) != serves(&load);
+        if told.models != models {
+            told.models = models.to_vec();
         }
         told.load = load;
         drop(told);
@@ -274,16 +275,16 @@ impl Replicas {
 
     /// Takes over the models of a replica that was asked over HTTP for want of reports, and what it says of what it
     /// keeps.
-    pub fn observe_models(&self, replica: &Replica, models: Vec<String>, keeper: u64) {
+    pub fn observe_models(&self, replica: &Replica, mut models: Vec<String>, keeper: u64) {
         replica.keeper.store(keeper, Ordering::Relaxed);
         let mut told = replica.told();
         told.is_connected = true;
         told.problem = None;
+        models.truncate(REPLICA_MODELS_MAX);
         if told.models == models {
             return;
         }
         told.models = models;
-        told.models.truncate(REPLICA_MODELS_MAX);
         drop(told);
         self.models_changed();
     }

@@ -121,6 +121,9 @@ fn last_end(bytes: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
+
     use super::*;
 
     #[test]
@@ -138,6 +141,45 @@ mod tests {
                 assert_eq!(events.count, 3);
                 assert!(events.rest().is_empty());
             }
+        }
+    }
+
+    /// Bytes that a seed makes up: all of them pass, each piece of them ends an event, and an error can follow.
+    #[test]
+    fn at_random_nothing_is_lost_or_added_and_an_error_event_can_always_follow() {
+        let seed = 14;
+        println!("seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let parts: [&[u8]; 9] = [
+            b"data: {",
+            b"\n",
+            b"\r",
+            b"\n\n",
+            b"\r\n\r\n",
+            b"event: error",
+            b"\"sequence_number\":9",
+            b"\0\xff",
+            b"}",
+        ];
+        for round in 0..20_000 {
+            let endpoint = if round % 2 == 0 { Endpoint::Chat } else { Endpoint::Responses };
+            let mut events = Events::new(endpoint);
+            let (mut given, mut passed) = (Vec::new(), Vec::new());
+            for _ in 0..rng.random_range(0..8) {
+                let piece: Vec<u8> = (0..rng.random_range(1..4))
+                    .flat_map(|_| parts[rng.random_range(0..parts.len())])
+                    .copied()
+                    .collect();
+                given.extend_from_slice(&piece);
+                let now = events.pass(piece.into());
+                assert!(now.is_empty() || ends_event(&now), "{now:?}");
+                passed.extend_from_slice(&now);
+            }
+            assert!(given.starts_with(&passed));
+            let broken = String::from_utf8(events.broken("it died").to_vec()).unwrap();
+            assert!(broken.ends_with("\n\n") && broken.contains("\"code\":\"replica_failed\""), "{broken}");
+            passed.extend_from_slice(&events.rest());
+            assert_eq!(passed, given);
         }
     }
 

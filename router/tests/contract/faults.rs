@@ -1,7 +1,8 @@
 //! Replicas that fail, before and after the first byte.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::harness::*;
 
@@ -95,6 +96,35 @@ fn a_replica_that_does_not_begin_in_time_is_replaced() {
     let metrics = goes_elsewhere(&bad(), &["--first-token-timeout=100ms"], true);
     assert!(metrics.contains("reason=\"timeout\""), "{metrics}");
     goes_elsewhere(&bad(), &["--answer-timeout=100ms"], false);
+}
+
+#[test]
+fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // It says its model to the first that asks, and accepts nobody else.
+    let asked = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        read_request(&mut stream);
+        send_and_close(&mut stream, &whole(r#"{"data":[{"id":"m"}]}"#));
+        listener
+    });
+    let (good, deaf) = (good(), format!("--replica={address}"));
+    let router = Router::start(&[&good], &[IN_TURN, "--connect-timeout=100ms", &deaf]);
+    router.await_served(address);
+    let listener = asked.join().unwrap();
+    // Once as many wait as may, whoever connects hears nothing at all.
+    let mut waiting = Vec::new();
+    while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
+        waiting.push(stream);
+    }
+    for _ in 0..REQUESTS {
+        let answer = router.post(CHAT, &chat("m", false));
+        assert!(answer.status == 200 && answer.body.contains("good"), "{answer:?}");
+    }
+    let metrics = router.get("/metrics").body;
+    assert!(metrics.contains("retries_total{reason=\"connect\"}"), "{metrics}");
+    drop((listener, waiting));
 }
 
 #[test]

@@ -170,7 +170,7 @@ fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
 }
 
 /// Nothing is in work, in flight or in a queue any more.
-fn idle(router: &Router) {
+pub(crate) fn idle(router: &Router) {
     await_condition("all to be over", || {
         let metrics = router.get("/metrics").body;
         let names = ["requests_in_work", "requests_queued", "requests_without_replica", "replica_in_flight"];

@@ -111,7 +111,8 @@ fn serve(
     }
 }
 
-fn read_request(stream: &mut TcpStream) -> Option<Request> {
+/// The next request, all of it.
+pub(crate) fn read_request(stream: &mut TcpStream) -> Option<Request> {
     let mut bytes = Vec::new();
     let mut byte = [0];
     while !bytes.ends_with(b"\r\n\r\n") {
@@ -190,7 +191,7 @@ impl Router {
         let router = Self::unready(&all);
         router.await_log("ready");
         for upstream in upstreams {
-            router.await_served(upstream);
+            router.await_served(upstream.address);
         }
         router
     }
@@ -222,8 +223,9 @@ impl Router {
         Self { child, address, log, reader: Some(reader) }
     }
 
-    fn await_served(&self, upstream: &Upstream) {
-        let wanted = format!("\"address\":\"{}\",", upstream.address);
+    /// Waits until it knows the models of the replica at this address.
+    pub(crate) fn await_served(&self, replica: SocketAddr) {
+        let wanted = format!("\"address\":\"{replica}\",");
         await_condition("a replica to be known", || {
             let known = self.get("/debug/replicas").body;
             known.split(&wanted).nth(1)?.starts_with("\"models\":[\"").then_some(())

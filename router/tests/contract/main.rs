@@ -11,5 +11,6 @@ mod harness;
 mod kept;
 mod lifecycle;
 mod passing;
+mod reports;
 mod routing;
 mod traces;

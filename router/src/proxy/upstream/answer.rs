@@ -81,15 +81,13 @@ impl Head {
     /// It is none of HTTP/1.
     pub(super) fn take(input: &mut BytesMut, has_body: bool) -> Result<Option<Self>, Malformed> {
         loop {
+            let known = input.len().min(b"HTTP/1.".len());
+            if input[..known] != b"HTTP/1."[..known] {
+                return Err(Malformed("it is not of HTTP/1"));
+            }
             let Some(end) = memmem::find(input, b"\r\n\r\n") else {
-                let known = input.len().min(b"HTTP/1.".len());
-                return if input[..known] != b"HTTP/1."[..known] {
-                    Err(Malformed("it is not of HTTP/1"))
-                } else if input.len() > HEAD_BYTES_MAX {
-                    Err(Malformed("its head is too long"))
-                } else {
-                    Ok(None)
-                };
+                let is_long = input.len() > HEAD_BYTES_MAX;
+                return if is_long { Err(Malformed("its head is too long")) } else { Ok(None) };
             };
             let head = parse(&input.split_to(end + 4).freeze(), has_body)?;
             // What goes before the answer is not it.
@@ -292,14 +290,23 @@ fn size(line: &[u8]) -> Result<u64, Malformed> {
 
 #[cfg(test)]
 mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
+
     use super::*;
 
+    type Read = Result<(u16, HeaderMap, Vec<u8>, bool), Malformed>;
+
     /// Reads `text` in two pieces: status, headers, body, and whether it ended by itself.
-    fn read(text: &[u8], split: usize) -> Result<(u16, HeaderMap, Vec<u8>, bool), Malformed> {
+    fn read(text: &[u8], split: usize) -> Read {
+        read_pieces([&text[..split], &text[split..]])
+    }
+
+    fn read_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Read {
         let mut input = BytesMut::new();
         let mut head = None;
         let mut body = Vec::new();
-        for piece in [&text[..split], &text[split..]] {
+        for piece in pieces {
             input.extend_from_slice(piece);
             if head.is_none() {
                 head = Head::take(&mut input, true)?;
@@ -344,6 +351,46 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Answers that a seed has spoilt: nothing panics, and how they are cut makes no difference.
+    #[test]
+    fn at_random_answers_are_read_alike_however_they_are_cut() {
+        let seed = 13;
+        println!("seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let right = [
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close, x\r\nx: y\r\n\r\nhello",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\ndata: \r\n3;a=b\r\n1\n\n\r\n0\r\nt: u\r\n\r\n",
+            "HTTP/1.0 200 OK\r\n\r\nall of it",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n",
+        ];
+        let mut good = 0;
+        for _ in 0..20_000 {
+            let mut text = right[rng.random_range(0..right.len())].as_bytes().to_vec();
+            for _ in 0..rng.random_range(0..3) {
+                let at = rng.random_range(0..text.len());
+                match rng.random_range(0..4) {
+                    0 => text[at] = rng.random(),
+                    1 => text.truncate(at.max(1)),
+                    2 => drop(text.remove(at)),
+                    _ => text.insert(at, b"\r\n:;,0f\xff"[rng.random_range(0..8)]),
+                }
+                if text.is_empty() {
+                    text.push(b'H');
+                }
+            }
+            let whole = read_pieces([&text[..]]);
+            let length = rng.random_range(1..8);
+            let pieces = read_pieces(text.chunks(length));
+            good += usize::from(whole.is_ok());
+            // What was wrong may be noticed at another place.
+            assert_eq!(whole.is_err(), pieces.is_err(), "{:?} by {length}", String::from_utf8_lossy(&text));
+            if let (Ok(whole), Ok(pieces)) = (whole, pieces) {
+                assert_eq!(whole, pieces);
+            }
+        }
+        assert!((5_000..19_000).contains(&good), "{good}");
     }
 
     #[test]
