@@ -259,7 +259,7 @@ impl PromptAnswer {
                         stream.abort(index);
                     }
                 }
-                Some(Event::Finished { index, reason }) => {
+                Some(Event::Finished { index, reason, .. }) => {
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }
                 Some(Event::Failed(failure)) => return Err(Error::Failed(failure)),

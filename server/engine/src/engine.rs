@@ -16,6 +16,8 @@ use crate::runner::{CacheLayout, ModelRunner};
 
 mod core;
 
+pub(crate) use core::Drafter;
+
 /// The sizes and limits of an engine. Those of the cache and the vocabulary are the runner's.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {

@@ -10,6 +10,7 @@ use server_scheduler::{Rejected, StopRule, TokenId};
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
+use crate::engine::Drafter;
 use crate::guide::Guide;
 use crate::report::{EngineLoad, EngineState};
 use crate::request::{Event, Request, Sampling};
@@ -74,6 +75,7 @@ pub(crate) struct Submission {
     pub(crate) stop: StopRule,
     pub(crate) sampling: Sampling,
     pub(crate) beams: Option<Beams>,
+    pub(crate) drafters: Vec<Drafter>,
     pub(crate) guide: Option<Arc<dyn Guide>>,
     pub(crate) salt: u64,
     pub(crate) histories: Vec<History>,
@@ -165,7 +167,7 @@ impl EngineHandle {
         self.check_state()?;
         limits.check(&request)?;
         let results = request.results() as usize;
-        let Request { prompt, sequences, beams, sampling, stop, guide, salt } = request;
+        let Request { prompt, sequences, beams, lookup, sampling, stop, guide, salt } = request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 
@@ -173,6 +175,9 @@ impl EngineHandle {
         let events_max = 3 + results * (stop.tokens_max.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
+        let lookup = lookup.filter(|_| beams.is_none() && guide.is_none());
+        let drafter = lookup.map(|lookup| Drafter::new(&lookup, &prompt));
+        let drafters = drafter.map_or(Vec::new(), |drafter| vec![drafter; sequences as usize]);
         let submitted = self.shared.clock.now();
         let aborts = Aborts::new(results as u32);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));
@@ -181,6 +186,7 @@ impl EngineHandle {
             stop,
             sampling,
             beams,
+            drafters,
             guide,
             salt,
             histories,
@@ -298,7 +304,7 @@ impl Limits {
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, beams, sampling, stop, guide: _, salt: _ } = request;
+        let Request { prompt, sequences, beams, lookup, sampling, stop, .. } = request;
         let sequences = *sequences;
         let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
         let invalid = invalid.or_else(|| beams.as_ref().and_then(|beams| beams.invalid(sequences)));
@@ -319,6 +325,8 @@ impl Limits {
         }
         let vocabulary = self.vocabulary;
         let lists = sampling.allowed.iter().flat_map(|allowed| allowed.iter().copied());
+        let predicted = lookup.iter().flat_map(|lookup| lookup.prediction.iter().copied());
+        let lists = lists.chain(predicted);
         let mut tokens = prompt.iter().copied().chain(sampling.bias.iter().map(|bias| bias.0)).chain(lists);
         match tokens.find(|&token| token >= vocabulary) {
             Some(token) => Err(SubmitError::UnknownToken { token, vocabulary }),

@@ -20,6 +20,10 @@ pub struct StepReport {
     pub cached_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
+    /// Tokens computed that were guessed, [`Self::accepted_tokens`] included.
+    pub drafted_tokens: u32,
+    /// Those of them that were right, and so are among [`Self::generated_tokens`].
+    pub accepted_tokens: u32,
     /// Sequences that were sent back to wait because blocks ran out.
     pub preemptions: u32,
     /// For each request that started: the time from its submission to the beginning of this step.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use server_scheduler::{FinishReason, StopRule, TokenId};
 
 use crate::guide::Guide;
+use crate::lookup::PromptLookup;
 use crate::search::Beams;
 
 /// A request, resolved: nothing in it is optional in the sense of "to be looked up elsewhere".
@@ -17,6 +18,9 @@ pub struct Request {
     /// Whether and how these search for the most probable texts together, instead of each drawing its tokens: then events
     /// are of the results, and come at the end. Of `sampling` only bias, penalties, bans and log probabilities matter.
     pub beams: Option<Beams>,
+    /// Whether and how what comes next is guessed, so that several tokens can be taken in a step. It changes the time and
+    /// nothing else. Sequences that search or have a guide are not guessed.
+    pub lookup: Option<PromptLookup>,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// When sequences end. With a guide also when nothing can follow, and by stop tokens only where they may.
@@ -138,9 +142,20 @@ pub enum Event {
         index: u32,
         /// Why.
         reason: FinishReason,
+        /// The guesses of its tokens that were computed.
+        drafts: DraftCounts,
     },
     /// The request ended without a result.
     Failed(Failure),
+}
+
+/// How many guessed tokens were computed, and which way they went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounts {
+    /// Were what is sampled.
+    pub accepted: u32,
+    /// Were not, or came after one that was not.
+    pub rejected: u32,
 }
 
 /// Why a request that was taken could not be finished.

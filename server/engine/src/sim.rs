@@ -143,14 +143,13 @@ impl SimRunner {
         let past = if self.script.is_some() { row.past } else { 0 };
         let mut said: Vec<TokenId> =
             (0..past).map(|position| self.tokens[self.slot(blocks, position)]).collect();
-        let last = (!row.samples.is_empty()).then(|| row.tokens.end - 1);
         for ((position, place), &token) in (row.past..).zip(row.tokens.clone()).zip(batch.row_tokens(row)) {
             let slot = self.slot(blocks, position);
             self.slots[slot] = slot_value(digest, token, position);
             digest = absorb(digest, self.slots[slot]);
             self.tokens[slot] = token;
             said.push(token);
-            if row.scored.contains(&place) || last == Some(place) {
+            if row.scored.contains(&place) || row.sampled().contains(&place) {
                 let vocabulary = self.config.vocabulary;
                 match self.script.as_ref().and_then(|script| script.next(&said)) {
                     Some(next) => self

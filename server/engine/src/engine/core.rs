@@ -14,14 +14,17 @@ use tokio::sync::mpsc as events;
 
 use crate::handle::{Command, Shared, Submission, WaitingPermit};
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
-use crate::request::{Event, Failure, Sampling, ScoredToken, TokenLogprobs};
+use crate::request::{DraftCounts, Event, Failure, Sampling, ScoredToken, TokenLogprobs};
 use crate::runner::{Logits, ModelRunner, RunError};
 use crate::sampler::{History, Sampler};
 use crate::search::Search;
 use crate::stream::Aborts;
+pub(crate) use drafts::Drafter;
+use drafts::Drafting;
 use guides::{Guides, Slot};
 use samples::{Outcome, Samples};
 
+mod drafts;
 mod guides;
 mod samples;
 
@@ -37,6 +40,7 @@ pub(super) struct Core {
     runner: Box<dyn ModelRunner>,
     sampler: Sampler,
     guides: Guides,
+    drafting: Drafting,
     observer: Observer,
     state: EngineState,
     prefill_rate: Rate,
@@ -58,6 +62,8 @@ struct Requests {
     count: u64,
     /// Whether there ever was one with a guide.
     have_guides: bool,
+    /// Whether any had guesses.
+    have_drafters: bool,
 }
 
 /// A request the scheduler has.
@@ -69,6 +75,8 @@ struct Live {
     scores: Option<Scores>,
     /// One for each sequence, or none at all.
     guides: Vec<Slot>,
+    /// One for each sequence, or none at all.
+    drafters: Vec<Drafter>,
     /// What the sequences do together, if they do not draw each by itself.
     search: Option<Box<Search>>,
     /// Whether each sequence has ended.
@@ -105,6 +113,7 @@ impl Core {
             runner,
             sampler: Sampler::new(),
             guides,
+            drafting: Drafting::default(),
             observer,
             state: EngineState::Starting,
             prefill_rate: Rate::default(),
@@ -163,7 +172,10 @@ impl Core {
 
     fn step(&mut self, shared: &Shared) -> Result<(), RunError> {
         let began = shared.clock.now();
+        self.drafting.is_used = self.requests.have_drafters;
+        self.drafting.propose(&mut self.requests, &mut self.scheduler);
         self.scheduler.schedule(&mut self.batch);
+        Drafting::fill(&mut self.batch, &self.requests);
         assert!(!self.batch.rows.is_empty(), "invariant: unless it is idle, the scheduler has a row");
         self.publish(shared);
         self.report.clear();
@@ -181,7 +193,8 @@ impl Core {
         match outcome {
             Ok(logits) => {
                 check(&logits, &self.batch)?;
-                self.samples.take(&self.batch, logits, &mut self.requests, &mut self.sampler);
+                let Self { batch, requests, sampler, drafting, .. } = self;
+                self.samples.take(batch, logits, requests, (sampler, drafting));
                 self.finish_step(began);
             }
             Err(error) if error.fatal => return Err(error),
@@ -190,6 +203,9 @@ impl Core {
 
         self.report.step_time = shared.clock.now() - began;
         let StepReport { prefill_tokens, generated_tokens, step_time, .. } = self.report;
+        if prefill_tokens == 0 {
+            self.drafting.took(&self.batch, step_time);
+        }
         self.prefill_rate.add(prefill_tokens, step_time);
         self.decode_rate.add(generated_tokens, step_time);
         (self.observer)(&self.report);
@@ -219,9 +235,14 @@ impl Core {
         let scoring = batch.rows.iter().filter(|row| row.past == 0 || !row.scored.is_empty());
         scoring.for_each(|row| requests.scored(row.sequence));
         ended.clear();
-        for (&Sampled { sequence, token, .. }, outcome) in
+        let mut earlier = samples.earlier.drain(..);
+        for (&Sampled { sequence, accepted, token, .. }, outcome) in
             samples.tokens.iter().zip(samples.outcomes.drain(..))
         {
+            for (token, logprobs) in earlier.by_ref().take(accepted as usize) {
+                report.generated_tokens += u32::from(requests.token(sequence, token, logprobs));
+            }
+            report.accepted_tokens += accepted;
             let logprobs = match outcome {
                 Outcome::Token(logprobs) => logprobs,
                 Outcome::Last(logprobs) => {
@@ -251,6 +272,7 @@ impl Core {
             scheduler.abort(sequence);
             requests.finished(sequence, FinishReason::Stop);
         }
+        drop(earlier);
         samples.found.drain(..).for_each(|number| requests.conclude(number));
     }
 
@@ -269,7 +291,9 @@ impl Core {
         self.report.batch_tokens = self.batch.tokens.len() as u32;
         for row in &self.batch.rows {
             let live = self.requests.live.get(&request_of(row.sequence));
-            let decodes = row.tokens.len() == 1 && live.is_some_and(|live| live.prompt_tokens <= row.past);
+            let decodes = row.tokens.len() as u32 == 1 + row.drafts
+                && live.is_some_and(|live| live.prompt_tokens <= row.past);
+            self.report.drafted_tokens += row.drafts;
             if !decodes {
                 self.report.prefill_tokens += row.tokens.len() as u32;
             }
@@ -310,7 +334,7 @@ impl Requests {
         let Submission {
             prompt, sampling, beams, salt, histories, events, aborts, permit, submitted, ..
         } = submission;
-        let (stop, guide) = (submission.stop, submission.guide);
+        let (stop, guide, drafters) = (submission.stop, submission.guide, submission.drafters);
         // Counted whatever becomes of it, as the handle counts: the two are compared.
         let number = self.count;
         self.count += 1;
@@ -337,6 +361,7 @@ impl Requests {
         }
         let open = histories.len();
         self.have_guides |= guide.is_some();
+        self.have_drafters |= !drafters.is_empty();
         let search = beams.map(|beams| Box::new(Search::new(beams, open as u32, stop.clone())));
         let begins = |index| search.as_ref().is_none_or(|search| search.has_beam(index));
         let slots = |guide| {
@@ -347,6 +372,7 @@ impl Requests {
             stop,
             scores,
             guides: guide.map_or(Vec::new(), slots),
+            drafters,
             search,
             histories,
             ended: vec![false; open],
@@ -404,7 +430,6 @@ impl Requests {
     fn token(&mut self, sequence: SequenceId, token: TokenId, logprobs: Option<Box<TokenLogprobs>>) -> bool {
         let Some(live) = self.live.get_mut(&request_of(sequence)) else { return false };
         let index = index_of(sequence);
-        live.histories[index as usize].push(token);
         send(&live.events, Event::Token { index, token, logprobs });
         true
     }
@@ -414,14 +439,15 @@ impl Requests {
         let Some(Live { search: Some(search), events, .. }) = self.live.remove(&number) else { return };
         let all = search.found();
         // Where there are fewer texts than were asked for, the last ones are empty.
+        let drafts = DraftCounts::default();
         let (found, results) = (all.len() as u32, search.results());
         (found..results)
-            .for_each(|index| send(&events, Event::Finished { index, reason: FinishReason::Stop }));
+            .for_each(|index| send(&events, Event::Finished { index, reason: FinishReason::Stop, drafts }));
         for (index, found) in (0..).zip(all) {
             for (token, logprobs) in found.tokens {
                 send(&events, Event::Token { index, token, logprobs });
             }
-            send(&events, Event::Finished { index, reason: found.reason });
+            send(&events, Event::Finished { index, reason: found.reason, drafts });
         }
     }
 
@@ -430,7 +456,9 @@ impl Requests {
         let number = request_of(sequence);
         if let Some(live) = self.live.get_mut(&number).filter(|live| live.search.is_none()) {
             let index = index_of(sequence);
-            send(&live.events, Event::Finished { index, reason });
+            let drafts =
+                live.drafters.get(index as usize).map_or(DraftCounts::default(), |drafter| drafter.counts);
+            send(&live.events, Event::Finished { index, reason, drafts });
             live.end(index);
             if live.open == 0 {
                 self.live.remove(&number);

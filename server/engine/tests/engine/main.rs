@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod beams;
+mod drafts;
 mod faults;
 #[cfg(test)]
 mod guides;

@@ -117,6 +117,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         prompt: prompt.to_vec(),
         sequences: 1,
         beams: None,
+        lookup: None,
         sampling: Sampling::greedy(),
         stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
         guide: None,
@@ -175,7 +176,7 @@ pub(crate) fn add(outcome: &mut Outcome, event: Event) {
             assert!(outcome.reasons[index].is_none(), "a token after the end");
             outcome.tokens[index].push(token);
         }
-        Event::Finished { index, reason } => {
+        Event::Finished { index, reason, .. } => {
             assert!(outcome.reasons[index as usize].replace(reason).is_none(), "finished twice");
         }
         Event::Scored { .. } => assert!(outcome.tokens.is_empty(), "scored after a token"),

@@ -98,6 +98,7 @@ fn request(args: &Args, work: &Work) -> Request {
         prompt: work.prompt.clone(),
         sequences: 1,
         beams: None,
+        lookup: None,
         sampling: Sampling { logprobs: work.logprobs, ..Sampling::greedy() },
         stop: StopRule {
             tokens: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },

@@ -1,7 +1,8 @@
 //! What a step samples: a token for each sequence, with its log probabilities, or that it has ended.
 
-use server_scheduler::{Batch, Sampled, SequenceId, TokenId};
+use server_scheduler::{Batch, Row, Sampled, SequenceId, TokenId};
 
+use super::drafts::Drafting;
 use super::guides::{Next, Slot};
 use super::{Live, Requests, index_of, request_of};
 use crate::request::TokenLogprobs;
@@ -15,6 +16,8 @@ pub(super) struct Samples {
     pub(super) tokens: Vec<Sampled>,
     /// As long as `tokens`.
     pub(super) outcomes: Vec<Outcome>,
+    /// Of sequences whose drafts were accepted: these, before the token in `tokens`, in the same order.
+    pub(super) earlier: Vec<(TokenId, Option<Box<TokenLogprobs>>)>,
     /// Requests whose logits or guides gave no token, and why.
     pub(super) failed: Vec<(u64, String)>,
     /// Requests whose search has ended.
@@ -40,6 +43,7 @@ impl Samples {
     pub(super) fn clear(&mut self) {
         self.tokens.clear();
         self.outcomes.clear();
+        self.earlier.clear();
         self.failed.clear();
         self.found.clear();
         self.searching.clear();
@@ -51,7 +55,7 @@ impl Samples {
         batch: &Batch,
         logits: Logits<'_>,
         requests: &mut Requests,
-        sampler: &mut Sampler,
+        (sampler, drafting): (&mut Sampler, &mut Drafting),
     ) {
         let mut logits = logits.rows();
         for row in &batch.rows {
@@ -64,6 +68,11 @@ impl Samples {
                 );
             }
             if row.samples.is_empty() {
+                continue;
+            }
+            if row.drafts > 0 {
+                let rows = logits.by_ref().take(1 + row.drafts as usize);
+                self.verify(batch, row, rows, (requests, sampler, drafting));
                 continue;
             }
             let logits = logits.next().expect("invariant: there is a row of logits for each token wanted");
@@ -81,6 +90,9 @@ impl Samples {
                         (0, Outcome::Nothing)
                     }
                 };
+                if let Some(drafter) = live.drafters.get_mut(index_of(sequence) as usize) {
+                    drafting.learn(row, drafter, 0, token);
+                }
                 self.tokens.push(Sampled::new(sequence, token));
                 self.outcomes.push(outcome);
             }
@@ -88,6 +100,44 @@ impl Samples {
         for index in 0..self.searching.len() {
             self.advance(self.searching[index], requests);
         }
+    }
+
+    /// Samples after the last token of a row and after each of its drafts, as long as these are what was sampled before.
+    fn verify<'a>(
+        &mut self,
+        batch: &Batch,
+        row: &Row,
+        logits: impl Iterator<Item = &'a [f32]>,
+        (requests, sampler, drafting): (&mut Requests, &mut Sampler, &mut Drafting),
+    ) {
+        let (number, index) = (request_of(row.sequence), index_of(row.sequence));
+        let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
+        let drafts = &batch.tokens[batch.row_drafts(row)];
+        let mut accepted = 0;
+        let mut last = None;
+        for (place, logits) in logits.enumerate() {
+            // The logits of all drafts are there, wanted or not.
+            if last.is_some() {
+                continue;
+            }
+            match sample(index, logits, live, sampler) {
+                Ok((token, Outcome::Token(logprobs)))
+                    if drafts.get(place) == Some(&token) && !live.stop.tokens.contains(&token) =>
+                {
+                    accepted += 1;
+                    self.earlier.push((token, logprobs));
+                }
+                Ok(sampled) => last = Some(sampled),
+                Err(message) => {
+                    self.failed.push((number, message));
+                    last = Some((0, Outcome::Nothing));
+                }
+            }
+        }
+        let (token, outcome) = last.expect("invariant: no draft is after the last row of logits");
+        drafting.learn(row, &mut live.drafters[index as usize], accepted, token);
+        self.tokens.push(Sampled { accepted, ..Sampled::new(row.sequence, token) });
+        self.outcomes.push(outcome);
     }
 
     /// Takes what may follow the beam of a sequence, if there is one. What follows is known when all have been seen.
@@ -130,6 +180,23 @@ impl Samples {
             }
         }
     }
+}
+
+/// Samples a token, and takes it in.
+fn sample(
+    index: u32,
+    logits: &[f32],
+    live: &mut Live,
+    sampler: &mut Sampler,
+) -> Result<(TokenId, Outcome), String> {
+    let (token, outcome) = choose(index, logits, live, sampler)?;
+    if !matches!(outcome, Outcome::Nothing) {
+        live.histories[index as usize].push(token);
+        if let Some(drafter) = live.drafters.get_mut(index as usize) {
+            drafter.push(token);
+        }
+    }
+    Ok((token, outcome))
 }
 
 /// Shows the search what may follow the beam of a sequence, if there is one.
@@ -189,7 +256,7 @@ fn score(
     scores.tokens.push(sampler.score(logits, scores.prompt[position + 1], count));
 }
 
-fn sample(
+fn choose(
     index: u32,
     logits: &[f32],
     live: &mut Live,
