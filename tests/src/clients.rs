@@ -27,6 +27,15 @@ impl Client {
     /// # Panics
     /// If the client is not installed, or the script finds something wrong.
     pub fn run(self, script: &str, arguments: &[&str]) {
+        self.start(script, arguments).passed();
+    }
+
+    /// Starts the script of this name with `arguments`.
+    ///
+    /// # Panics
+    /// If the client is not installed.
+    #[must_use]
+    pub fn start(self, script: &str, arguments: &[&str]) -> Running {
         let folder = crate::root().join("tests/clients");
         let mut command = match self {
             Self::Python => {
@@ -40,10 +49,28 @@ impl Client {
                 command
             }
         };
-        let client = Process::start(command.args(arguments)).expect("the client starts");
-        let ended = client.wait(LIMIT).expect("the client ends");
-        let passed = ended.status.success() && ended.output.contains(PASSED);
-        assert!(passed, "{self:?} {script} {arguments:?}: {}", ended.output);
+        Running(Process::start(command.args(arguments)).expect("the client starts"))
+    }
+}
+
+/// A script that runs.
+#[derive(Debug)]
+pub struct Running(Process);
+
+impl Running {
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> &Process {
+        &self.0
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// If it has found something wrong.
+    pub fn passed(self) {
+        let ended = self.0.wait(LIMIT).expect("the client ends");
+        assert!(ended.status.success() && ended.output.contains(PASSED), "{}", ended.output);
     }
 }
 

@@ -1,5 +1,5 @@
-//! The router in front of real servers: what clients notice when servers are killed, stopped and started again
-//! under load, which is nothing before their first byte.
+//! The router in front of real servers: what clients, official ones among them, notice when servers are killed, stopped
+//! and started again under load, which is nothing before their first byte.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tests::clients::Client;
 use tests::http::{self, metric};
 use tests::router::{Router, replica};
 use tests::server::{EXACT, Server, bare_command};
@@ -141,6 +142,8 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
         let url = router.url("/v3/chat/completions");
         clients.spawn(client(number, url, model.clone(), Arc::clone(&tally)));
     }
+    let official = Client::Python.start("outages", &[&router.url("/v3"), model.as_str().unwrap()]);
+    official.process().await_line(LIMIT, |line| (line == "asking").then_some(())).unwrap();
     for name in &names {
         tally.await_more(3, Some(name)).await;
     }
@@ -168,9 +171,11 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
         tally.await_more(3, Some(name)).await;
     }
     tally.is_over.store(true, Ordering::Relaxed);
+    official.process().signal("TERM").unwrap();
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
+    official.passed();
     eprintln!("{:?}", *tally);
     nothing_is_left(&router).await;
     drop(places);
@@ -207,6 +212,11 @@ async fn the_same_with_four() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_with_two_servers_of_the_sample_model() {
     killed_stopped_and_restarted(2, &EXACT).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_with_four_servers_of_the_sample_model() {
+    killed_stopped_and_restarted(4, &EXACT).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,59 @@
+"""Asks with several official clients until SIGTERM, while replicas behind a router are killed and stopped.
+Usage: outages.py BASE_URL MODEL
+
+No request fails that has no byte of its answer yet: the clients do not try again by themselves. A stream that has begun
+is whole, or ends with the error that says what has happened, which the client raises.
+"""
+
+import asyncio
+import signal
+import sys
+
+import openai
+
+CLIENTS = 8
+
+
+async def whole_or_broken(client, request):
+    """Reads a stream, and says how it ended."""
+    stream = await client.chat.completions.create(**request, stream=True)
+    chunks, finish = 0, None
+    try:
+        async for chunk in stream:
+            chunks += 1
+            finish = chunk.choices[0].finish_reason if chunk.choices else finish
+    except openai.APIError as error:
+        # Of none of the kinds that a status or a connection that breaks would be.
+        assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
+        assert chunks > 0, "an answer without a byte failed"
+        return "broken"
+    assert finish in ("stop", "length"), finish
+    return "whole"
+
+
+async def ask(number, url, model, is_over, tally):
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300) as client:
+        count = 0
+        while not is_over.is_set():
+            count += 1
+            messages = [{"role": "user", "content": f"Official client {number} asks for the {count}th time."}]
+            request = dict(model=model, messages=messages, temperature=0, max_tokens=12)
+            if count % 3 == 0:
+                answer = await client.chat.completions.create(**request)
+                assert answer.choices[0].finish_reason in ("stop", "length"), answer
+                tally["whole"] += 1
+            else:
+                tally[await whole_or_broken(client, request)] += 1
+
+
+async def main():
+    url, model = sys.argv[1:]
+    is_over, tally = asyncio.Event(), {"whole": 0, "broken": 0}
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
+    print("asking", flush=True)
+    await asyncio.gather(*(ask(number, url, model, is_over, tally) for number in range(CLIENTS)))
+    assert tally["whole"] >= CLIENTS, tally
+    print(f"{tally}: all scenarios passed")
+
+
+asyncio.run(main())
