@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
@@ -132,6 +133,13 @@ fn publish(running: &BTreeMap<Source, (AbortHandle, Vec<Found>)>, found: &watch:
 type Reports = mpsc::Sender<(Source, Vec<Found>)>;
 
 async fn follow(source: Source, reports: Reports) {
+    let tell = |replicas: Vec<Found>| {
+        let report = (source.clone(), replicas);
+        let reports = reports.clone();
+        async move {
+            let _ = reports.send(report).await;
+        }
+    };
     match &source {
         Source::Fixed(FixedReplica { host, port, grpc_port }, interval) => {
             let replica = |address: IpAddr| Found {
@@ -140,12 +148,11 @@ async fn follow(source: Source, reports: Reports) {
                 name: names::with_port(host, *port),
             };
             if let Ok(address) = IpAddr::from_str(host) {
-                let _ = reports.send((source.clone(), vec![replica(address)])).await;
-                return;
+                return tell(vec![replica(address)]).await;
             }
             // A name for one machine: whichever of its addresses comes first.
-            let first = |addresses: Vec<IpAddr>| addresses.into_iter().take(1).map(replica).collect();
-            resolve(&source, host, *interval, &reports, first).await;
+            let first = |addresses: Vec<IpAddr>| tell(addresses.into_iter().take(1).map(replica).collect());
+            resolve(host, *interval, || look_up(host), first).await;
         }
         Source::Dns(DnsName(FixedReplica { host, port, grpc_port }), interval) => {
             let all = |addresses: Vec<IpAddr>| {
@@ -154,43 +161,42 @@ async fn follow(source: Source, reports: Reports) {
                     grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                     name: SocketAddr::new(address, *port).to_string(),
                 };
-                addresses.into_iter().map(replica).collect()
+                tell(addresses.into_iter().map(replica).collect())
             };
-            resolve(&source, host, *interval, &reports, all).await;
+            resolve(host, *interval, || look_up(host), all).await;
         }
         Source::Service(service, ports) => {
-            let told = |replicas| {
-                let report = (source.clone(), replicas);
-                let reports = reports.clone();
-                async move {
-                    let _ = reports.send(report).await;
-                }
-            };
-            slices::watch(service, ports, told).await;
+            slices::watch(service, ports, tell).await;
         }
     }
 }
 
-/// Looks `host` up again and again. A look-up that fails changes nothing: that DNS is away does not mean that
-/// the replicas are.
-async fn resolve(
-    source: &Source,
+async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
+    let addresses = tokio::net::lookup_host((host, 0)).await?;
+    Ok(addresses.map(|address| address.ip()).collect())
+}
+
+/// Looks `host` up again and again, and tells its addresses when they change. A look-up that fails changes nothing: that
+/// DNS is away does not mean that the replicas are.
+async fn resolve<L, T>(
     host: &str,
     interval: Duration,
-    reports: &Reports,
-    found: impl Fn(Vec<IpAddr>) -> Vec<Found>,
-) {
+    look_up: impl Fn() -> L,
+    tell: impl Fn(Vec<IpAddr>) -> T,
+) where
+    L: Future<Output = io::Result<Vec<IpAddr>>>,
+    T: Future<Output = ()>,
+{
     let mut known: Option<Vec<IpAddr>> = None;
     loop {
-        match tokio::net::lookup_host((host, 0)).await {
-            Ok(addresses) => {
-                let mut addresses: Vec<IpAddr> = addresses.map(|address| address.ip()).collect();
+        match look_up().await {
+            Ok(mut addresses) => {
                 addresses.sort();
                 addresses.dedup();
                 if known.as_ref() != Some(&addresses) {
                     tracing::info!(host, ?addresses, "looked up");
                     known = Some(addresses.clone());
-                    let _ = reports.send((source.clone(), found(addresses))).await;
+                    tell(addresses).await;
                 }
             }
             Err(error) => tracing::warn!(host, %error, "failed to look up replicas"),
@@ -211,6 +217,9 @@ impl fmt::Display for Source {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
     use super::*;
 
     fn sources(fixed: &[&str]) -> Sources {
@@ -236,5 +245,45 @@ mod tests {
         wanted.send(sources(&["127.0.0.1:1"])).unwrap();
         let left = found.wait_for(|found| found.len() == 1).await.unwrap().clone();
         assert_eq!(left[0].http.port(), 1);
+        let dns = vec!["localhost:7/8".parse().unwrap()];
+        wanted.send(Sources { dns, ..sources(&[]) }).unwrap();
+        let every =
+            |found: &Vec<Found>| !found.is_empty() && found.iter().all(|found| found.http.port() == 7);
+        let all = found.wait_for(every).await.unwrap().clone();
+        assert!(
+            all.iter().all(|found| found.http.ip().is_loopback() && found.grpc.unwrap().port() == 8),
+            "{all:?}"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_of_a_name_are_told_when_they_change_and_stay_while_it_cannot_be_looked_up() {
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        let answers = Mutex::new(VecDeque::from([
+            Err(io::ErrorKind::NotFound),
+            Ok(vec![address(2), address(1), address(2)]),
+            Ok(vec![address(1), address(2)]),
+            Err(io::ErrorKind::TimedOut),
+            Ok(vec![address(3)]),
+            Ok(Vec::new()),
+        ]));
+        let look_up = || {
+            let next = answers.lock().unwrap().pop_front();
+            async move {
+                match next {
+                    Some(answer) => answer.map_err(io::Error::from),
+                    None => std::future::pending().await,
+                }
+            }
+        };
+        let told = Mutex::new(Vec::new());
+        let tell = |addresses| {
+            told.lock().unwrap().push(addresses);
+            std::future::ready(())
+        };
+        let interval = Duration::from_secs(5);
+        let ended = tokio::time::timeout(interval * 10, resolve("replicas", interval, look_up, tell)).await;
+        assert!(ended.is_err(), "it goes on");
+        assert_eq!(*told.lock().unwrap(), [vec![address(1), address(2)], vec![address(3)], Vec::new()]);
     }
 }
