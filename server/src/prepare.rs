@@ -155,6 +155,7 @@ pub(crate) fn conversation(
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     let rendered = prompt::render(conversation, target.model)?;
+    resolved.text.continues_text = conversation.continues;
     resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
     // Whoever wants special tokens wants the text as it is; so it is with OVMS.
     if resolved.text.skip_special && resolved.text.detokenize {

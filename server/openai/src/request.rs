@@ -37,6 +37,8 @@ pub struct ChatRequest {
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Whether the template opens the assistant's turn. Default true.
     pub add_generation_prompt: Option<bool>,
+    /// Whether the last message is gone on with in place of being answered.
+    pub continue_final_message: Option<bool>,
 }
 
 /// A request to `/completions`.
@@ -231,6 +233,9 @@ pub struct Message {
 pub enum Content {
     /// A text.
     Text(String),
+    /// What the assistant said in place of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
     /// Texts, images and so on.
     Parts(Vec<ContentPart>),
 }
@@ -266,6 +271,9 @@ impl<'de> Deserialize<'de> for Content {
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a string or an array of content parts")
             }
+    /// The text of a part of kind `refusal`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
                 Ok(Content::Text(text.to_owned()))
             }

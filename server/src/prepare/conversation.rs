@@ -25,6 +25,8 @@ pub(crate) struct Conversation {
     pub(crate) variables: Map<String, Value>,
     /// Whether the template opens the assistant's turn.
     pub(crate) add_generation_prompt: bool,
+    /// Whether the last message is gone on with in place of being answered.
+    pub(crate) continues: bool,
 }
 
 /// How much the model is to think, and who sees it.
@@ -82,6 +84,8 @@ impl Effort {
     /// # Errors
     /// There is none.
     pub(crate) fn read(name: &str, param: &'static str) -> Result<Self, Error> {
+        // OpenAI's name for more than the most that others have.
+        let name = if name == "max" { Self::XHigh.name() } else { name };
         Self::ALL.into_iter().find(|effort| effort.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
             Error::invalid(param, format!("{name:?} is none of {known}"))
@@ -98,6 +102,13 @@ impl Conversation {
         let messages = request.messages.ok_or_else(|| Error::missing("messages"))?;
         let tools = tools::read(request.tools.unwrap_or_default())?;
         let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools)?;
+        let continues = request.continue_final_message.unwrap_or(false);
+        if continues && request.add_generation_prompt == Some(true) {
+            return Err(Error::invalid(
+                "continue_final_message",
+                "cannot be combined with add_generation_prompt",
+            ));
+        }
         let effort = request.reasoning_effort.as_deref();
         let effort = effort.map(|name| Effort::read(name, "reasoning_effort")).transpose()?;
         Ok(Self {
@@ -109,7 +120,8 @@ impl Conversation {
             reasoning: Reasoning { effort, is_shown: request.include_reasoning.unwrap_or(true) },
             documents: request.documents.map(|documents| documents.into_iter().map(Value::Object).collect()),
             variables: request.chat_template_kwargs.unwrap_or_default(),
-            add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
+            add_generation_prompt: request.add_generation_prompt.unwrap_or(!continues),
+            continues,
         })
     }
 

@@ -1,6 +1,7 @@
 //! A conversation to a prompt, by way of the chat template: what the template is told, and in which form. Whether
 //! the template knows tools is known of the model ([`Abilities`]); where it does not, they are told in words.
 
+mod continued;
 mod messages;
 mod words;
 
@@ -64,6 +65,7 @@ pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rende
 /// Why there is no text.
 enum Failed {
     Conversation(Error),
+    let text = if conversation.continues { continued::cut(text, conversation)? } else { text };
     Render(RenderError),
 }
 

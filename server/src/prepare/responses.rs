@@ -174,8 +174,6 @@ fn conversation(request: &Request, messages: Vec<Message>) -> Result<Conversatio
     let tools = tools::read(request.tools.clone().unwrap_or_default())?;
     let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools)?;
     let effort = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
-    // OpenAI's name for more than the most that others have.
-    let effort = effort.map(|effort| if effort == "max" { "xhigh" } else { effort });
     let effort = effort.map(|effort| Effort::read(effort, "reasoning.effort")).transpose()?;
     let documents = request.documents.clone();
     Ok(Conversation {
@@ -188,6 +186,7 @@ fn conversation(request: &Request, messages: Vec<Message>) -> Result<Conversatio
         documents: documents.map(|documents| documents.into_iter().map(Value::Object).collect()),
         variables: request.chat_template_kwargs.clone().unwrap_or_default(),
         add_generation_prompt: true,
+        continues: false,
     })
 }
 
@@ -217,7 +216,7 @@ fn fitting(
         super::conversation(generation, &conversation, answer, target)
     };
     let refused = match prepare(conversation.messages.clone(), tokens_max) {
-        Err(error @ Error::ContextLength { .. }) if request.truncation.as_deref() == Some("auto") => error,
+        Err(error) if is_too_long(&error) && request.truncation.as_deref() == Some("auto") => error,
         other => return other,
     };
     // The first cut that leaves something that fits.
@@ -230,7 +229,7 @@ fn fitting(
         let middle = low + (high - low) / 2;
         match prepare(rest(cuts[middle]), Some(left)) {
             Ok(prepared) => (fitting, high) = (Some(prepared), middle),
-            Err(Error::ContextLength { .. }) => low = middle + 1,
+            Err(error) if is_too_long(&error) => low = middle + 1,
             Err(error) => return Err(error),
         }
     }
@@ -238,6 +237,15 @@ fn fitting(
         (Some(_), _) | (_, None) => fitting.ok_or(refused),
         // It may go on for as long as there is room; the last turn alone may leave less than was wished for.
         (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| refused),
+    }
+}
+
+/// Whether less of the conversation may be taken.
+fn is_too_long(error: &Error) -> bool {
+    match error {
+        Error::ContextLength { .. } => true,
+        Error::Invalid { code, param, .. } => *code == "array_above_max_length" && param == "input",
+        _ => false,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use http_body_util::BodyExt as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
 use crate::harness::{Gated, IM_END, Parrot, Server, Setup, chat, faulty};
@@ -271,6 +271,45 @@ async fn without_a_limit_an_answer_fills_the_context() {
     let answer = server.post(PATH, chat(json!({"max_tokens": null}))).await.json();
     assert_eq!(answer["usage"]["total_tokens"], 512);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn what_the_assistant_refused_was_said_too() {
+    let server = Server::parrot("x");
+    let tokens = async |said: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}, said, {"role": "user", "content": "Hm"}]);
+        let answer = server.post(PATH, chat(json!({"messages": messages}))).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["usage"]["prompt_tokens"].clone()
+    };
+    let plain = tokens(json!({"role": "assistant", "content": "I will not."})).await;
+    let whole = json!({"role": "assistant", "content": null, "refusal": "I will not."});
+    assert_eq!(tokens(whole).await, plain);
+    let part = json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]});
+    assert_eq!(tokens(part).await, plain);
+    let empty = json!([{"role": "assistant", "content": [{"type": "refusal"}]}]);
+    let refused = server.post(PATH, chat(json!({"messages": empty}))).await.json();
+    assert_eq!(refused["error"]["param"], "messages[0].content[0].refusal");
+}
+
+#[tokio::test]
+async fn the_last_message_is_gone_on_with_if_that_is_asked_for() {
+    let server = Server::parrot("x");
+    let messages =
+        json!([{"role": "user", "content": "Tell"}, {"role": "assistant", "content": "Once upon "}]);
+    let said = json!({"messages": messages, "continue_final_message": true, "return_token_ids": true});
+    let answer = server.post(PATH, chat(said)).await.json();
+    assert_eq!(answer["choices"][0]["message"]["content"], "xxxxxxxx");
+    let tokens = json!({"model": "parrot", "tokens": answer["prompt_token_ids"]});
+    let prompt = server.post("/detokenize", tokens.to_string()).await.json()["prompt"].clone();
+    assert!(prompt.as_str().unwrap().ends_with("assistant\nOnce upon "), "{prompt}");
+    for parameters in [
+        json!({"continue_final_message": true, "add_generation_prompt": true}),
+        json!({"continue_final_message": true, "messages": [{"role": "user", "content": " "}]}),
+    ] {
+        let refused = server.post(PATH, chat(parameters)).await.json();
+        assert_eq!(refused["error"]["param"], "continue_final_message", "{refused}");
+    }
 }
 
 #[tokio::test]

@@ -100,6 +100,8 @@ fn example(schema: &str, name: &str) -> Value {
         "metadata" => json!({"metadata": {"a": "b"}}),
         "service_tier" => json!({name: "default"}),
         "prompt_cache_retention" => json!({name: "24h"}),
+        "prompt_cache_options" => json!({name: {"mode": "implicit"}}),
+        "access_programs" | "image" => json!({name: {}}),
         "priority" => json!({name: 0}),
         "temperature"
         | "top_p"
@@ -130,6 +132,7 @@ fn example(schema: &str, name: &str) -> Value {
         "reasoning_effort" | "verbosity" => json!({name: "low"}),
         "prediction" => json!({name: {"type": "content", "content": "Hi"}}),
         "modalities" => json!({name: ["text"]}),
+        "continue_final_message" => json!({name: true}),
         "max_length" => json!({name: 1}),
         "pad_to_max_length" => json!({"max_length": 9, "pad_to_max_length": true}),
         "padding_side" => json!({name: "left"}),

@@ -86,6 +86,33 @@ async fn bad_values_are_refused_by_name() {
 }
 
 #[tokio::test]
+async fn a_large_request_is_answered_and_refused_as_a_small_one_is() {
+    let server = Server::parrot(TEXT);
+    let first = server.post(PATH, request(json!({}))).await.json();
+    for parameters in [
+        json!({}),
+        json!({"previous_response_id": first["id"]}),
+        json!({"previous_response_id": "resp_gone"}),
+        json!({"temperature": 3}),
+        json!({"input": []}),
+        json!({"input": 5}),
+        json!({"model": "other"}),
+    ] {
+        let mut large = parameters.clone();
+        large["pad"] = json!("x".repeat(20_000));
+        let (small, large) =
+            (server.post(PATH, request(parameters.clone())).await, server.post(PATH, request(large)).await);
+        assert_eq!(small.status, large.status, "{parameters}");
+        assert_eq!(small.json()["error"], large.json()["error"], "{parameters}");
+        assert_eq!(
+            small.json()["usage"]["input_tokens"],
+            large.json()["usage"]["input_tokens"],
+            "{parameters}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_conversation_that_is_too_long_is_cut_at_its_beginning_if_it_may_be() {
     let server = Server::parrot(TEXT);
     let said = |role: &str, count: usize| json!({"role": role, "content": "x".repeat(count)});

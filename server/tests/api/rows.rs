@@ -172,6 +172,10 @@ fn answer_entry(schema: &str, name: &str) -> (Model, Value, Value) {
             let said = |role: &str| json!({"role": role, "content": "x".repeat(300)});
             (json!({"input": [said("user"), said("assistant"), said("user")]}), json!("auto"))
         }
+        "continue_final_message" => {
+            let last = json!({"role": "assistant", "content": "Once upon"});
+            (json!({"messages": [messages()["messages"][0].take(), last]}), json!(true))
+        }
         "metadata" => (json!({}), json!({"a": "b"})),
         "store" => (json!({}), json!(schema != "ResponsesRequest")),
         "context_management" => (json!({}), json!([])),
@@ -180,6 +184,9 @@ fn answer_entry(schema: &str, name: &str) -> (Model, Value, Value) {
         }
         "service_tier" => (json!({}), json!("flex")),
         "prompt_cache_retention" => (json!({}), json!("24h")),
+        "prompt_cache_options" => (json!({}), json!({"mode": "explicit", "ttl": "30m"})),
+        "access_programs" => (json!({}), json!({"cyber": "standard"})),
+        "image" => (json!({}), json!({"context_compression": "disabled"})),
         "priority" => (json!({}), json!(0)),
         "verbosity" => (json!({}), json!("low")),
         "prediction" => (json!({}), json!({"type": "content", "content": "cdef"})),

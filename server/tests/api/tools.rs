@@ -449,7 +449,7 @@ async fn tools_and_choices_that_are_none_are_refused() {
         invalid_value tool_choice.tools | tool_choice.tools: is empty
         invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is none of the tools
         invalid_value tool_choice | tool_choice: asks for a call, but there are no tools
-        invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high" or "xhigh"
+        invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high", "xhigh" or "max"
         invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: is a parameter of its own, or the model's
         invalid_type messages[0].tool_calls[0].id | messages[0].tool_calls[0].id: is no string
         missing_required_parameter messages[0].tool_calls[0].function | messages[0].tool_calls[0].function: is missing

@@ -104,6 +104,29 @@ async function aResponseInTheBackgroundIsPolledAndFollowed() {
   assert.deepEqual(said(helped), said(events.at(-1).response));
 }
 
+async function aConversationIsChangedItemByItem() {
+  const said = (content) => ({ type: "message", role: "user", content });
+  const { id } = await client.conversations.create({ model, metadata: { a: "b" }, items: [said("a")] });
+  assert.deepEqual((await client.conversations.update(id, { metadata: { c: "d" } })).metadata, { c: "d" });
+  const added = await client.conversations.items.create(id, { items: [said("b"), said("c")] });
+  const [first, second] = added.data;
+  const named = { conversation_id: id };
+  assert.deepEqual(await client.conversations.items.retrieve(first.id, named), first);
+  await client.conversations.items.delete(first.id, named);
+  await expectError(OpenAI.NotFoundError, "item_not_found", client.conversations.items.retrieve(first.id, named));
+  const input = [{ type: "item_reference", id: second.id }];
+  const response = await client.responses.create({ model, conversation: id, input, max_output_tokens: 4 });
+  const include = ["message.output_text.logprobs"];
+  assert.equal((await client.responses.retrieve(response.id, { include })).conversation.id, id);
+  const texts = [];
+  for await (const item of client.conversations.items.list(id, { order: "asc", limit: 2 }))
+    if (item.role === "user") texts.push(item.content[0].text);
+  assert.deepEqual(texts, ["a", "c", "c"]);
+  const { input_tokens } = await client.responses.inputTokens.count({ model, input: "Hi" });
+  assert.ok(input_tokens > 0);
+  assert.ok((await client.conversations.delete(id)).deleted);
+}
+
 async function aTextStreamsAsItIsAnsweredAtOnce() {
   const parameters = { input: "Name three colours.", temperature: 0, max_output_tokens: 30, instructions: "Be brief." };
   const whole = await client.responses.create({ model, ...parameters });
@@ -143,6 +166,7 @@ const scenarios = {
   scripted: [
     aLoopOfThreeTurnsByTheServersMemory,
     aLoopOfThreeStreamedTurnsInAConversation,
+    aConversationIsChangedItemByItem,
     aResponseInTheBackgroundIsPolledAndFollowed,
     errorsAreTyped,
   ],

@@ -3,10 +3,14 @@
 Each function is a scenario; its name says what must hold. The first that fails ends the run.
 """
 
+import inspect
+import json
 import math
 import sys
 
 import openai
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 PROMPT = "The capital of France is"
 
@@ -127,7 +131,54 @@ def what_is_out_of_range_is_told_with_the_range(client, model):
             raise AssertionError(f"{arguments} was taken")
 
 
+def whatever_the_client_can_say_is_in_the_table(client, model):
+    server = str(client.base_url).removesuffix("/v3/")
+    document = client.get(server + "/openapi.json", cast_to=object)
+    schemas = document["components"]["schemas"]
+    for method, schema in [
+        (client.chat.completions.create, "ChatRequest"),
+        (client.completions.create, "CompletionRequest"),
+        (client.responses.create, "ResponsesRequest"),
+    ]:
+        own = ("extra_headers", "extra_query", "extra_body", "timeout")
+        known = schemas[schema]["properties"]
+        unknown = [name for name in inspect.signature(method).parameters if name not in own and name not in known]
+        assert not unknown, f"{schema} lacks {unknown}"
+
+
+def answers_are_of_the_clients_types(client, model):
+    # The client takes what it gets; asked strictly, it says what is missing or of another type.
+    messages = [{"role": "user", "content": "Hi"}]
+    common = dict(model=model, max_tokens=4, seed=1, n=2)
+    chat = client.chat.completions.with_raw_response
+    whole = chat.create(messages=messages, logprobs=True, top_logprobs=2, **common)
+    ChatCompletion.model_validate_json(whole.text, strict=True)
+    streamed = chat.create(
+        messages=messages, logprobs=True, stream=True, stream_options={"include_usage": True}, **common
+    )
+    for chunk in data(streamed):
+        ChatCompletionChunk.model_validate_json(chunk, strict=True)
+    texts = client.completions.with_raw_response
+    Completion.model_validate_json(texts.create(prompt=PROMPT, logprobs=2, echo=True, **common).text, strict=True)
+    for chunk in data(texts.create(prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **common)):
+        # The client has one type for a whole completion and for its parts, which have no reason of an end.
+        part = json.loads(chunk)
+        for choice in part["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        Completion.model_validate_json(json.dumps(part), strict=True)
+
+
+def data(streamed):
+    """What the events of a stream say, in JSON."""
+    lines = streamed.http_response.read().decode().split("\n")
+    said = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert said[-1] == "[DONE]" and len(said) > 3, said
+    return said[:-1]
+
+
 SCENARIOS = [
+    whatever_the_client_can_say_is_in_the_table,
+    answers_are_of_the_clients_types,
     an_echoed_prompt_has_the_log_probabilities_of_its_tokens,
     an_echo_with_log_probabilities_streams,
     the_best_of_several_has_the_greatest_log_probability_per_token,

@@ -10,6 +10,8 @@ import json
 import sys
 
 import openai
+import pydantic
+from openai.types import responses as types
 from pydantic import BaseModel
 
 QUESTION = "Is it warmer in Paris or in London?"
@@ -183,6 +185,66 @@ def a_response_in_the_background_is_polled_followed_and_cancelled(client, model)
     expect_error(openai.BadRequestError, None, lambda: client.responses.cancel(whole.id))
 
 
+def what_is_kept_is_asked_for_in_every_way(client, model):
+    logprobs = "message.output_text.logprobs"
+    said = [{"role": "user", "content": word} for word in "abcde"]
+    response = client.responses.create(model=model, input=said, include=[logprobs], max_output_tokens=8)
+    kept = client.responses.retrieve(response.id, include=[logprobs])
+    assert kept == response and len(kept.output[0].content[0].logprobs) == 8, kept
+    listed = client.responses.input_items.list
+    texts = lambda items: [item.content[0].text for item in items]
+    assert texts(listed(response.id, order="asc", limit=2, include=[logprobs])) == list("abcde")
+    newest = listed(response.id, limit=2)
+    assert texts(newest.data) == ["e", "d"] and newest.has_more and newest.last_id == newest.data[1].id, newest
+    assert texts(listed(response.id, limit=9, after=newest.last_id).data) == ["c", "b", "a"]
+    assert client.responses.input_tokens.count(model=model, input=said).input_tokens == response.usage.input_tokens
+    expect_error(
+        openai.BadRequestError,
+        "invalid_value",
+        lambda: client.responses.retrieve(response.id, include=["everything"]),
+    )
+    expect_error(openai.BadRequestError, "invalid_value", lambda: listed(response.id, limit=101))
+    client.responses.delete(response.id)
+    expect_error(openai.NotFoundError, "response_not_found", lambda: listed(response.id))
+
+
+def a_conversation_is_changed_item_by_item(client, model):
+    said = lambda text: {"type": "message", "role": "user", "content": text}
+    conversation = client.conversations.create(metadata={"a": "b"}, items=[said("a")], extra_body={"model": model})
+    id = conversation.id
+    assert client.conversations.update(id, metadata={"c": "d"}).metadata == {"c": "d"}
+    assert client.conversations.retrieve(id).metadata == {"c": "d"}
+    items = client.conversations.items
+    added = items.create(id, items=[said("b"), said("c")])
+    first, second = added.data
+    assert items.retrieve(first.id, conversation_id=id) == first and first.content[0].text == "b", first
+    assert items.delete(first.id, conversation_id=id).id == id
+    expect_error(openai.NotFoundError, "item_not_found", lambda: items.retrieve(first.id, conversation_id=id))
+    # An item is referred to by its name.
+    response = client.responses.create(
+        model=model, conversation=id, input=[{"type": "item_reference", "id": second.id}], max_output_tokens=4
+    )
+    assert response.conversation.id == id and response.usage.input_tokens > 0, response
+    listed = list(items.list(id, order="asc", limit=2))
+    texts = [item.content[0].text for item in listed if item.type == "message" and item.role == "user"]
+    assert texts == ["a", "c", "c"] and len(listed) == 4, listed
+    assert client.conversations.delete(id).deleted
+    expect_error(openai.NotFoundError, "conversation_not_found", lambda: items.list(id))
+
+
+def answers_and_events_are_of_the_clients_types(client, model):
+    # The client takes what it gets; asked strictly, it says what is missing or of another type.
+    arguments = dict(model=model, input=QUESTION, tools=PLAIN, max_output_tokens=400)
+    raw = client.responses.with_raw_response
+    types.Response.model_validate_json(raw.create(**arguments).text, strict=True)
+    lines = raw.create(stream=True, **arguments).http_response.read().decode().split("\n")
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    read = pydantic.TypeAdapter(types.ResponseStreamEvent)
+    kinds = [read.validate_json(event, strict=True).type for event in events]
+    assert kinds[-1] in ("response.completed", "response.incomplete") and len(kinds) > 8, kinds
+    assert [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] == kinds
+
+
 def a_text_streams_as_it_is_answered_at_once(client, model):
     arguments = dict(model=model, input="Name three colours.", temperature=0, max_output_tokens=30, instructions="Be brief.")
     whole = client.responses.create(**arguments)
@@ -262,6 +324,8 @@ SCENARIOS = {
         a_loop_of_three_turns_by_the_clients_memory,
         a_loop_of_three_streamed_turns_in_a_conversation,
         calls_are_parsed_into_models,
+        answers_and_events_are_of_the_clients_types,
+        a_conversation_is_changed_item_by_item,
         a_response_in_the_background_is_polled_followed_and_cancelled,
         errors_are_typed,
     ],
@@ -269,6 +333,8 @@ SCENARIOS = {
         a_text_streams_as_it_is_answered_at_once,
         the_model_remembers_what_was_said_before,
         a_form_is_kept_to_and_parsed,
+        what_is_kept_is_asked_for_in_every_way,
+        answers_and_events_are_of_the_clients_types,
         a_response_in_the_background_is_polled_followed_and_cancelled,
         errors_are_typed,
     ],

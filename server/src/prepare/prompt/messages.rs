@@ -64,7 +64,7 @@ fn read(message: &Message, at: &str) -> Result<Read, Error> {
     }
     let content = match &message.content {
         None if message.role != "assistant" => return Err(Error::missing(format!("{at}.content"))),
-        None => None,
+        None => message.refusal.clone(),
         Some(Content::Text(text)) => Some(text.clone()),
         Some(Content::Parts(parts)) => Some(join(parts, &format!("{at}.content"))?),
     };
@@ -86,16 +86,16 @@ fn read(message: &Message, at: &str) -> Result<Read, Error> {
 fn join(parts: &[ContentPart], at: &str) -> Result<String, Error> {
     let mut texts = Vec::with_capacity(parts.len());
     for (index, part) in parts.iter().enumerate() {
-        match (part.r#type.as_str(), &part.text) {
-            ("text" | "input_text" | "output_text", Some(text)) => texts.push(text.as_str()),
-            ("text" | "input_text" | "output_text", None) => {
-                return Err(Error::missing(format!("{at}[{index}].text")));
-            }
-            (kind, _) => {
+        let (member, text) = match part.r#type.as_str() {
+            "text" | "input_text" | "output_text" => ("text", &part.text),
+            "refusal" => ("refusal", &part.refusal),
+            kind => {
                 let problem = format!("a part of type {kind:?} is given, but this model takes only text");
                 return Err(Error::invalid(format!("{at}[{index}].type"), problem));
             }
-        }
+        };
+        let text = text.as_ref().ok_or_else(|| Error::missing(format!("{at}[{index}].{member}")))?;
+        texts.push(text.as_str());
     }
     Ok(texts.join("\n"))
 }

@@ -1,6 +1,7 @@
 //! What only chat completions have.
 
 use super::Parameter;
+use super::shared::{EFFORTS, NO_MODERATION};
 use super::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, VLLM, row};
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::prepare::parameters::kind::Kind;
@@ -20,12 +21,12 @@ pub(super) const TABLE: &[Parameter] = &[
     row("function_call", Kind::Any, "", OPENAI)
         .refused("is a former name, not taken any more: it is `tool_choice` now"),
     row("continue_final_message", Kind::Boolean, "false", VLLM)
-        .refused("is not supported: the last message is always complete"),
+        .note("The answer goes on with the last message, which is not told again. `add_generation_prompt` is false then."),
     row("chat_template", Kind::Text(usize::MAX), "", VLLM).refused(
         "a template that comes with a request is not run; give the model's by `chat_template.jinja`",
     ),
     row("reasoning_effort", Kind::OneOf(EFFORTS), "", OPENAI_VLLM)
-        .note("Goes to the template, which says what it does with it."),
+        .note("Goes to the template, which says what it does with it; `max` as `xhigh`."),
     row("verbosity", Kind::OneOf(&["low", "medium", "high"]), "medium", OPENAI)
         .accepted("No model that is served here is made for it."),
     row("prediction", Kind::Fields(PREDICTION), "", OPENAI).accepted(
@@ -34,10 +35,9 @@ pub(super) const TABLE: &[Parameter] = &[
     row("modalities", Kind::Array(&Kind::OneOf(&["text"]), usize::MAX), "[\"text\"]", OPENAI)
         .accepted("Text is what models here answer in; `audio` is refused."),
     row("audio", Kind::Object, "", OPENAI).refused("no model that is served here answers in audio"),
+    row("moderation", Kind::Object, "", OPENAI).refused(NO_MODERATION),
     row("web_search_options", Kind::Object, "", OPENAI).refused("there is no web search here"),
 ];
-
-const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh"];
 
 const PREDICTION: &[(&str, Kind)] = &[
     ("type", Kind::OneOf(&["content"])),

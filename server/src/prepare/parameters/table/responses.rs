@@ -1,9 +1,9 @@
 //! What only responses have, or have otherwise.
 
 use super::Parameter;
-use super::shared::STREAM_OPTIONS;
+use super::shared::{EFFORTS, NO_MODERATION, STREAM_OPTIONS};
 use super::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, VLLM, row};
-use crate::limits::TOP_LOGPROBS_MAX;
+use crate::limits::{NAME_BYTES_MAX, TOP_LOGPROBS_MAX};
 use crate::prepare::parameters::kind::Kind;
 
 /// What `include` may ask for: the first alone has anything to it where tools are the client's.
@@ -39,7 +39,8 @@ pub(super) const TABLE: &[Parameter] = &[
     row("text", Kind::Fields(TEXT), "", OPENAI_VLLM)
         .note("`format` as `response_format` of chats, its schema flat. `verbosity` is accepted and told again."),
     row("reasoning", Kind::Fields(REASONING), "", OVMS_PARTLY).note(
-        "`effort` goes to the template. `summary` changes nothing: reasoning is always told, whole, as the summary.",
+        "`effort` goes to the template, `max` as `xhigh`. `summary`, `context` and `mode` change nothing: reasoning is \
+         always told, whole, as the summary, and shown to the template, which says what it does with it.",
     ),
     row("truncation", Kind::OneOf(&["auto", "disabled"]), "disabled", OPENAI_VLLM).note(
         "`auto` drops the conversation's beginning, up to a message of the user's, until the rest and the answer fit; \
@@ -59,6 +60,9 @@ pub(super) const TABLE: &[Parameter] = &[
         .refused("templates are not kept here; send the text as instructions and input"),
     row("context_management", Kind::Array(&Kind::Object, usize::MAX), "", OPENAI)
         .accepted("Only an empty list: conversations are not summed up here. See `truncation`."),
+    row("moderation", Kind::Object, "", OPENAI).refused(NO_MODERATION),
+    row("access_programs", Kind::Object, "", OPENAI).accepted("There are none here."),
+    row("image", Kind::Object, "", OPENAI).accepted("How images are treated; models here read text."),
     row("detokenize", Kind::Boolean, "true", VLLM).accepted("Responses are made of text: there is always some."),
     row("return_token_ids", Kind::Boolean, "false", VLLM).accepted("Responses have no place for tokens."),
     row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM)
@@ -72,7 +76,11 @@ pub(super) const TABLE: &[Parameter] = &[
 const VERBOSITIES: Kind = Kind::OneOf(&["low", "medium", "high"]);
 const TEXT: &[(&str, Kind)] = &[("format", Kind::Object), ("verbosity", VERBOSITIES)];
 
-const EFFORTS: Kind = Kind::OneOf(&["none", "minimal", "low", "medium", "high", "xhigh", "max"]);
 const SUMMARIES: Kind = Kind::OneOf(&["auto", "concise", "detailed"]);
-const REASONING: &[(&str, Kind)] =
-    &[("effort", EFFORTS), ("summary", SUMMARIES), ("generate_summary", SUMMARIES)];
+const REASONING: &[(&str, Kind)] = &[
+    ("effort", Kind::OneOf(EFFORTS)),
+    ("summary", SUMMARIES),
+    ("generate_summary", SUMMARIES),
+    ("context", Kind::OneOf(&["auto", "current_turn", "all_turns"])),
+    ("mode", Kind::Text(NAME_BYTES_MAX)),
+];

@@ -67,12 +67,14 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("safety_identifier", Kind::Text(NAME_BYTES_MAX), "", OPENAI).accepted("Nothing is kept of who asks."),
     row("metadata", Kind::Pairs(16, 64, 512), "", OPENAI).accepted("Chat and completions are not kept: see `store`."),
     row("store", Kind::Boolean, "false", OPENAI).accepted("Chat and completions are not kept, whatever it says."),
-    row("service_tier", Kind::OneOf(&["auto", "default", "flex", "scale", "priority"]), "auto", OPENAI)
+    row("service_tier", Kind::OneOf(&["auto", "default", "flex", "scale", "priority", "fast"]), "auto", OPENAI)
         .accepted("There is one tier; the router's classes are a header, `x-ovfleet-priority`."),
     row("prompt_cache_key", Kind::Text(NAME_BYTES_MAX), "", OPENAI)
         .accepted("Whatever prompts have in common is found without it; to keep them apart there is `cache_salt`."),
     row("prompt_cache_retention", Kind::OneOf(&["in-memory", "in_memory", "24h"]), "", OPENAI)
         .accepted("What is cached is kept until its room is needed."),
+    row("prompt_cache_options", Kind::Fields(CACHE_OPTIONS), "", OPENAI)
+        .accepted("Whatever prompts have in common is found, wherever they part."),
     row("cache_salt", Kind::Text(NAME_BYTES_MAX), "", VLLM)
         .note("What is cached of a prompt is found by requests with the same salt only."),
     row("request_id", Kind::Text(NAME_BYTES_MAX), "", VLLM)
@@ -80,6 +82,13 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("priority", Kind::Integer(0, 0), "0", VLLM)
         .accepted("Only 0, as with vLLM where its priority scheduling is off. The router's classes are a header, `x-ovfleet-priority`."),
 ];
+
+/// What may be said of how much is thought.
+pub(super) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub(super) const NO_MODERATION: &str = "no model is served here that could judge what is said";
+
+const CACHE_OPTIONS: &[(&str, Kind)] =
+    &[("mode", Kind::OneOf(&["implicit", "explicit"])), ("ttl", Kind::Text(NAME_BYTES_MAX))];
 
 pub(super) const STREAM_OPTIONS: &[(&str, Kind)] = &[
     ("include_usage", Kind::Boolean),
