@@ -46,7 +46,7 @@ test: fetch ## Run all tests, those with the real model and the official clients
 	@$(CARGO) test --workspace --locked
 
 .PHONY: fuzz
-fuzz: ## Feed the parsers of answers what libFuzzer makes up, for SECONDS_EACH (60); needs nightly Rust.
+fuzz: ## Feed answers, templates, forms and requests that libFuzzer makes up, each for SECONDS_EACH (60); nightly Rust.
 	@scripts/need cargo g++
 	@scripts/fuzz
 
@@ -112,6 +112,11 @@ bench-guided: fetch build ## Measure guided requests beside the same without a g
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_guided.py $(ARGS)
 
+.PHONY: bench-lookup
+bench-lookup: fetch build ## Measure requests whose next tokens are guessed beside the same without; ARGS go to the program.
+	@tests/bench/setup.sh peer
+	@.deps/venv-peer/bin/python tests/bench/bench_lookup.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
 	@scripts/need cargo
@@ -132,7 +137,7 @@ bench-operator: ## Create 300 resources on a real API server and state what they
 	@target/release/examples/bench-operator $(ARGS)
 
 .PHONY: conformance
-conformance: engine-bench ## Compare tokens and perplexity with openvino_genai and with the dequantised model.
+conformance: engine-bench build ## Compare tokens and perplexity with openvino_genai and with the dequantised model.
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
 
 .PHONY: clean

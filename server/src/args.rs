@@ -177,6 +177,13 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_NO_PREFIX_CACHING", help_heading = "Engine")]
     pub no_prefix_caching: bool,
 
+    /// Guess what comes next, for all requests, from where the last tokens were before: in the prompt and the answer.
+    ///
+    /// Guesses are computed beside the token that is known, as far as that saves time, and change no answer. Answers
+    /// that repeat much of their prompt come faster. Requests with `prediction` or `max_ngram_size` have it in any case.
+    #[arg(long, env = "OVFLEET_PROMPT_LOOKUP", help_heading = "Engine")]
+    pub prompt_lookup: bool,
+
     /// Requests in work at once; further ones are refused with 429.
     #[arg(
         long,

@@ -34,6 +34,7 @@ pub(crate) struct Config {
     pub(crate) waiting_max: u32,
     pub(crate) sequence_tokens_max: Option<u32>,
     pub(crate) prefix_caching: bool,
+    pub(crate) prompt_lookup: bool,
 }
 
 /// What only the OpenVINO runtime wants to know.
@@ -99,8 +100,9 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     };
     let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
-    let model = Model::new(config.names(), text, &computed)
+    let mut model = Model::new(config.names(), text, &computed)
         .with_formats(config.tool_format, config.reasoning_format)?;
+    model.prompt_lookup = config.prompt_lookup;
     tracing::info!(
         model = model.name(),
         kv_cache_mib = (u64::from(blocks_total) * block_bytes) >> 20,

@@ -44,6 +44,8 @@ struct Inner {
     cached_prompt_tokens: Counter,
     generated_tokens: Counter,
     preemptions: Counter,
+    drafted_tokens: Counter,
+    accepted_tokens: Counter,
     failed_step_requests: Counter,
     sequences_running: Gauge,
     sequences_waiting: Gauge,
@@ -98,6 +100,8 @@ impl Metrics {
             cached_prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             preemptions: Counter::default(),
+            drafted_tokens: Counter::default(),
+            accepted_tokens: Counter::default(),
             failed_step_requests: Counter::default(),
             sequences_running: Gauge::default(),
             sequences_waiting: Gauge::default(),
@@ -142,6 +146,8 @@ impl Metrics {
         inner.cached_prompt_tokens.inc_by(u64::from(report.cached_tokens));
         inner.generated_tokens.inc_by(u64::from(report.generated_tokens));
         inner.preemptions.inc_by(u64::from(report.preemptions));
+        inner.drafted_tokens.inc_by(u64::from(report.drafted_tokens));
+        inner.accepted_tokens.inc_by(u64::from(report.accepted_tokens));
         inner.failed_step_requests.inc_by(u64::from(report.requests_failed));
         for time in &report.queue_times {
             inner.queue_time.observe(time.as_secs_f64());
@@ -194,6 +200,8 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ),
         ("cached_prompt_tokens", "Prompt tokens taken from the prefix cache", &inner.cached_prompt_tokens),
         ("generated_tokens", "Tokens generated", &inner.generated_tokens),
+        ("drafted_tokens", "Guessed tokens that were computed", &inner.drafted_tokens),
+        ("accepted_tokens", "Guessed tokens that were right, and so generated", &inner.accepted_tokens),
         ("preemptions", "Times a sequence was sent back to wait because blocks ran out", &inner.preemptions),
         (
             "failed_step_requests",

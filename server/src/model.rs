@@ -29,6 +29,8 @@ pub struct Model {
     /// Special tokens that are text to the parser of an answer, ascending: with tools and without.
     pub(crate) kept_with_tools: Arc<[TokenId]>,
     pub(crate) kept_without_tools: Arc<[TokenId]>,
+    /// Whether what comes next is guessed for all requests.
+    pub(crate) prompt_lookup: bool,
     /// Compiles what answers are held to; made when the first is.
     compiler: OnceLock<Result<Compiler, BuildError>>,
 }
@@ -53,6 +55,7 @@ impl Model {
             abilities,
             kept_with_tools: Arc::default(),
             kept_without_tools: Arc::default(),
+            prompt_lookup: false,
             compiler: OnceLock::new(),
         };
         let formats = model.detected(None, None);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use server_engine::{Event, ScoredToken, TokenId, TokenLogprob, TokenStream};
+use server_engine::{DraftCounts, Event, ScoredToken, TokenId, TokenLogprob, TokenStream};
 use server_openai::{CompletionTokensDetails, FinishReason, PromptTokensDetails, Usage};
 use server_parsers::ReasoningFormat;
 use server_text::Tokenizer;
@@ -223,6 +223,15 @@ impl Answer {
     }
 }
 
+/// Adds the guesses of a choice.
+fn count(DraftCounts { accepted, rejected }: DraftCounts, usage: &mut Usage) {
+    if accepted + rejected > 0 {
+        let details = usage.completion_tokens_details.get_or_insert_default();
+        *details.accepted_prediction_tokens.get_or_insert_default() += u64::from(accepted);
+        *details.rejected_prediction_tokens.get_or_insert_default() += u64::from(rejected);
+    }
+}
+
 impl PromptAnswer {
     /// Takes all events there are.
     fn poll(
@@ -259,7 +268,8 @@ impl PromptAnswer {
                         stream.abort(index);
                     }
                 }
-                Some(Event::Finished { index, reason, .. }) => {
+                Some(Event::Finished { index, reason, drafts }) => {
+                    count(drafts, usage);
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }
                 Some(Event::Failed(failure)) => return Err(Error::Failed(failure)),

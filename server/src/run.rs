@@ -81,6 +81,7 @@ impl Args {
             max_chunk_tokens,
             max_model_len,
             no_prefix_caching,
+            prompt_lookup,
             max_concurrent_requests,
             max_queue,
             max_body_bytes,
@@ -127,6 +128,7 @@ impl Args {
                 waiting_max: max_queue,
                 sequence_tokens_max: max_model_len,
                 prefix_caching: !no_prefix_caching,
+                prompt_lookup,
             },
         }
     }

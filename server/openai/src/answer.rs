@@ -37,6 +37,12 @@ pub struct Usage {
 pub struct CompletionTokensDetails {
     /// Those that the model thought with.
     pub reasoning_tokens: u64,
+    /// Those that were guessed, where any were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_prediction_tokens: Option<u64>,
+    /// Guesses that were computed and are not among the generated tokens, where there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_prediction_tokens: Option<u64>,
 }
 
 /// What is to be known about the prompt tokens.

@@ -142,6 +142,10 @@ pub struct Generation {
     pub cache_salt: Option<String>,
     /// Tokens that a draft proposes at a time.
     pub num_assistant_tokens: Option<u32>,
+    /// How many of the last tokens are looked for in what was there before.
+    pub max_ngram_size: Option<u32>,
+    /// What the answer is expected to be.
+    pub prediction: Option<Prediction>,
     /// The probability below which a draft ends.
     pub assistant_confidence_threshold: Option<f32>,
     /// Whether the choices are to be the best beams.
@@ -154,6 +158,25 @@ pub struct Generation {
     pub diversity_penalty: Option<f32>,
     /// Groups of beams.
     pub num_beam_groups: Option<u32>,
+}
+
+/// What an answer is expected to be.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Prediction {
+    /// In one piece or several.
+    pub content: Option<Content>,
+}
+
+impl Prediction {
+    /// All of it.
+    pub fn text(&self) -> String {
+        match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => parts.iter().filter_map(|part| part.text.as_deref()).collect(),
+        }
+    }
 }
 
 /// How to answer in chunks.
@@ -210,6 +233,9 @@ pub struct Message {
     /// What they say.
     #[serde(default)]
     pub content: Option<Content>,
+    /// What the assistant said in place of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
     /// Who speaks, more closely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -233,9 +259,6 @@ pub struct Message {
 pub enum Content {
     /// A text.
     Text(String),
-    /// What the assistant said in place of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<String>,
     /// Texts, images and so on.
     Parts(Vec<ContentPart>),
 }
@@ -248,6 +271,9 @@ pub struct ContentPart {
     /// The text of a part of kind `text`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// The text of a part of kind `refusal`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
 }
 
 /// A prompt or several.
@@ -271,9 +297,6 @@ impl<'de> Deserialize<'de> for Content {
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a string or an array of content parts")
             }
-    /// The text of a part of kind `refusal`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<String>,
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
                 Ok(Content::Text(text.to_owned()))
             }

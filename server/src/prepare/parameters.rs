@@ -5,6 +5,7 @@
 mod beams;
 mod biases;
 mod kind;
+mod lookup;
 mod table;
 
 use std::fmt::Display;
@@ -72,6 +73,7 @@ pub(super) fn resolve(
         choices,
         candidates,
         beams,
+        lookup: lookup::lookup(generation, target.model)?,
         sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
         text,
         truncate: truncate(generation)?,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{Beams, Guide, Request, Sampling, StopRule, TokenId};
+use server_engine::{Beams, Guide, PromptLookup, Request, Sampling, StopRule, TokenId};
 
 use super::{Prepared, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
@@ -41,6 +41,8 @@ pub(super) struct Resolved {
     pub(super) candidates: u32,
     /// If they are searched for and not drawn.
     pub(super) beams: Option<Beams>,
+    /// How what comes next is guessed, if it is.
+    pub(super) lookup: Option<PromptLookup>,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
@@ -124,8 +126,17 @@ impl Resolved {
         let stop = StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min };
         let sampling = self.sampling.clone();
         let guide = self.guide.clone();
-        let beams = self.beams.clone();
-        Ok(Request { prompt, sequences: self.candidates, beams, sampling, stop, guide, salt: self.salt })
+        let (beams, lookup) = (self.beams.clone(), self.lookup.clone());
+        Ok(Request {
+            prompt,
+            sequences: self.candidates,
+            beams,
+            lookup,
+            sampling,
+            stop,
+            guide,
+            salt: self.salt,
+        })
     }
 
     /// Cuts the beginning off a prompt. Answers whether anything went.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod beams;
+mod bodies;
 mod cancellation;
 mod chat;
 mod completions;
@@ -10,7 +11,11 @@ mod harness;
 mod health;
 mod limits;
 mod load;
+mod lookup;
 mod metrics;
+mod mutated;
+#[path = "../../fuzz/mutations.rs"]
+mod mutations;
 mod openapi;
 mod parameters;
 mod random;

@@ -228,6 +228,10 @@ fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);
+        // How fast an answer came is no part of it.
+        if let Some(usage) = whole.get_mut("usage").and_then(Value::as_object_mut) {
+            usage.remove("completion_tokens_details");
+        }
         if let (Some(name), Some(whole)) = (without, whole.as_object_mut()) {
             whole.remove(name);
         }

@@ -22,6 +22,9 @@ pub(crate) struct Drafter {
     tokens_max: usize,
     /// How often it was right; unknown before its sequence runs.
     hits: Option<Hits>,
+    /// Most guesses that are computed in a step: twice as many when all were right, half when none was, so that a text
+    /// that is like none before costs little until that is known.
+    limit: usize,
     /// For the step to come.
     guess: Vec<TokenId>,
     matched: usize,
@@ -70,6 +73,9 @@ const WEIGHT: f64 = 0.2;
 const HIT_WEIGHT: f32 = 0.15;
 const HIT_WEIGHT_ALL: f32 = 0.02;
 
+/// How many guesses are computed in the first step that has any.
+const LIMIT: usize = 2;
+
 const EXACT_ROWS: usize = 16;
 const PLACES: usize = EXACT_ROWS + 4 * 16;
 
@@ -89,6 +95,7 @@ impl Drafter {
             lookup: Lookup::new(config, prompt),
             tokens_max: config.tokens_max as usize,
             hits: None,
+            limit: LIMIT,
             guess: Vec::new(),
             matched: 0,
             counts: DraftCounts::default(),
@@ -130,7 +137,7 @@ impl Drafting {
                 let hit = drafter.hits.get_or_insert(self.hits).0[drafter.matched.max(1) - 1];
                 let mut probability = hit;
                 let mut count = 0;
-                while count < drafter.guess.len() && probability >= threshold {
+                while count < drafter.guess.len().min(drafter.limit) && probability >= threshold {
                     count += 1;
                     probability *= hit;
                 }
@@ -154,6 +161,13 @@ impl Drafting {
     pub(super) fn learn(&mut self, row: &Row, drafter: &mut Drafter, accepted: u32, token: TokenId) {
         drafter.counts.accepted += accepted;
         drafter.counts.rejected += row.drafts - accepted;
+        if row.drafts > 0 {
+            drafter.limit = match accepted {
+                0 => (drafter.limit / 2).max(1),
+                all if all == row.drafts => (drafter.limit * 2).min(drafter.tokens_max.max(1)),
+                _ => drafter.limit,
+            };
+        }
         let place = drafter.matched.max(1) - 1;
         let mut hit = |is_right: bool| {
             let right = f32::from(u8::from(is_right));

@@ -30,7 +30,7 @@ pub(super) const TABLE: &[Parameter] = &[
     row("verbosity", Kind::OneOf(&["low", "medium", "high"]), "medium", OPENAI)
         .accepted("No model that is served here is made for it."),
     row("prediction", Kind::Fields(PREDICTION), "", OPENAI).accepted(
-        "What is predicted does not change the answer, only how fast it comes, and here not even that.",
+        "It changes no answer, only how fast it comes: what is predicted is guessed. With it comes `max_ngram_size`.",
     ),
     row("modalities", Kind::Array(&Kind::OneOf(&["text"]), usize::MAX), "[\"text\"]", OPENAI)
         .accepted("Text is what models here answer in; `audio` is refused."),

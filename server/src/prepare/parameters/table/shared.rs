@@ -114,12 +114,16 @@ pub(super) const SAMPLING: &[Parameter] = &[
         .note("Texts whose last token is not chosen where it would complete them."),
     row("allowed_token_ids", Kind::Array(&TOKEN, ALLOWED_TOKENS_MAX), "", VLLM)
         .note("No other token is chosen, the end tokens among them."),
-    row("num_assistant_tokens", Kind::Integer(1, 1024), "5", OVMS)
-        .accepted("Checked; it takes effect with a draft model or prompt lookup. Not with `assistant_confidence_threshold`."),
+    row("num_assistant_tokens", Kind::Integer(1, 1024), "5", OVMS).accepted(
+        "It changes no answer, only how fast it comes: most tokens that are guessed at a time. Not with \
+         `assistant_confidence_threshold`.",
+    ),
     row("assistant_confidence_threshold", Kind::Number(0.0, 1.0), "", OVMS)
         .accepted("Checked; it takes effect with a draft model. Not with `num_assistant_tokens`."),
-    row("max_ngram_size", Kind::Integer(1, 1024), "3", OVMS)
-        .accepted("Checked; it takes effect with prompt lookup."),
+    row("max_ngram_size", Kind::Integer(1, 1024), "3", OVMS).accepted(
+        "It changes no answer, only how fast it comes: what comes next is guessed from where as many of the last tokens \
+         were before. For all requests with `--prompt-lookup`. More than 8 are as 8.",
+    ),
     row("response_format", Kind::Object, "", OVMS_PARTLY)
         .note("See [structured output](structured-output.md). OVMS drops a format that it cannot follow; here it is a 400."),
     row("structured_outputs", Kind::Fields(STRUCTURED_OUTPUTS), "", VLLM)

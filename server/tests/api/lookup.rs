@@ -1,0 +1,75 @@
+//! Guesses of what comes next: how they are asked for, and how they are told.
+
+use serde_json::{Value, json};
+
+use crate::harness::{Server, chat, completion};
+
+const PATH: &str = "/v3/completions";
+
+fn details(answer: &Value) -> (u64, u64) {
+    let details = &answer["usage"]["completion_tokens_details"];
+    let count = |name: &str| details[name].as_u64().unwrap_or_else(|| panic!("{name}: {answer}"));
+    (count("accepted_prediction_tokens"), count("rejected_prediction_tokens"))
+}
+
+#[tokio::test]
+async fn what_is_guessed_is_told_in_the_usage_and_changes_nothing_else() {
+    let server = Server::parrot("abcdefgh");
+    for more in [json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2}), json!({"stop": "b"})]
+    {
+        let asked = |lookup: Value| {
+            let mut all = json!({"max_tokens": 60});
+            for parameters in [&more, &lookup] {
+                all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+            }
+            completion(all)
+        };
+        let plain = server.post(PATH, asked(json!({}))).await.json();
+        assert!(plain["usage"].get("completion_tokens_details").is_none(), "{plain}");
+        let guessed = server.post(PATH, asked(json!({"max_ngram_size": 3}))).await.json();
+        assert_eq!(guessed["choices"], plain["choices"]);
+        if more.get("stop").is_none() {
+            assert!(details(&guessed).0 > 20, "{guessed}");
+        }
+    }
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn what_a_client_predicts_is_guessed() {
+    let server = Server::parrot("abcdefgh");
+    // Nothing of the answer is in the prompt, and it ends before it repeats itself.
+    let asked =
+        |prediction: Value| chat(json!({"max_tokens": 8, "prediction": prediction, "stream_options": null}));
+    let plain = server.post("/v3/chat/completions", chat(json!({"max_tokens": 8}))).await;
+    let text = plain.text();
+    for content in [json!(text), json!([{"type": "text", "text": text}])] {
+        let body = asked(json!({"type": "content", "content": content}));
+        let guessed = server.post("/v3/chat/completions", body).await;
+        assert_eq!(guessed.text(), text);
+        assert!(details(&guessed.json()).0 > 0, "{}", guessed.body);
+    }
+    let wrong =
+        server.post("/v3/chat/completions", asked(json!({"type": "content", "content": "zyxwvut"}))).await;
+    assert_eq!(wrong.text(), text);
+}
+
+#[tokio::test]
+async fn streams_tell_it_at_their_end_and_metrics_count_it() {
+    let server = Server::parrot("abcdefgh");
+    let body = completion(json!({
+        "max_tokens": 60, "max_ngram_size": 3, "num_assistant_tokens": 7,
+        "stream": true, "stream_options": {"include_usage": true},
+    }));
+    let streamed = server.post(PATH, body).await;
+    let events = streamed.events();
+    let last: Value = serde_json::from_str(events[events.len() - 2]).unwrap();
+    let (accepted, rejected) = details(&last);
+    assert!(accepted > 20, "{last}");
+    let metrics = server.get("/metrics").await.body;
+    assert!(metrics.contains(&format!("ovfleet_server_accepted_tokens_total {accepted}\n")), "{metrics}");
+    assert!(
+        metrics.contains(&format!("ovfleet_server_drafted_tokens_total {}\n", accepted + rejected)),
+        "{metrics}"
+    );
+}

@@ -1,0 +1,27 @@
+//! What `make fuzz` does to bodies for as long as it may, in seconds and the same every time.
+
+use crate::bodies::{check, server};
+use crate::harness::completion;
+use crate::mutations::{Random, mutated, words};
+
+const CASES: u64 = 4_000;
+
+#[tokio::test]
+async fn a_changed_body_is_answered_or_refused() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/request");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let words = words(include_str!("../../fuzz/dictionaries/request.dict"));
+    let server = server();
+    for seed in 0..CASES {
+        println!("seed {seed}");
+        check(&server, &mutated(&mut Random::new(seed), &seeds, &words)).await;
+    }
+    server.idle().await;
+    assert_eq!(
+        server.post("/v3/completions", completion(serde_json::json!({}))).await.status,
+        200,
+        "it goes on"
+    );
+}
