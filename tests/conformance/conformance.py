@@ -3,7 +3,8 @@
 
 Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantised model), `prefix`
 (prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `random` (small files of every
-architecture and tensor type), `beams` (beam search against openvino_genai). Prints a line for each check and exits 1 if one fails.
+architecture and tensor type), `sampling` (what each parameter of sampling does) and
+`beams` (beam search) against openvino_genai. Prints a line for each check and exits 1 if one fails.
 docs/reference/conformance.md tells what each means and why the tolerances are what they are.
 """
 
@@ -16,10 +17,11 @@ import sys
 import beams
 import oracle
 import quality
+import sampling
 import served
 from oracle import Check, engines
 
-PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "beams")
+PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "sampling", "beams")
 
 
 def arguments() -> argparse.Namespace:
@@ -27,8 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", help="the engine-bench binary")
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file with a chat template")
     parser.add_argument("--server", type=pathlib.Path, default=served.SERVER)
-    # Without `beams`, since the server does not search with beams yet.
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     forms = ["auto", "compact", "fine"]
     parser.add_argument("--weights", nargs="+", choices=forms, default=["auto"], help="the forms that are exact")
     parser.add_argument("--kv-cache-precision", default="u8", help="of the perplexity: as served")
@@ -65,9 +66,13 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
     if "prefix" in args.parts:
         for precision in ("u8", "f32"):
             yield oracle.prefix_cache(engine, exact.with_model(args.model, kv_cache_precision=precision), ir, folder)
+    on_the_ir = exact.with_model(ir, kv_cache_precision="f32")
+    if "sampling" in args.parts:
+        with engines.scratch() as own:
+            yield from sampling.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
     if "beams" in args.parts:
-        on_the_ir = exact.with_model(ir, kv_cache_precision="f32")
-        yield from beams.checks(args.server, on_the_ir, args.model, folder)
+        with engines.scratch() as own:
+            yield from beams.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
     for weights in args.weights:
         if "oracle-gguf" in args.parts:
             yield from oracle.on_gguf(engine, plain.with_model(args.model, weights=weights), ir, folder)

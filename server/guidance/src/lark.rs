@@ -10,6 +10,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use crate::limits::{
     ELEMENTS_MAX, FORM_BYTES_MAX, FORM_DEPTH_MAX, GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, REPEAT_MAX,
 };
+use crate::locate::place;
 use crate::schema::{self, Layout};
 use crate::{Form, Invalid, Tag, Triggered, Vocabulary, dialect, ebnf};
 
@@ -28,7 +29,7 @@ pub(crate) fn grammar(form: &Form, vocabulary: &Vocabulary) -> Result<TopLevelGr
             let mut writer = Writer::new(vocabulary);
             let start = writer.form(form, 0)?;
             if start.is_empty() {
-                return Err(Invalid::new("", "nothing but an empty answer fits the form"));
+                return Err(Invalid::new(place(form), "nothing but an empty answer fits the form"));
             }
             writer.rules.push_str(&format!("start: {start}\n"));
             let mut grammar = TopLevelGrammar::from_lark(writer.rules);

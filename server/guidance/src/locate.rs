@@ -38,6 +38,16 @@ pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> I
     Invalid::new("", cut(problem))
 }
 
+/// The place of a form that has one part with a place.
+pub(crate) fn place(form: &Form) -> &str {
+    let mut leaves = Vec::new();
+    add_leaves(form, &mut leaves);
+    match leaves[..] {
+        [(_, at)] => at,
+        _ => "",
+    }
+}
+
 fn add_leaves<'f>(form: &'f Form, leaves: &mut Vec<(&'f Form, &'f str)>) {
     match form {
         Form::Json { at, .. }

@@ -18,6 +18,9 @@ use crate::model::Model;
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
+/// Most messages of a conversation. Some templates look at all messages for each of them.
+const MESSAGES_MAX: usize = 4096;
+
 /// Bytes of a prompt's end that are looked at for what the template has opened.
 const END_BYTES: usize = 256;
 
@@ -33,6 +36,11 @@ pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rende
     let param = conversation.param;
     if conversation.messages.is_empty() {
         return Err(Error::coded("empty_array", param, "is empty"));
+    }
+    let messages = conversation.messages.len();
+    if messages > MESSAGES_MAX {
+        let problem = format!("{messages} messages are more than {MESSAGES_MAX}");
+        return Err(Error::coded("array_above_max_length", param, problem));
     }
     let template = model
         .text
@@ -50,13 +58,14 @@ pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rende
         Failed::Render(RenderError::Refused(reason)) => {
             Error::invalid(param, format!("the chat template refuses the conversation: {reason}"))
         }
-        Failed::Render(error @ (RenderError::NoTemplate { .. } | RenderError::TooLong)) => {
-            Error::invalid(param, error)
-        }
+        Failed::Render(
+            error @ (RenderError::NoTemplate { .. } | RenderError::TooLong | RenderError::Engine),
+        ) => Error::invalid(param, error),
         Failed::Render(RenderError::Render(source)) => {
             Error::invalid(param, format!("failed to render the chat template: {source}"))
         }
     })?;
+    let text = if conversation.continues { continued::cut(text, conversation)? } else { text };
     let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
     let end = text[start.unwrap_or(text.len())..].to_owned();
     Ok(Rendered { tokens: encode(&text, false, param, model)?, end })
@@ -65,7 +74,6 @@ pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rende
 /// Why there is no text.
 enum Failed {
     Conversation(Error),
-    let text = if conversation.continues { continued::cut(text, conversation)? } else { text };
     Render(RenderError),
 }
 

@@ -27,6 +27,6 @@ pub use model::{LoadOptions, ModelText};
 pub use stop::{Filtered, StopFilter};
 pub use template::{
     Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,
-    ToolsPlace, limits as template_limits,
+    TemplateError, ToolsPlace, limits as template_limits,
 };
 pub use tokenizer::{EncodeError, TEXT_BYTES_MAX, Tokenizer};

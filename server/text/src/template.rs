@@ -1,9 +1,10 @@
 //! Chat templates: Jinja as `transformers` renders it, by minijinja.
 //!
-//! A template comes with the model, the values come with the request. Neither can make rendering run forever
-//! or fill memory: steps, recursion and output are limited.
+//! A template comes with the model, the values come with the request. Neither can make rendering run forever:
+//! steps, recursion and output are limited. Of memory a template can take more than its output: one that doubles a
+//! variable in a loop is not stopped, and is trusted as the model's weights are.
 
-use std::{fmt, io, time::SystemTime};
+use std::{fmt, io, panic::AssertUnwindSafe, time::SystemTime};
 
 use minijinja::{Environment, Value, context, value::Serde};
 use serde_json::{Map, Value as Json};
@@ -20,6 +21,8 @@ pub use probe::{Abilities, Arguments, CallCount, CallIds, CallStyle, NoText, Too
 pub mod limits {
     /// Instructions of the template engine. A message takes some hundred.
     pub const STEPS_MAX: u64 = 20_000_000;
+    /// The same for each conversation by which is found out what a template shows; they have three messages.
+    pub const TRIAL_STEPS_MAX: u64 = 1_000_000;
     /// Nested calls and blocks.
     pub const RECURSION_MAX: usize = 200;
     /// Bytes of rendered text.
@@ -75,13 +78,18 @@ pub enum RenderError {
     /// The template could not cope with the conversation.
     #[error("failed to render the chat template")]
     Render(#[source] Box<minijinja::Error>),
+    /// The template engine could not, which is its own fault.
+    #[error("the template engine failed")]
+    Engine,
 }
 
 /// A template's source is not a template.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TemplateError {
+pub enum TemplateError {
+    /// It is too long.
     #[error("is longer than {} bytes", limits::SOURCE_BYTES_MAX)]
     TooLong,
+    /// It is no Jinja.
     #[error("cannot be parsed: {0}")]
     Syntax(String),
 }
@@ -92,6 +100,14 @@ pub(crate) const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
+    /// A template by itself, of a model without special tokens.
+    ///
+    /// # Errors
+    /// The source is no template.
+    pub fn parse(source: &str) -> Result<Self, TemplateError> {
+        Self::new([(DEFAULT.to_owned(), source.to_owned())], None, None)
+    }
+
     /// Parses named templates.
     pub(crate) fn new(
         sources: impl IntoIterator<Item = (String, String)>,
@@ -138,9 +154,12 @@ impl ChatTemplate {
             .map_err(|_| RenderError::NoTemplate { name: name.to_owned(), known: self.names.clone() })?;
         let variables = self.variables(input);
         let mut output = Limited { text: Vec::new() };
-        let rendered = functions::at_time(input.now.unwrap_or_else(SystemTime::now), || {
-            template.render_captured_to(variables, &mut output).map(drop)
-        });
+        let rendered = || template.render_captured_to(variables, &mut output).map(drop);
+        let rendered = || functions::at_time(input.now.unwrap_or_else(SystemTime::now), rendered);
+        // The engine panics at a few expressions, such as an empty text backwards. Of what is used here only
+        // `output` is left in whatever state, and dropped.
+        let rendered =
+            std::panic::catch_unwind(AssertUnwindSafe(rendered)).map_err(|_| RenderError::Engine)?;
         rendered.map_err(|error| classify(error, &output))?;
         Ok(String::from_utf8(output.text).expect("invariant: templates write whole strings"))
     }

@@ -251,6 +251,17 @@ fn what_the_assistant_thought_is_shown_as_the_template_shows_it() {
 }
 
 #[test]
+fn a_conversation_has_a_bounded_number_of_messages() {
+    let request = |count: usize| {
+        let messages: Vec<Value> = vec![json!({"role": "user", "content": ""}); count];
+        prompt("{{ messages | length }}", json!({"messages": messages}))
+    };
+    assert_eq!(request(MESSAGES_MAX).unwrap(), MESSAGES_MAX.to_string());
+    let error = request(MESSAGES_MAX + 1).unwrap_err();
+    assert!(error.to_string().contains("4097 messages are more than 4096"), "{error}");
+}
+
+#[test]
 fn variables_that_are_parameters_of_their_own_are_refused() {
     for name in RESERVED {
         let request =

@@ -22,6 +22,8 @@ pub(super) fn new() -> Environment<'static> {
     environment.add_filter("tojson", functions::tojson);
     environment.add_filter("string", |value: &Value| python::str(value));
     environment.add_filter("join", functions::join);
+    environment.add_filter("format", functions::printf);
+    environment.add_filter("indent", functions::indented);
     environment.add_test("iterable", |value: &Value| {
         is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
     });
@@ -63,6 +65,10 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
                 .into_iter()
                 .collect())
         }
+        (Some(text), "format") => {
+            functions::check_widths(text)?;
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+        }
         (Some(text), "rsplit") => {
             let (separator, count): (&str, Option<usize>) = from_args(arguments)?;
             let mut parts: Vec<&str> = match count {
@@ -84,11 +90,12 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         result.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        // From behind the opening on: in `{%}` the two share a character.
+        let Some(end) = tag[2..].find("%}") else {
             rest = tag;
             break;
         };
-        let (tag, after) = tag.split_at(end + 2);
+        let (tag, after) = tag.split_at(2 + end + 2);
         let inner = &tag[2..tag.len() - 2];
         let signs: &[char] = &['-', '+'];
         let replacement = match inner.trim_matches(signs).trim() {

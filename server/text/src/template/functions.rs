@@ -3,11 +3,12 @@
 use std::{cell::Cell, fmt, time::SystemTime};
 
 use minijinja::{
-    Error, ErrorKind, Value,
-    value::{Kwargs, ValueKind},
+    Error, ErrorKind, Value, filters,
+    formatting::{self, FormatStyle},
+    value::{Kwargs, Rest, StringInput, ValueKind},
 };
 
-use super::{python, strftime};
+use super::{limits, python, strftime};
 
 /// What a template said through `raise_exception`.
 #[derive(Debug)]
@@ -65,7 +66,19 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     options.assert_all_used()?;
     let value = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, "not JSON").with_source(error))?;
-    Ok(style.write(&value))
+    bounded(style.write(&value))
+}
+
+/// A text that is no longer than the whole output may be: filters in a row would multiply it.
+fn bounded(text: String) -> Result<String, Error> {
+    if text.len() <= limits::OUTPUT_BYTES_MAX {
+        return Ok(text);
+    }
+    Err(too_long())
+}
+
+fn too_long() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "a text is too long")
 }
 
 fn indent(value: &Value) -> Result<String, Error> {
@@ -79,6 +92,45 @@ fn indent(value: &Value) -> Result<String, Error> {
     }
 }
 
+/// The widest that values are filled up to. The engine makes room for any width that it is told.
+const WIDTH_MAX: usize = 4096;
+
+/// `text | format(…)`.
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments so")]
+pub(super) fn printf(text: &str, arguments: Rest<Value>) -> Result<String, Error> {
+    check_widths(text)?;
+    formatting::format(FormatStyle::Printf, text, &arguments)
+}
+
+/// `text | indent(…)`: all that the engine's takes.
+pub(super) fn indented(
+    text: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let named = match width {
+        Some(width) => Some(width),
+        None => options.get::<Option<usize>>("width")?,
+    };
+    if named.is_some_and(|width| width > WIDTH_MAX) {
+        return Err(too_wide());
+    }
+    filters::indent(text, width, first, blank, options)
+}
+
+/// Numbers in a text that formats others are widths and precisions; with `*` these are among the arguments.
+pub(super) fn check_widths(format: &str) -> Result<(), Error> {
+    let mut numbers = format.split(|letter: char| !letter.is_ascii_digit()).filter(|part| !part.is_empty());
+    let is_wide = |number: &str| number.parse::<usize>().map_or(true, |number| number > WIDTH_MAX);
+    if format.contains('*') || numbers.any(is_wide) { Err(too_wide()) } else { Ok(()) }
+}
+
+fn too_wide() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "a width must be a number of at most 4096")
+}
+
 /// `join` with Python's way of writing what is not a string.
 pub(super) fn join(value: &Value, separator: Option<&str>, attribute: Option<&str>) -> Result<String, Error> {
     if value.is_undefined() {
@@ -87,8 +139,14 @@ pub(super) fn join(value: &Value, separator: Option<&str>, attribute: Option<&st
     let separator = separator.unwrap_or_default();
     let mut text = String::new();
     if let (ValueKind::String, Some(characters)) = (value.kind(), value.as_str()) {
-        let characters: Vec<String> = characters.chars().map(String::from).collect();
-        return Ok(characters.join(separator));
+        for (index, character) in characters.chars().enumerate() {
+            text.push_str(if index > 0 { separator } else { "" });
+            text.push(character);
+            if text.len() > limits::OUTPUT_BYTES_MAX {
+                return Err(too_long());
+            }
+        }
+        return Ok(text);
     }
     for (index, item) in value.try_iter()?.enumerate() {
         if index > 0 {
@@ -99,6 +157,9 @@ pub(super) fn join(value: &Value, separator: Option<&str>, attribute: Option<&st
             None => item,
         };
         text.push_str(&python::str(&item));
+        if text.len() > limits::OUTPUT_BYTES_MAX {
+            break;
+        }
     }
-    Ok(text)
+    bounded(text)
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{ChatTemplate, RenderInput};
+use super::{ChatTemplate, RenderInput, limits};
 
 /// What a template can show of tools and calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +107,13 @@ const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 impl ChatTemplate {
     /// Finds out what the template can show of tools.
     pub fn abilities(&self) -> Abilities {
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(limits::TRIAL_STEPS_MAX));
+        let (bos_token, eos_token) = (self.bos_token.clone(), self.eos_token.clone());
+        Self { environment, names: self.names.clone(), bos_token, eos_token }.found_out()
+    }
+
+    fn found_out(&self) -> Abilities {
         let calls = self.call_style();
         let tools = self.tools_place();
         let mut bare = tool();

@@ -138,10 +138,41 @@ fn a_template_cannot_run_forever() {
 }
 
 #[test]
+fn widths_are_bounded() {
+    let render = |source: &str| single(source).render(&RenderInput::default()).map_err(|error| chain(&error));
+    let fitting = "{{ '%5.1f|%-3s' | format(1.25, 'a') }}{{ '{:>3}'.format('b') }}{{ 'c\nd' | indent(2, true) }}{{ 'e\nf' | indent(width=1) }}";
+    assert_eq!(render(fitting).unwrap(), "  1.2|a    b  c\n  de\n f");
+    for wide in [
+        "{{ '%9223372036854775807s' | format('a') }}",
+        "{{ '%*s' | format(99999999, 'a') }}",
+        "{{ '{:>99999999}'.format('a') }}",
+        "{{ 'a' | indent(99999999) }}",
+        "{{ 'a' | indent(width=99999999) }}",
+    ] {
+        assert!(render(wide).unwrap_err().contains("at most 4096"), "{wide}");
+    }
+}
+
+#[test]
+fn filters_in_a_row_cannot_multiply_a_text_without_end() {
+    let joined = format!("{{{{ 'ab'{} }}}}", " | join('-----------------')".repeat(40));
+    let rendered = single(&joined).render(&RenderInput::default());
+    assert!(chain(&rendered.unwrap_err()).contains("too long"));
+}
+
+#[test]
+fn what_the_engine_panics_at_is_an_error() {
+    let rendered = single("{{ messages }}{{ ''[::-1] }}").render(&RenderInput::default());
+    assert!(matches!(rendered, Ok(_) | Err(RenderError::Engine)), "{rendered:?}");
+}
+
+#[test]
 fn marks_of_generation_keep_their_white_space_control() {
     let replaced = environment::without_generation_tags("a {%- generation -%} b {% endgeneration +%} {% x");
     assert_eq!(replaced, "a {%- if true -%} b {% endif +%} {% x");
-    assert_eq!(environment::without_generation_tags("{% generations %}"), "{% generations %}");
+    for other in ["{% generations %}", "{%}", "{%} {% x %}", "{%", "{%-%}"] {
+        assert_eq!(environment::without_generation_tags(other), other);
+    }
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! Inputs made from others: what tests feed to the targets in the seconds that they have, where libFuzzer has hours. The
+//! same seed gives the same inputs. It decides nothing about what is right.
+
+/// Bytes of an input; as `scripts/fuzz` bounds it.
+const INPUT_BYTES_MAX: usize = 4096;
+
+/// Numbers by SplitMix64.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let value = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^ (value >> 31)
+    }
+
+    /// A number below `end`; 0 if that is 0.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
+}
+
+/// One of `seeds`, changed in some places, by some of `words` among others.
+pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[&str]) -> Vec<u8> {
+    let mut input = random.pick(seeds).clone();
+    for _ in 0..random.below(8) {
+        let at = random.below(input.len() + 1);
+        let until = (at + random.below(24)).min(input.len());
+        match random.below(7) {
+            0 => drop(input.drain(at..until)),
+            1 => drop(input.splice(at..at, random.pick(words).bytes())),
+            2 => drop(input.splice(at..until, random.pick(words).bytes())),
+            3 => {
+                let part = input[at..until].repeat(1 + random.below(20));
+                input.splice(at..at, part);
+            }
+            4 => {
+                let byte = random.next() as u8;
+                input.splice(at..(at + 1).min(until), [byte]);
+            }
+            5 => {
+                let other = random.pick(seeds);
+                let from = random.below(other.len());
+                input.truncate(at);
+                input.extend_from_slice(&other[from..]);
+            }
+            _ => {
+                let other = random.pick(seeds);
+                let from = random.below(other.len());
+                let part = other[from..(from + random.below(64)).min(other.len())].to_vec();
+                input.splice(at..at, part);
+            }
+        }
+    }
+    input.truncate(INPUT_BYTES_MAX);
+    input
+}
+
+/// The words of a dictionary as libFuzzer reads it: a line for each, in quotes.
+pub(crate) fn words(dictionary: &'static str) -> Vec<&'static str> {
+    dictionary.lines().filter_map(|line| line.strip_prefix('"')?.strip_suffix('"')).collect()
+}

@@ -1,0 +1,101 @@
+//! Any form: it compiles or is told to be wrong with its place, and one that compiles can be followed, whatever is
+//! chosen of what it allows. `server/fuzz` feeds it for hours, `main.rs` for seconds.
+
+use std::sync::LazyLock;
+
+use serde_json::Value;
+use server_engine::{Guide as _, Progress, TokenSet};
+use server_guidance::{Compiler, Dialect, Form, Guide, Vocabulary, structural_tag};
+
+/// Tokens that are drawn from a form.
+const TOKENS_MAX: usize = 48;
+
+/// Tokens of several bytes, and special ones.
+const LONGER: [(&str, bool); 14] = [
+    ("{\"", false),
+    ("\":", false),
+    ("\", \"", false),
+    ("true", false),
+    ("null", false),
+    ("  ", false),
+    ("the", false),
+    ("日本", false),
+    ("\\n", false),
+    ("12", false),
+    ("<end>", true),
+    ("<tool_call>", true),
+    ("</tool_call>", true),
+    ("<|\"|>", true),
+];
+
+static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
+    let bytes = (0..=255u8).map(|byte| (vec![byte], false));
+    let longer = LONGER.iter().map(|(text, special)| (text.as_bytes().to_vec(), *special));
+    Compiler::new(Vocabulary::new(bytes.chain(longer)).expect("a vocabulary"), 1).expect("a trie")
+});
+
+/// Panics if a promise is broken. The first byte says what the rest is.
+pub(crate) fn check(input: &[u8]) {
+    let Some((kind, text)) = input.split_first() else { return };
+    let text = String::from_utf8_lossy(text);
+    let Some(form) = form(*kind, &text) else { return };
+    match COMPILER.compile(&form) {
+        Ok(guide) => follow(&guide, input),
+        Err(invalid) => {
+            assert!(invalid.at.starts_with("it"), "{invalid:?} in {form:?}");
+            assert!(!invalid.problem.is_empty(), "{form:?}");
+        }
+    }
+}
+
+/// The form of an input; `None` if it is none that would be compiled.
+fn form(kind: u8, text: &str) -> Option<Form> {
+    let at = || "it".to_owned();
+    let json = || serde_json::from_str::<Value>(text).ok();
+    let dialects = [Dialect::Python, Dialect::Gemma, Dialect::Qwen, Dialect::MiniCpm];
+    match kind {
+        b'j' => Some(Form::Json { schema: json()?, at: at() }),
+        b'r' => Some(Form::Regex { pattern: text.to_owned(), at: at() }),
+        b'g' => Some(Form::Grammar { text: text.to_owned(), at: at() }),
+        b't' => match structural_tag(json()?.as_object()?, "it") {
+            Ok(form) => Some(form),
+            Err(invalid) => {
+                assert!(invalid.at.starts_with("it") && !invalid.problem.is_empty(), "{invalid:?}");
+                None
+            }
+        },
+        b'0'..=b'3' => {
+            let dialect = dialects[usize::from(kind - b'0')];
+            Some(Form::Value { dialect, schema: json()?, at: at() })
+        }
+        _ => None,
+    }
+}
+
+/// Draws a text, the input choosing. What is allowed can be committed, and there is always something or an end.
+fn follow(guide: &Guide, input: &[u8]) {
+    let vocabulary = COMPILER.vocabulary().len() as u32;
+    let mut allowed = TokenSet::new(vocabulary);
+    // What takes more work than a step may is an error of its request, and no more.
+    let Ok(mut state) = guide.start() else { return };
+    let mut hash =
+        input.iter().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+    for _ in 0..TOKENS_MAX {
+        allowed.clear();
+        let Ok(progress) = state.allow(&mut allowed) else { return };
+        if progress == Progress::Ended {
+            return;
+        }
+        hash = hash.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let from = hash % vocabulary;
+        let chosen = (from..vocabulary).chain(0..from).find(|token| allowed.contains(*token));
+        let Some(token) = chosen else {
+            assert_eq!(progress, Progress::MayEnd, "nothing may come, and it is not complete");
+            return;
+        };
+        match state.commit(token) {
+            Ok(Progress::Ended) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+}

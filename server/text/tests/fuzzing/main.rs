@@ -1,0 +1,46 @@
+//! Templates that were changed at random. What is the same every time takes seconds here; `make fuzz` goes on for as long
+//! as it may.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../../../fuzz/mutations.rs"]
+mod mutations;
+mod template;
+
+use mutations::{Random, mutated, words};
+
+const CASES: u64 = 20_000;
+
+/// The templates of model families, small ones and the parts of an input after them.
+fn seeds() -> Vec<Vec<u8>> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect();
+    paths.sort();
+    let mut seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let small = [
+        "{% for m in messages %}{{ m.role ~ ': ' ~ m['content'] | trim }}{% endfor %}",
+        "{% set ns = namespace(a='', n=0) %}{% for m in messages[1:] if m.content is string %}{% set ns.a = ns.a + m.content.split('</think>')[-1] %}{% endfor %}{{ ns.a | tojson(indent=2) }}",
+        "{%- macro f(x, y=1) %}{% if x is mapping %}{% for k, v in x | dictsort %}{{ k }}={{ f(v) }}{% endfor %}{% elif x is iterable %}{{ x | join(', ') }}{% else %}{{ x }}{% endif %}{% endmacro %}{{ f(tools) }}",
+        "{{ strftime_now('%d %b %Y') }}{% if not tools %}{{ raise_exception('none') }}{% endif %}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+        "{% for a in range(messages | length) %}{{ loop.index0 % 2 == 0 }}{{ messages[a].content[:3] }}{{ '%s' | format(a) }}{% endfor %}",
+    ];
+    let parts = [
+        "[{\"role\": \"user\", \"content\": \"x\"}]\u{1e}[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\"}}}}}]\u{1e}{\"enable_thinking\": false}",
+        "[{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}, {\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": \"{}\"}}]}]",
+    ];
+    for small in small {
+        seeds.push(small.into());
+        seeds.extend(parts.iter().map(|part| format!("{small}{}{part}", template::SEPARATOR).into_bytes()));
+    }
+    seeds
+}
+
+#[test]
+fn a_template_renders_or_is_told_to_be_wrong() {
+    let (seeds, words) = (seeds(), words(include_str!("../../../fuzz/dictionaries/template.dict")));
+    for seed in 0..CASES {
+        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let told = std::panic::catch_unwind(|| template::check(&input));
+        assert!(told.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
+    }
+}

@@ -1,0 +1,51 @@
+//! Any template with any conversation: it renders or is told to be wrong, within the named limits, and the same
+//! each time. `server/fuzz` feeds it for hours, `main.rs` for seconds.
+
+use std::time::UNIX_EPOCH;
+
+use serde_json::{Map, Value, json};
+use server_text::{ChatTemplate, RenderError, RenderInput, template_limits};
+
+/// Between the parts of an input: the template, and messages, tools and variables as JSON, each of which may be missing.
+pub(crate) const SEPARATOR: char = '\u{1e}';
+
+/// Panics if a promise is broken.
+pub(crate) fn check(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let mut parts = text.split(SEPARATOR);
+    let Ok(template) = ChatTemplate::parse(parts.next().unwrap_or_default()) else { return };
+    let mut list = || parts.next().and_then(|part| serde_json::from_str::<Vec<Value>>(part).ok());
+    let messages = list().unwrap_or_else(conversation);
+    let tools = list();
+    let variables = parts.next().and_then(|part| serde_json::from_str::<Map<String, Value>>(part).ok());
+    let input = RenderInput {
+        messages: &messages,
+        tools: tools.as_deref(),
+        add_generation_prompt: true,
+        extra: variables.as_ref(),
+        now: Some(UNIX_EPOCH),
+        ..RenderInput::default()
+    };
+    let rendered = template.render(&input);
+    match &rendered {
+        Ok(text) => assert!(text.len() <= template_limits::OUTPUT_BYTES_MAX),
+        // In the template's own words there may be none.
+        Err(error) => assert!(matches!(error, RenderError::Refused(_)) || !error.to_string().is_empty()),
+    }
+    let told = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());
+    assert_eq!(told(template.render(&input)), told(rendered), "the second time");
+    template.abilities();
+}
+
+/// What everything that a template looks at is in.
+fn conversation() -> Vec<Value> {
+    let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": [1, "x"]}}});
+    vec![
+        json!({"role": "system", "content": "s"}),
+        json!({"role": "user", "content": [{"type": "text", "text": "q"}]}),
+        json!({"role": "assistant", "content": null, "reasoning_content": "t", "tool_calls": [call]}),
+        json!({"role": "tool", "tool_call_id": "abcdefghi", "content": "{\"r\": 1.5}"}),
+        json!({"role": "assistant", "content": "<think>t</think>é"}),
+        json!({"role": "user", "content": "q"}),
+    ]
+}

@@ -1,0 +1,326 @@
+"""What parameters do to tokens: ours against openvino_genai, and against the same written plainly over the runtime's
+logits of the same IR."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+
+import numpy as np
+
+import genai
+import oracle
+import reference
+import served
+from oracle import Check, engines
+
+PROMPTS = (0, 3, 5, 13, 22, 45)
+OUTPUT_TOKENS = 24
+# Log probabilities of the same graph in other batches, and two tokens that are as good.
+LOGPROB_TOLERANCE = 0.005
+NEAR_TIE = 0.01
+DRAWS, SEEDS = 128, (1, 2, 3, 4)
+# Of the distance that so many draws have by chance: draws with fixed seeds are the same each time.
+DISTANCE_SHARE_MAX = 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Penalties:
+    """The parameters that change logits, by their names in both APIs."""
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def given(self) -> dict:
+        """Those that do something."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value != getattr(Penalties, name)}
+
+
+PENALTIES = (
+    Penalties(),
+    Penalties(repetition_penalty=1.3),
+    Penalties(repetition_penalty=0.9),
+    Penalties(presence_penalty=1.5),
+    Penalties(frequency_penalty=0.8),
+    Penalties(presence_penalty=-0.5, frequency_penalty=-0.2),
+    Penalties(repetition_penalty=1.1, presence_penalty=0.7, frequency_penalty=0.4),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filters:
+    """The parameters of sampling, by their names in both APIs."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def name(self) -> str:
+        """For the report."""
+        told = [f"{name} {value}" for name, value in dataclasses.asdict(self).items() if value != getattr(Filters, name)]
+        return ", ".join(told) or "none"
+
+
+FILTERS = (
+    Filters(top_k=5),
+    Filters(temperature=0.6, top_k=20),
+    Filters(top_p=0.7),
+    Filters(temperature=1.4, top_p=0.6),
+    Filters(min_p=0.15),
+    Filters(temperature=0.7, min_p=0.05),
+    Filters(temperature=1.2, top_k=30, top_p=0.8, min_p=0.02),
+)
+
+
+def penalised(row: np.ndarray, prompt: list[int], output: list[int], penalties: Penalties) -> np.ndarray:
+    """Logits as OpenAI, vLLM and Transformers define the penalties: repetition by prompt and output, the others by
+    the output alone."""
+    row = row.astype(np.float64)
+    seen = np.asarray(sorted({*prompt, *output}))
+    values = row[seen]
+    factor = penalties.repetition_penalty
+    row[seen] = np.where(values > 0, values / factor, values * factor)
+    for token, count in collections.Counter(output).items():
+        row[token] -= penalties.presence_penalty + count * penalties.frequency_penalty
+    return row
+
+
+def allowed(row: np.ndarray, filters: Filters) -> dict[int, float]:
+    """The tokens that filters leave, with their probabilities."""
+    logits = row.astype(np.float64) / filters.temperature
+    order = np.argsort(-logits, kind="stable")
+    if filters.top_k > 0:
+        order = order[: filters.top_k]
+    weights = np.exp(logits[order] - logits[order[0]])
+    weights /= weights.sum()
+    nucleus = int(np.searchsorted(np.cumsum(weights), filters.top_p)) + 1 if filters.top_p < 1 else len(order)
+    kept = [at for at in range(min(nucleus, len(order))) if weights[at] >= filters.min_p * weights[0]]
+    total = weights[kept].sum()
+    return {int(order[at]): float(weights[at] / total) for at in kept}
+
+
+class Sides:
+    """The two that are compared, and the logits of the model."""
+
+    def __init__(self, api: served.Api, setup: engines.Setup):
+        self.api, self.setup = api, setup
+        self.peer, self.logits = genai.Genai(setup), genai.Logits(setup)
+        all_prompts = oracle.prompts(setup.model)
+        self.prompts = [all_prompts[index] for index in PROMPTS]
+
+    def ours(self, prompt: list[int], **parameters) -> dict:
+        """The only choice of a greedy completion."""
+        return self.api.completion(prompt, {"max_tokens": OUTPUT_TOKENS} | parameters)["choices"][0]
+
+    def theirs(self, prompt: list[int], **parameters) -> genai.Output:
+        """The only output of a greedy request."""
+        return self.peer.generate(prompt, {"max_new_tokens": OUTPUT_TOKENS} | parameters)[0]
+
+    def rows(self, prompt: list[int], output: list[int]) -> np.ndarray:
+        """The logits that each token of the output was chosen by."""
+        return self.logits.all([*prompt, *output])[len(prompt) - 1 : -1]
+
+    def text(self, tokens: list[int], special: bool = False) -> str:
+        """Tokens as text, without special ones or with them."""
+        return self.peer.tokenizer.decode(tokens, skip_special_tokens=not special)
+
+
+def without_stop(tokens: list[int], stops) -> list[int]:
+    """An output without the token that ended it, which one side tells and the other does not."""
+    return tokens[:-1] if tokens and tokens[-1] in stops else tokens
+
+
+def penalties(sides: Sides, case: Penalties) -> Check:
+    """Every token of ours is the plain first choice; the peer's output is the same, or parts at a near-tie."""
+    worst, total, identical, unjustified = 0.0, 0, 0, 0
+    for prompt in sides.prompts:
+        mine = sides.ours(prompt, **case.given())["token_ids"]
+        rows = sides.rows(prompt, mine)
+        gaps = []
+        for at, token in enumerate(mine):
+            row = penalised(rows[at], prompt, mine[:at], case)
+            gaps.append((row.max() - row[token], row))
+        worst, total = max(worst, *(gap for gap, _ in gaps)), total + len(mine)
+        other = sides.theirs(prompt, **case.given()).tokens
+        cut = [without_stop(one, sides.setup.stop_tokens) for one in (mine, other)]
+        at = oracle.first_difference(*cut)
+        identical += at is None
+        if at is not None and at < min(map(len, cut)):
+            row = gaps[at][1]
+            unjustified += abs(row[cut[0][at]] - row[cut[1][at]]) > NEAR_TIE
+        elif at is not None:
+            unjustified += 1
+    told = ", ".join(f"{name} {value}" for name, value in case.given().items()) or "no penalty"
+    detail = (
+        f"{total} tokens fall short of the plain first choice by at most {worst:.4f} (tolerance {NEAR_TIE}); "
+        f"{identical} of {len(sides.prompts)} outputs as openvino_genai's, {unjustified} part elsewhere than at near-ties"
+    )
+    return Check(f"greedy, {told}", worst <= NEAR_TIE and unjustified == 0, detail)
+
+
+def logprobs(sides: Sides) -> Check:
+    """The chosen tokens' and the five most probable ones', against the peer's and the runtime's."""
+    of_peer, of_runtime, of_top, misplaced, total = 0.0, 0.0, 0.0, 0, 0
+    for prompt in sides.prompts:
+        choice = sides.ours(prompt, logprobs=5, return_tokens_as_token_ids=True)
+        mine, told = choice["token_ids"], choice["logprobs"]
+        expected = reference.log_softmax(sides.rows(prompt, mine))
+        peer = sides.theirs(prompt, logprobs=1)
+        for at, token in enumerate(mine):
+            chosen = told["token_logprobs"][at]
+            of_runtime = max(of_runtime, abs(chosen - expected[at][token]))
+            if peer.tokens[: at + 1] == mine[: at + 1]:
+                of_peer = max(of_peer, abs(chosen - peer.logprobs[at]))
+            top = {int(name.removeprefix("token_id:")): value for name, value in told["top_logprobs"][at].items()}
+            of_top = max(of_top, *(abs(value - expected[at][one]) for one, value in top.items()))
+            fifth = np.sort(expected[at])[-5]
+            misplaced += sum(expected[at][one] < fifth - NEAR_TIE for one in top) + (len(top) < 5)
+            total += 1
+    good = max(of_peer, of_runtime, of_top) <= LOGPROB_TOLERANCE and misplaced == 0 and total > 0
+    detail = (
+        f"{total} tokens: chosen within {of_peer:.5f} of openvino_genai's and {of_runtime:.5f} of the runtime's, five most "
+        f"probable within {of_top:.5f} (tolerance {LOGPROB_TOLERANCE}), {misplaced} that are none of the five"
+    )
+    return Check("logprobs", good, detail)
+
+
+def echo(sides: Sides) -> Check:
+    """Log probabilities of prompts, and their text, against the runtime's and the peer's."""
+    of_runtime, of_peer, faults, total = 0.0, 0.0, 0, 0
+    for prompt in sides.prompts:
+        choice = sides.ours(prompt, echo=True, logprobs=1, max_tokens=2, return_tokens_as_token_ids=True)
+        told = choice["logprobs"]["token_logprobs"]
+        expected = reference.log_softmax(sides.logits.all(prompt))
+        peer = sides.theirs(prompt, echo=True, logprobs=1, max_new_tokens=2)
+        faults += told[0] is not None
+        faults += peer.tokens[: len(prompt)] != prompt
+        for at in range(1, len(prompt)):
+            of_runtime = max(of_runtime, abs(told[at] - expected[at - 1][prompt[at]]))
+            of_peer = max(of_peer, abs(told[at] - peer.logprobs[at]))
+            total += 1
+        faults += not choice["text"].startswith(sides.text(prompt, special=True))
+    good = max(of_runtime, of_peer) <= LOGPROB_TOLERANCE and faults == 0 and total > 0
+    detail = (
+        f"{total} tokens of prompts within {of_runtime:.5f} of the runtime's and {of_peer:.5f} of openvino_genai's "
+        f"(tolerance {LOGPROB_TOLERANCE}), {faults} faults"
+    )
+    return Check("echo with logprobs", good, detail)
+
+
+def min_tokens(sides: Sides) -> Check:
+    """No stop token before so many tokens, and the most probable of the others in its place."""
+    stops = [int(sides.peer.tokenizer.encode(text).input_ids.data[0][0]) for text in (".", ",", "\n")]
+    least, worst, early, identical, used = 12, 0.0, 0, 0, 0
+    for prompt in sides.prompts:
+        bare = sides.ours(prompt, stop_token_ids=stops)["token_ids"]
+        mine = sides.ours(prompt, stop_token_ids=stops, min_tokens=least)["token_ids"]
+        used += len(bare) < least
+        banned = [*stops, *sides.setup.stop_tokens]
+        early += any(token in banned for token in mine[:least]) or len(mine) < least
+        for at, row in enumerate(sides.rows(prompt, mine)[:least]):
+            row = row.copy()
+            row[banned] = -np.inf
+            worst = max(worst, float(row.max() - row[mine[at]]))
+        peer = sides.theirs(prompt, stop_token_ids=stops, min_new_tokens=least).tokens
+        identical += without_stop(mine, banned) == without_stop(peer, banned)
+    detail = (
+        f"{used} of {len(sides.prompts)} outputs would have been shorter, {early} are; tokens fall short of the first choice "
+        f"that is no stop token by at most {worst:.4f}; {identical} as openvino_genai's"
+    )
+    return Check("min_tokens", used > 0 and early == 0 and worst <= NEAR_TIE, detail)
+
+
+def stop_strings(sides: Sides, kept: bool) -> Check:
+    """Texts are cut where the stop string comes first in the text that would have been."""
+    faults, cut, identical, notes = 0, 0, 0, []
+    for prompt in sides.prompts:
+        whole = sides.ours(prompt)["text"]
+        for stop in (["."], [" is", "France"], ["zzz"]):
+            found = [(whole.find(one), one) for one in stop if one in whole]
+            expected = whole
+            if found:
+                at, first = min(found)
+                expected, cut = whole[: at + (len(first) if kept else 0)], cut + 1
+            mine = sides.ours(prompt, stop=stop, include_stop_str_in_output=kept)
+            wrong = mine["text"] != expected or (mine["finish_reason"] == "stop") < bool(found)
+            faults += wrong
+            if wrong:
+                notes.append(f"{stop}: {mine['text']!r}, not {expected!r}")
+            peer = sides.theirs(prompt, stop_strings=stop, include_stop_str_in_output=kept)
+            # The peer drops space before the stop string.
+            identical += sides.text(peer.tokens).rstrip() == mine["text"].rstrip()
+    total = 3 * len(sides.prompts)
+    detail = (
+        f"{total} texts, {cut} of them cut, {faults} wrong; {identical} as openvino_genai's but for space at the end"
+    )
+    name = "stop strings, " + ("kept" if kept else "left out")
+    return Check(name, faults == 0 and cut > 0, "; ".join([detail, *notes]))
+
+
+def choices(sides: Sides) -> Check:
+    """n: greedy choices are the same, choices of one seed are again the same, and different among themselves."""
+    faults = 0
+    for prompt in sides.prompts:
+        alone = sides.ours(prompt)["token_ids"]
+        several = sides.api.completion(prompt, {"max_tokens": OUTPUT_TOKENS, "n": 5})["choices"]
+        faults += [one["token_ids"] for one in several] != [alone] * 5
+        drawn = {"max_tokens": OUTPUT_TOKENS, "n": 5, "temperature": 1.0, "top_k": 0, "seed": 7}
+        first, second = (
+            [one["token_ids"] for one in sides.api.completion(prompt, drawn)["choices"]] for _ in range(2)
+        )
+        faults += first != second
+        faults += len({tuple(one) for one in first}) < 2
+    return Check("n", faults == 0, f"{len(sides.prompts)} prompts, 5 choices each, {faults} faults")
+
+
+def filters(sides: Sides, case: Filters) -> Check:
+    """First tokens drawn by both: none that the plain filters leave out, and ours in their proportions."""
+    outside, of_peer, worst, tokens = 0, 0, 0.0, 0
+    for prompt in sides.prompts[:3]:
+        row = sides.logits.after(prompt)
+        wanted = allowed(row, case)
+        # Rounding may take in or leave out what is at the very edge.
+        edge = {*wanted, *allowed(row, dataclasses.replace(case, top_p=min(1.0, case.top_p + 1e-4)))}
+        drawn: collections.Counter[int] = collections.Counter()
+        for seed in SEEDS:
+            parameters = dataclasses.asdict(case) | {"n": DRAWS, "max_tokens": 1, "seed": seed}
+            answer = sides.api.completion(prompt, parameters)
+            drawn.update(choice["token_ids"][0] for choice in answer["choices"])
+        outside += sum(token not in edge for token in drawn)
+        total = sum(drawn.values())
+        shares = {token: drawn[token] / total for token in {*wanted, *drawn}}
+        distance = sum(abs(share - wanted.get(token, 0)) for token, share in shares.items()) / 2
+        by_chance = sum(np.sqrt(2 * one * (1 - one) / (np.pi * total)) for one in wanted.values()) / 2
+        worst = max(worst, distance / by_chance if len(wanted) > 1 else distance)
+        given = {name: value for name, value in dataclasses.asdict(case).items() if value != getattr(Filters, name)}
+        more = {"do_sample": True, "num_return_sequences": DRAWS, "max_new_tokens": 1, "rng_seed": 1}
+        peer = sides.peer.generate(prompt, given | more)
+        of_peer += sum(one.tokens[0] not in edge for one in peer)
+        tokens += len(wanted)
+    detail = (
+        f"{tokens} tokens are left, {outside} drawn that are not, {of_peer} by openvino_genai; proportions of "
+        f"{DRAWS * len(SEEDS)} draws off by at most {worst:.2f} of what is by chance (at most {DISTANCE_SHARE_MAX})"
+    )
+    return Check(f"filters: {case.name()}", outside == 0 and of_peer == 0 and worst <= DISTANCE_SHARE_MAX, detail)
+
+
+def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
+    """All of it, on the server and the peer with the same IR, one request at a time."""
+    with served.Api.start(server, setup, model, folder) as api:
+        sides = Sides(api, setup)
+        found = [
+            *((penalties, case) for case in PENALTIES),
+            (logprobs,),
+            (echo,),
+            (min_tokens,),
+            (stop_strings, False),
+            (stop_strings, True),
+            (choices,),
+            *((filters, case) for case in FILTERS),
+        ]
+        for check, *arguments in found:
+            made = check(sides, *arguments)
+            yield dataclasses.replace(made, name=f"against openvino_genai and plainly: {made.name}")
