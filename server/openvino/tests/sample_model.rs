@@ -69,6 +69,7 @@ impl Stepper {
             blocks: blocks..batch.blocks.len() as u32,
             samples: samples..batch.samples.len() as u32,
             scored: 0..0,
+            drafts: 0,
         });
         self.past += count;
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use server_engine::{ModelRunner, SchedulerConfig};
-use server_scheduler::{Batch, NewRequest, Scheduler, SequenceId, StopRule};
+use server_scheduler::{Batch, NewRequest, Sampled, Scheduler, SequenceId, StopRule};
 
 use crate::scenario::{Generate, Work};
 use crate::{Args, Runner};
@@ -41,7 +41,7 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
         for id in &batch.samples {
             // Which token does not matter, but it must not be the same everywhere.
             let index = id.0 as usize;
-            sampled.push((*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
+            sampled.push(Sampled::new(*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
             produced[index] += 1;
         }
         scheduler.commit(&batch, &sampled, &mut events);

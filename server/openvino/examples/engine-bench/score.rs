@@ -58,6 +58,7 @@ fn each_position(
             blocks: 0..blocks,
             samples: 0..0,
             scored: 0..0,
+            drafts: 0,
         });
         let logits = runner.score(&batch, &wanted[..chunk.len()])?;
         for (offset, row) in logits.rows().enumerate() {

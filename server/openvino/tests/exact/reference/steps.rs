@@ -56,6 +56,7 @@ fn push(batch: &mut Batch, tokens: &[u32], past: usize, table: impl Iterator<Ite
         blocks: start.1..batch.blocks.len() as u32,
         samples: start.2..batch.samples.len() as u32,
         scored: 0..0,
+        drafts: 0,
     });
 }
 
