@@ -30,15 +30,15 @@ impl Random {
 }
 
 /// One of `seeds`, changed in some places, by some of `words` among others.
-pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[&str]) -> Vec<u8> {
+pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>]) -> Vec<u8> {
     let mut input = random.pick(seeds).clone();
     for _ in 0..random.below(8) {
         let at = random.below(input.len() + 1);
         let until = (at + random.below(24)).min(input.len());
         match random.below(7) {
             0 => drop(input.drain(at..until)),
-            1 => drop(input.splice(at..at, random.pick(words).bytes())),
-            2 => drop(input.splice(at..until, random.pick(words).bytes())),
+            1 => drop(input.splice(at..at, random.pick(words).iter().copied())),
+            2 => drop(input.splice(at..until, random.pick(words).iter().copied())),
             3 => {
                 let part = input[at..until].repeat(1 + random.below(20));
                 input.splice(at..at, part);
@@ -65,7 +65,24 @@ pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[&str]) ->
     input
 }
 
-/// The words of a dictionary as libFuzzer reads it: a line for each, in quotes.
-pub(crate) fn words(dictionary: &'static str) -> Vec<&'static str> {
-    dictionary.lines().filter_map(|line| line.strip_prefix('"')?.strip_suffix('"')).collect()
+/// The words of a dictionary as libFuzzer reads it: a line for each, in quotes, with `\\`, `\"` and `\x2a` in it.
+pub(crate) fn words(dictionary: &str) -> Vec<Vec<u8>> {
+    dictionary.lines().filter_map(|line| Some(word(line.strip_prefix('"')?.strip_suffix('"')?))).collect()
+}
+
+fn word(escaped: &str) -> Vec<u8> {
+    let mut word = Vec::new();
+    let mut rest = escaped.bytes();
+    while let Some(byte) = rest.next() {
+        word.push(match (byte, if byte == b'\\' { rest.next() } else { None }) {
+            (_, Some(b'x')) => {
+                let digits = [rest.next(), rest.next()].map(|digit| digit.unwrap_or(b'0'));
+                let digit = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
+                digit(digits[0]) << 4 | digit(digits[1])
+            }
+            (_, Some(itself)) => itself,
+            (byte, None) => byte,
+        });
+    }
+    word
 }
