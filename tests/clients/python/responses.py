@@ -188,7 +188,9 @@ def a_response_in_the_background_is_polled_followed_and_cancelled(client, model)
 def what_is_kept_is_asked_for_in_every_way(client, model):
     logprobs = "message.output_text.logprobs"
     said = [{"role": "user", "content": word} for word in "abcde"]
-    response = client.responses.create(model=model, input=said, include=[logprobs], max_output_tokens=8)
+    response = client.responses.create(
+        model=model, input=said, include=[logprobs], max_output_tokens=8, extra_body={"ignore_eos": True}
+    )
     kept = client.responses.retrieve(response.id, include=[logprobs])
     assert kept == response and len(kept.output[0].content[0].logprobs) == 8, kept
     listed = client.responses.input_items.list
