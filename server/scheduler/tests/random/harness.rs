@@ -395,7 +395,7 @@ impl Harness {
 
     /// Any sequence may be to have drafts, whatever it is doing.
     fn propose(&mut self) {
-        for _ in 0..self.random.below(4) {
+        for _ in 0..self.random.below(12) {
             let id = SequenceId(self.ids.saturating_sub(u64::from(self.random.below(30))));
             self.scheduler.propose(id, self.random.below(9));
         }

@@ -36,7 +36,7 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
     assert!(totals.aborted > operations / 100, "{totals:?}");
     assert!(totals.aborted_in_flight > 0 && totals.failed > 0 && totals.copies > 0, "{totals:?}");
     assert!(totals.forked > 0 && totals.scored > operations / 100, "{totals:?}");
-    assert!(totals.accepted > operations / 20 && totals.drafted > totals.accepted, "{totals:?}");
+    assert!(totals.accepted > operations / 100 && totals.drafted > totals.accepted, "{totals:?}");
     assert!(totals.taken_over > operations / 400, "{totals:?}");
     totals
 }
