@@ -120,8 +120,8 @@ async fn steps(request: Request, costs: SimCosts) -> Vec<StepReport> {
     let mut setup = Setup::new(200);
     setup.sim.costs = costs;
     let (engine, reports) = setup.start_observed();
-    outcome(engine.handle().submit(request).unwrap()).await;
-    engine.shutdown().unwrap();
+    outcome(engine.handle().submit(request).expect("it is taken")).await;
+    engine.shutdown().expect("it ends in good order");
     reports.iter().collect()
 }
 

@@ -19,7 +19,10 @@ fn those_that_are_accepted_are_computed_and_the_others_are_written_over() {
         step 1=4p
         step
     ";
-    check(config(), script, expect![[r#"
+    check(
+        config(),
+        script,
+        expect![[r#"
         > submit 1 abcdef max=20
         > step 1=g
         1: 0+6 [0 1] -> 1
@@ -37,7 +40,8 @@ fn those_that_are_accepted_are_computed_and_the_others_are_written_over() {
         1: 10+5 [0 1 2 3] drafts 4 -> 1
         > step
         1: 15+1 [0 1 2 3] -> 1
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -62,7 +66,10 @@ fn there_are_no_more_than_a_sequence_may_take_and_others_leave() {
         draft 3 zzz
         step
     ";
-    check(config, script, expect![[r#"
+    check(
+        config,
+        script,
+        expect![[r#"
         > submit 1 abc max=4
         > step
         1: 0+3 [0] -> 1
@@ -92,7 +99,8 @@ fn there_are_no_more_than_a_sequence_may_take_and_others_leave() {
         > step
         2: 7+5 [1 2 4] drafts 4 -> 2
         3: 2+3 [3 0] drafts 2 -> 3
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -106,7 +114,10 @@ fn prompts_and_sequences_that_share_one_have_none() {
         draft 3 xyz
         step
     ";
-    check(config(), script, expect![[r#"
+    check(
+        config(),
+        script,
+        expect![[r#"
         > submit 1,2 abcd max=9
         > draft 1 xyz
         > step
@@ -124,5 +135,6 @@ fn prompts_and_sequences_that_share_one_have_none() {
         2: 5+1 [0 2] -> 2
         3: 4+1 [3 4] -> 3
         4: 4+1 [3 5] -> 4
-    "#]]);
+    "#]],
+    );
 }
