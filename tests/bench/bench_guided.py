@@ -8,7 +8,6 @@ last token, so both kinds generate as many.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import pathlib
 import statistics
@@ -17,8 +16,7 @@ import sys
 import bench_http
 import cases
 import engines
-import http_load
-from bench_http import MODEL, Server
+from bench_http import Server, throughput
 
 WANTED = 0.9
 CASES = [case for case in cases.CASES if case.name in ("c1", "c8", "c32", "c64")]
@@ -51,16 +49,6 @@ def arguments() -> argparse.Namespace:
     return known.parse_args()
 
 
-def run(port: int, work: dict, more: dict) -> float:
-    """Tokens per second of a scenario with these parameters."""
-    requests = [request | {"more": more} for request in work["requests"]]
-    result = asyncio.run(http_load.load(port, MODEL, requests))
-    wanted = sum(request["max_tokens"] for request in requests)
-    if result["output_tokens"] != wanted:
-        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
-    return wanted / result["seconds"]
-
-
 def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tuple[float, float]]:
     """Guided and unguided figures of each round, in an order that turns."""
     measured = []
@@ -71,7 +59,7 @@ def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tup
             # Other prompts of the same lengths, so that none is in the cache.
             work = cases.scenario(case, 2 * seed + place, args.vocabulary)
             more = {"temperature": args.temperature} | (GUIDED if name == "guided" else {})
-            figures[name] = run(port, work, more)
+            figures[name] = throughput(port, work["requests"], more)
             note = f"  {case.name:4} round {seed + 1}  {name:6} {figures[name]:8.1f} tok/s"
             print(note, file=sys.stderr, flush=True)
         measured.append((figures["guided"], figures["plain"]))
@@ -85,7 +73,7 @@ def main() -> None:
     with engines.scratch() as folder, Server(args.server, setup, pathlib.Path(folder)) as server:
         warmup = cases.scenario(CASES[1], 99, args.vocabulary)
         for more in ({}, GUIDED):
-            run(server.port, warmup, more)
+            throughput(server.port, warmup["requests"], more)
         for case in CASES:
             if case.name in args.cases:
                 measured[case.name] = rounds_of(server.port, args, case)

@@ -47,6 +47,15 @@ def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentP
     return parser
 
 
+def throughput(port: int, requests: list[dict], more: dict) -> float:
+    """Tokens per second of requests with these parameters besides."""
+    result = asyncio.run(http_load.load(port, MODEL, [request | {"more": more} for request in requests]))
+    wanted = sum(request["max_tokens"] for request in requests)
+    if result["output_tokens"] != wanted:
+        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
+    return wanted / result["seconds"]
+
+
 def setup_of(args: argparse.Namespace) -> engines.Setup:
     """The settings that the arguments ask for, once the server is known to be there."""
     if not args.server.is_file():

@@ -8,7 +8,6 @@ change: much of the answer is in the prompt. *free* asks for a story: hardly any
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import pathlib
 import random
@@ -18,8 +17,7 @@ import sys
 import bench_http
 import cases
 import engines
-import http_load
-from bench_http import MODEL, Server
+from bench_http import Server, throughput
 
 CONCURRENT = {"c1": 1, "c8": 8, "c32": 32}
 SENTENCES = 9
@@ -61,15 +59,6 @@ def requests(work: str, concurrent: int, seed: int) -> list[dict]:
     return [request | {"prompt": prompt(work, rng)} for request in made]
 
 
-def run(port: int, work: list[dict], more: dict) -> float:
-    """Tokens per second."""
-    result = asyncio.run(http_load.load(port, MODEL, [request | {"more": more} for request in work]))
-    wanted = sum(request["max_tokens"] for request in work)
-    if result["output_tokens"] != wanted:
-        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
-    return wanted / result["seconds"]
-
-
 def rounds_of(port: int, args: argparse.Namespace, work: str, case: str) -> list[tuple[float, float]]:
     """Figures of each round, guessed and plain, in an order that turns, with the same prompts."""
     measured = []
@@ -79,7 +68,7 @@ def rounds_of(port: int, args: argparse.Namespace, work: str, case: str) -> list
         for name in order:
             # A salt of its own: nothing is found in the cache.
             more = {"cache_salt": f"{work} {case} {seed} {name}"} | (GUESSED if name == "guessed" else {})
-            figures[name] = run(port, requests(work, CONCURRENT[case], seed), more)
+            figures[name] = throughput(port, requests(work, CONCURRENT[case], seed), more)
             note = f"  {work} {case:4} round {seed + 1}  {name:8} {figures[name]:8.1f} tok/s"
             print(note, file=sys.stderr, flush=True)
         measured.append((figures["guessed"], figures["plain"]))
@@ -92,7 +81,7 @@ def main() -> None:
     measured = {}
     with engines.scratch() as folder, Server(args.server, setup, pathlib.Path(folder)) as server:
         for more in ({}, GUESSED):
-            run(server.port, requests("edit", 8, 99), more)
+            throughput(server.port, requests("edit", 8, 99), more)
         for work in args.work:
             for case in args.cases:
                 measured[work, case] = rounds_of(server.port, args, work, case)

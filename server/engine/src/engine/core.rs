@@ -172,7 +172,6 @@ impl Core {
 
     fn step(&mut self, shared: &Shared) -> Result<(), RunError> {
         let began = shared.clock.now();
-        self.drafting.is_used = self.requests.have_drafters;
         self.drafting.propose(&mut self.requests, &mut self.scheduler);
         self.scheduler.schedule(&mut self.batch);
         Drafting::fill(&mut self.batch, &self.requests);
@@ -203,7 +202,7 @@ impl Core {
 
         self.report.step_time = shared.clock.now() - began;
         let StepReport { prefill_tokens, generated_tokens, step_time, .. } = self.report;
-        if prefill_tokens == 0 {
+        if prefill_tokens == 0 && self.requests.have_drafters {
             self.drafting.took(&self.batch, step_time);
         }
         self.prefill_rate.add(prefill_tokens, step_time);

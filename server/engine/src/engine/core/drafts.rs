@@ -58,8 +58,6 @@ pub(super) struct Drafting {
     costs: Costs,
     /// Of all sequences.
     hits: Hits,
-    /// Whether any request ever had a drafter.
-    pub(super) is_used: bool,
 }
 
 /// After so many steps with drafts one without tells what they save.
@@ -116,14 +114,14 @@ impl Drafter {
 impl Default for Drafting {
     fn default() -> Self {
         let unknown = std::array::from_fn(|matched| [0.2, 0.4, 0.6].get(matched).copied().unwrap_or(0.7));
-        Self { costs: Costs { by_rows: [Cost::default(); PLACES] }, hits: Hits(unknown), is_used: false }
+        Self { costs: Costs { by_rows: [Cost::default(); PLACES] }, hits: Hits(unknown) }
     }
 }
 
 impl Drafting {
     /// Guesses for all sequences that generate, and asks for room for the guesses that are worth it.
     pub(super) fn propose(&mut self, requests: &mut Requests, scheduler: &mut Scheduler) {
-        if !self.is_used {
+        if !requests.have_drafters {
             return;
         }
         let threshold = self.costs.threshold(scheduler.load().running);
@@ -189,10 +187,8 @@ impl Drafting {
 
     /// Takes in what a step took that computed nothing but a token of each sequence and drafts.
     pub(super) fn took(&mut self, batch: &Batch, time: Duration) {
-        if self.is_used {
-            let drafts = batch.rows.iter().map(|row| row.drafts).sum();
-            self.costs.took(batch.rows.len() as u32, drafts, time.as_secs_f64());
-        }
+        let drafts = batch.rows.iter().map(|row| row.drafts).sum();
+        self.costs.took(batch.rows.len() as u32, drafts, time.as_secs_f64());
     }
 }
 
