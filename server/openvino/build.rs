@@ -10,6 +10,7 @@ const SOURCES: &[&str] = &[
     "merge.cpp",
     "paged.cpp",
     "rotary.cpp",
+    "rows.cpp",
     "save.cpp",
     "unpack.cpp",
     "weights.cpp",

@@ -162,6 +162,18 @@ pub struct Args {
     )]
     pub max_chunk_tokens: u32,
 
+    /// Longest time there should be between two tokens of a sequence while prompts are computed beside it, such as
+    /// `100ms`: as much of the prompts is computed in a step as fits into it by what steps took so far (16 tokens at least),
+    /// in place of --max-chunk-tokens. What the sequences take without prompts is not changed by it. Default: no such time
+    #[arg(
+        long,
+        env = "OVFLEET_MAX_ITL",
+        value_name = "DURATION",
+        value_parser = duration,
+        help_heading = "Engine"
+    )]
+    pub max_itl: Option<Duration>,
+
     /// Most tokens of a prompt and its answer together. Default: what the model was made for, or what the
     /// KV cache holds if that is less.
     #[arg(

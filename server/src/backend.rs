@@ -2,7 +2,7 @@
 //! a model takes.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use serde_json::{Map, Value, json};
@@ -31,6 +31,7 @@ pub(crate) struct Config {
     pub(crate) sequences_max: u32,
     pub(crate) batch_tokens_max: u32,
     pub(crate) chunk_tokens_max: u32,
+    pub(crate) step_time_max: Option<Duration>,
     pub(crate) waiting_max: u32,
     pub(crate) sequence_tokens_max: Option<u32>,
     pub(crate) prefix_caching: bool,
@@ -89,6 +90,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let engine = EngineConfig {
         batch_tokens_max: config.batch_tokens_max,
         chunk_tokens_max: config.chunk_tokens_max,
+        step_time_max: config.step_time_max,
         sequences_max: config.sequences_max,
         waiting_max: config.waiting_max,
         sequence_tokens_max: match config.backend {

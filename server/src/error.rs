@@ -118,6 +118,9 @@ impl Error {
             Self::Failed(Failure::Stopped) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopped"), None)
             }
+            Self::Failed(Failure::NoToken(_)) => {
+                (StatusCode::BAD_REQUEST, REQUEST, Some("no_token_left"), None)
+            }
             Self::Failed(Failure::Step(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("step_failed"), None)
             }
@@ -142,6 +145,7 @@ impl Error {
             Self::Starting => "starting",
             Self::Stopping => "stopping",
             Self::Internal(_) => "internal",
+            Self::Failed(Failure::NoToken(_)) => "no_token_left",
             Self::Failed(Failure::Step(_)) => "step_failed",
             Self::Failed(Failure::Stopped) => "stopped",
         }

@@ -43,6 +43,7 @@ class Setup:
     # (None: the default).
     weights: str = "auto"
     chunk_tokens_max: int | None = None
+    step_ms_max: int | None = None
     # Further properties of the plugin, KEY=VALUE.
     properties: tuple[str, ...] = ()
 
@@ -73,6 +74,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         *(f"--plugin-config={one}" for one in setup.properties),
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *([f"--max-chunk-tokens={setup.chunk_tokens_max}"] if setup.chunk_tokens_max else []),
+        *([f"--max-itl-ms={setup.step_ms_max}"] if setup.step_ms_max else []),
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OVFLEET_")}

@@ -65,6 +65,7 @@ fn compare(seed: u64) {
         blocks_total: config.blocks_total,
         batch_tokens_max: config.batch_tokens_max,
         chunk_tokens_max: config.chunk_tokens_max,
+        step_time_max: None,
         sequences_max: config.sequences_max,
         waiting_max: 1000,
         sequence_tokens_max: config.blocks_total * config.block_tokens,

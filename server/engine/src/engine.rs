@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use server_scheduler::SchedulerConfig;
 use tokio::sync::watch;
@@ -26,6 +27,9 @@ pub struct EngineConfig {
     /// Most tokens computed in a step in which sequences decode while there are prompts to compute: how long a
     /// prompt may hold these up.
     pub chunk_tokens_max: u32,
+    /// How long a step should take at most in which sequences decode; then prompts have as many tokens in it as fit by what
+    /// steps were seen to take, and `chunk_tokens_max` holds only until enough is known.
+    pub step_time_max: Option<Duration>,
     /// Most sequences that run at once.
     pub sequences_max: u32,
     /// Most sequences that wait to be started. A burst waits as a whole until the next step, so this is not
@@ -167,6 +171,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         blocks_total,
         batch_tokens_max: config.batch_tokens_max,
         chunk_tokens_max: config.chunk_tokens_max,
+        step_time_max: config.step_time_max,
         sequences_max: config.sequences_max.min(config.batch_tokens_max).min(SEQUENCES_MAX),
         // The handle keeps the limit. Preempted sequences wait as well and are refused nothing for it.
         waiting_max: config.waiting_max.saturating_add(config.sequences_max),

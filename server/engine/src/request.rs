@@ -164,6 +164,9 @@ pub enum Failure {
     /// The step it was in failed. The engine goes on.
     #[error("failed to compute a step: {0}")]
     Step(String),
+    /// What the request asks for leaves no token that may come next.
+    #[error("what is asked for leaves no token that may come next: {0}")]
+    NoToken(String),
     /// The engine ended.
     #[error("the engine has stopped")]
     Stopped,

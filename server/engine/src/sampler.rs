@@ -25,7 +25,7 @@ use server_scheduler::{StopRule, TokenId};
 pub use history::History;
 
 use crate::guide::TokenSet;
-use crate::request::{Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
+use crate::request::{Failure, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
 use scan::Peak;
 use select::{Candidate, Cut};
 
@@ -52,8 +52,17 @@ pub enum Unsampled {
     #[error("the model returned logits that are not numbers")]
     NotFinite,
     /// Every token has the logit negative infinity: the bias and the bans left none.
-    #[error("bias and bans left no token to sample")]
+    #[error("biases, bans and the form of the answer exclude all")]
     NothingLeft,
+}
+
+impl From<Unsampled> for Failure {
+    fn from(error: Unsampled) -> Self {
+        match error {
+            Unsampled::NotFinite => Self::Step(error.to_string()),
+            Unsampled::NothingLeft => Self::NoToken(error.to_string()),
+        }
+    }
 }
 
 /// Chooses tokens. It keeps its scratch memory, so it allocates nothing once it has seen a request of each

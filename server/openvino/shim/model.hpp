@@ -18,6 +18,9 @@ namespace ovfleet {
 
 std::string& last_error();
 
+// Makes `wanted_rows` an input of a paged model: it computes the logits of these tokens, and `logits` are rows.
+void keep_wanted_rows(ov::Model& model);
+
 // Runs `body` and turns what it throws into a return code.
 template <typename Body>
 int guarded(Body body) {

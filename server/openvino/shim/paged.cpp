@@ -1,4 +1,4 @@
-// From a stateful model to a paged one that computes the logits of wanted rows only.
+// From a stateful model to a paged one.
 #include <cstring>
 #include <vector>
 
@@ -15,22 +15,6 @@ namespace op = ov::op;
 // Where a model that is not paged yet carries the window of all its attentions, also as an IR.
 constexpr const char* window_section = "ovfleet";
 constexpr const char* window_name = "sliding_window";
-
-std::shared_ptr<ov::Node> integers(std::vector<int64_t> values) {
-    return op::v0::Constant::create(ov::element::i64, {values.size()}, values);
-}
-
-// The vocabulary projection: the first MatMul met on the way back from the result through operations that
-// leave rows apart.
-std::shared_ptr<ov::Node> vocabulary_projection(const std::shared_ptr<ov::Node>& result) {
-    auto node = result->input_value(0).get_node_shared_ptr();
-    for (int steps = 0; steps < 16; ++steps) {
-        if (ov::is_type<op::v0::MatMul>(node)) return node;
-        OPENVINO_ASSERT(node->get_input_size() > 0, "the logits do not come from a projection");
-        node = node->input_value(0).get_node_shared_ptr();
-    }
-    OPENVINO_THROW("the logits do not come from a projection");
-}
 
 // The window that the GGUF front end's mask cuts out, in tokens with the present one; 0 if it cuts none. Its
 // form is Select(LogicalAnd(k <= q, k >= q - constant), 0, -inf), reshaped, sliced and converted.
@@ -84,42 +68,6 @@ void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows
     OPENVINO_ASSERT(layer == windows.size(), "an attention was not made paged");
 }
 
-void keep_wanted_rows(ov::Model& model) {
-    auto result = model.output("logits").get_node_shared_ptr();
-    if (!ov::is_type<op::v0::Result>(result)) {
-        for (const auto& candidate : model.get_results())
-            if (candidate->input_value(0).get_node_shared_ptr() == result) { result = candidate; break; }
-    }
-    const auto vocabulary = *result->get_input_partial_shape(0).rbegin();
-    auto projection = vocabulary_projection(result);
-    auto hidden = projection->input_value(0);
-    const auto shape = hidden.get_partial_shape();
-    OPENVINO_ASSERT(shape.rank().is_static() && shape.rbegin()->is_static() && vocabulary.is_static(),
-                    "the projection's sizes are not known");
-    const int64_t size = shape.rbegin()->get_length();
-
-    auto wanted = std::make_shared<op::v0::Parameter>(ov::element::i64, ov::PartialShape{-1});
-    wanted->set_friendly_name("wanted_rows");
-    wanted->output(0).get_tensor().set_names({"wanted_rows"});
-    auto rows = std::make_shared<op::v1::Reshape>(hidden, integers({-1, size}), false);
-    auto axis = op::v0::Constant::create(ov::element::i64, {}, {0});
-    std::shared_ptr<ov::Node> kept = std::make_shared<op::v8::Gather>(rows, wanted, axis);
-    // The rank stays what the nodes behind expect: the rows are where the tokens were.
-    if (shape.rank().get_length() == 4)
-        kept = std::make_shared<op::v1::Reshape>(kept, integers({1, -1, 1, size}), false);
-    else
-        kept = std::make_shared<op::v1::Reshape>(kept, integers({-1, 1, size}), false);
-    projection->input(0).replace_source_output(kept);
-
-    auto logits = std::make_shared<op::v1::Reshape>(result->input_value(0), integers({-1, vocabulary.get_length()}), false);
-    auto names = result->input_value(0).get_names();
-    result->input_value(0).get_tensor().set_names({});
-    logits->output(0).get_tensor().set_names({"logits"});
-    result->input(0).replace_source_output(logits);
-    model.add_parameters({wanted});
-    model.validate_nodes_and_infer_types();
-}
-
 }  // namespace
 
 extern "C" int ovfleet_set_window(ov_model_t* model, uint32_t tokens) {
@@ -136,6 +84,6 @@ extern "C" int ovfleet_make_paged(ov_model_t* model) {
         manager.register_pass<ov::pass::SDPAToPagedAttention>();
         manager.run_passes(model->object);
         restore_windows(*model->object, cut);
-        keep_wanted_rows(*model->object);
+        ovfleet::keep_wanted_rows(*model->object);
     });
 }

@@ -21,14 +21,17 @@ mod block;
 mod block_pool;
 mod claims;
 mod load;
+mod pace;
 mod scheduler;
 mod sequence;
 
 pub use batch::{Batch, BlockCopy, Row};
 pub use block::{BlockHash, BlockId, block_hash};
 pub use load::Load;
-pub use scheduler::{SCORED_TOKENS_MAX, Scheduler};
+pub use scheduler::{PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX, Scheduler};
 pub use sequence::{Event, FinishReason, NewRequest, Rejected, Sampled, SequenceId, StopRule};
+
+use std::time::Duration;
 
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
@@ -47,6 +50,10 @@ pub struct SchedulerConfig {
     /// prompt may hold these up. However many decode, the prompts have a quarter of it; where several prompts
     /// wait for each sequence that decodes, it is so many times as much (as far as `batch_tokens_max` leaves that).
     pub chunk_tokens_max: u32,
+    /// How long a step should take at most in which sequences decode. Prompts have as many tokens in it as fit by
+    /// what steps were seen to take ([`Scheduler::took`]), but [`PROMPT_TOKENS_MIN`] in any case; `chunk_tokens_max` holds
+    /// until enough is known.
+    pub step_time_max: Option<Duration>,
     /// Most sequences that run at once. No more run than `batch_tokens_max`, so that each can have a token.
     pub sequences_max: u32,
     /// Most sequences that wait; beyond it [`Rejected::QueueFull`].

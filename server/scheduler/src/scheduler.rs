@@ -5,15 +5,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::block::{BlockHash, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
+use crate::pace::Pace;
 use crate::sequence::{Rank, Sequence};
-use crate::{Load, NewRequest, Rejected, SchedulerConfig, SequenceId, TokenId};
+use crate::{Batch, Load, NewRequest, Rejected, SchedulerConfig, SequenceId, TokenId};
 use sequences::Sequences;
 
-pub use schedule::SCORED_TOKENS_MAX;
+pub use schedule::{PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
 
 mod commit;
 mod invariants;
@@ -38,6 +40,7 @@ pub struct Scheduler {
     hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     pool: BlockPool,
     claims: Claims,
+    pace: Pace,
     sequences: Sequences,
     /// In the order of their ranks.
     waiting: VecDeque<Entry>,
@@ -97,6 +100,7 @@ impl Scheduler {
             hash,
             pool: BlockPool::new(blocks_total, block_tokens),
             claims: Claims::with_capacity(blocks_total),
+            pace: Pace::default(),
             sequences: Sequences::with_capacity(reserved),
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
@@ -184,6 +188,13 @@ impl Scheduler {
             self.running_sequences -= 1;
         } else {
             self.waiting_sequences -= 1;
+        }
+    }
+
+    /// Learns how long the step of `batch` took, where steps are limited by their time.
+    pub fn took(&mut self, batch: &Batch, time: Duration) {
+        if self.config.step_time_max.is_some() {
+            self.pace.took(batch, time);
         }
     }
 

@@ -80,6 +80,7 @@ impl Setup {
         let config = EngineConfig {
             batch_tokens_max: 64,
             chunk_tokens_max: 64,
+            step_time_max: None,
             sequences_max: 32,
             waiting_max: self.waiting_max,
             sequence_tokens_max: self.sequence_tokens_max,

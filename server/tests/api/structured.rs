@@ -209,3 +209,18 @@ async fn an_answer_that_is_cut_off_begins_something_that_fits() {
         answer.body
     );
 }
+
+#[tokio::test]
+async fn a_form_and_bans_that_leave_no_token_are_the_clients_error() {
+    let server = random();
+    let asked = json!({"structured_outputs": {"choice": ["ab", "ac"]}, "bad_words": ["b", "c"]});
+    let answer = server.post(CHAT, chat(asking(asked.clone()))).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.body);
+    let error = &answer.json()["error"];
+    assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!("no_token_left")));
+    let mut streamed = asking(asked);
+    streamed["stream"] = json!(true);
+    let answer = server.post(CHAT, chat(streamed)).await;
+    assert!(answer.body.contains("no_token_left"), "{}", answer.body);
+    server.idle().await;
+}

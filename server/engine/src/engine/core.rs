@@ -1,31 +1,26 @@
 //! The loop on the engine's thread: commands, schedule, run, sample, commit, events.
-//!
-//! It keeps what the scheduler does not need to know of a request: how it samples and where its events go.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, BlockHash, Event as Change, FinishReason, NewRequest, Sampled, Scheduler, SchedulerConfig,
-    SequenceId, StopRule, TokenId,
+    Batch, Event as Change, FinishReason, Sampled, Scheduler, SchedulerConfig, SequenceId,
 };
-use tokio::sync::mpsc as events;
 
-use crate::handle::{Command, Shared, Submission, WaitingPermit};
+use crate::handle::{Command, Shared};
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
-use crate::request::{DraftCounts, Event, Failure, Sampling, ScoredToken, TokenLogprobs};
+use crate::request::Failure;
 use crate::runner::{Logits, ModelRunner, RunError};
-use crate::sampler::{History, Sampler};
-use crate::search::Search;
-use crate::stream::Aborts;
+use crate::sampler::Sampler;
 pub(crate) use drafts::Drafter;
 use drafts::Drafting;
-use guides::{Guides, Slot};
+use guides::Guides;
+use requests::{Live, Requests, index_of, request_of, sequence_of};
 use samples::{Outcome, Samples};
 
 mod drafts;
 mod guides;
+mod requests;
 mod samples;
 
 /// A sequence's id is the number of its request, then, in so many bits, its index in the request.
@@ -53,49 +48,6 @@ pub(super) struct Core {
     /// Sequences that ended by their guides.
     ended: Vec<SequenceId>,
     report: StepReport,
-}
-
-#[derive(Default)]
-struct Requests {
-    /// By their numbers, so that whatever goes through all of them does so in the order they came.
-    live: BTreeMap<u64, Live>,
-    count: u64,
-    /// Whether there ever was one with a guide.
-    have_guides: bool,
-    /// Whether any had guesses.
-    have_drafters: bool,
-}
-
-/// A request the scheduler has.
-struct Live {
-    sampling: Sampling,
-    stop: StopRule,
-    histories: Vec<History>,
-    /// Of the prompt, if they are wanted and have not been told yet.
-    scores: Option<Scores>,
-    /// One for each sequence, or none at all.
-    guides: Vec<Slot>,
-    /// One for each sequence, or none at all.
-    drafters: Vec<Drafter>,
-    /// What the sequences do together, if they do not draw each by itself.
-    search: Option<Box<Search>>,
-    /// Whether each sequence has ended.
-    ended: Vec<bool>,
-    /// Sequences that have not ended.
-    open: usize,
-    events: events::Sender<Event>,
-    aborts: Arc<Aborts>,
-    /// Given back when the request starts.
-    permit: Option<WaitingPermit>,
-    submitted: Duration,
-    prompt_tokens: u32,
-}
-
-/// The log probabilities of a prompt in the making.
-struct Scores {
-    prompt: Vec<TokenId>,
-    /// From the second on, as far as they are computed.
-    tokens: Vec<ScoredToken>,
 }
 
 impl Core {
@@ -205,6 +157,7 @@ impl Core {
         if prefill_tokens == 0 && self.requests.have_drafters {
             self.drafting.took(&self.batch, step_time);
         }
+        self.scheduler.took(&self.batch, step_time);
         self.prefill_rate.add(prefill_tokens, step_time);
         self.decode_rate.add(generated_tokens, step_time);
         (self.observer)(&self.report);
@@ -215,8 +168,8 @@ impl Core {
     fn finish_step(&mut self, began: Duration) {
         let Self { requests, scheduler, samples, changes, ended, report, .. } = self;
         let batch = &self.batch;
-        for (number, message) in samples.failed.drain(..) {
-            report.requests_failed += u32::from(requests.fail(number, message, scheduler));
+        for (number, failure) in samples.failed.drain(..) {
+            report.requests_failed += u32::from(requests.fail(number, failure, scheduler));
         }
         scheduler.commit(&self.batch, &samples.tokens, changes);
         for change in &*changes {
@@ -280,7 +233,8 @@ impl Core {
         tracing::warn!(rows = self.batch.rows.len(), "{error}");
         for sequence in self.scheduler.fail(&self.batch) {
             let number = request_of(sequence);
-            let failed = self.requests.fail(number, error.message.clone(), &mut self.scheduler);
+            let failed =
+                self.requests.fail(number, Failure::Step(error.message.clone()), &mut self.scheduler);
             self.report.requests_failed += u32::from(failed);
         }
     }
@@ -325,175 +279,4 @@ fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError { message: format!("{returned} rows of logits came back for {wanted}"), fatal: true })
-}
-
-impl Requests {
-    /// Hands a request to the scheduler, unless its client has gone.
-    fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
-        let Submission {
-            prompt, sampling, beams, salt, histories, events, aborts, permit, submitted, ..
-        } = submission;
-        let (stop, guide, drafters) = (submission.stop, submission.guide, submission.drafters);
-        // Counted whatever becomes of it, as the handle counts: the two are compared.
-        let number = self.count;
-        self.count += 1;
-        if events.is_closed() {
-            return;
-        }
-        let prompt_tokens = prompt.len() as u32;
-        let sequences = sequences_of(number, histories.len()).collect();
-        let scores = sampling.prompt_logprobs.map(|_| Scores { prompt: prompt.clone(), tokens: Vec::new() });
-        // When its sequences end is the search's business.
-        let tokens = if beams.is_some() { Vec::new() } else { stop.tokens.clone() };
-        let request = NewRequest {
-            sequences,
-            prompt,
-            stop: StopRule { tokens, ..stop },
-            in_step: beams.is_some(),
-            scores_prompt: scores.is_some(),
-            root: BlockHash(salt),
-        };
-        if let Err(rejected) = scheduler.submit(request) {
-            // Not reached: the handle keeps the same limits.
-            send(&events, Event::Failed(Failure::Step(format!("the scheduler refused it: {rejected:?}"))));
-            return;
-        }
-        let open = histories.len();
-        self.have_guides |= guide.is_some();
-        self.have_drafters |= !drafters.is_empty();
-        let search = beams.map(|beams| Box::new(Search::new(beams, open as u32, stop.clone())));
-        let begins = |index| search.as_ref().is_none_or(|search| search.has_beam(index));
-        let slots = |guide| {
-            (0..open as u32).map(|index| if begins(index) { Slot::new(&guide) } else { Slot::Gone }).collect()
-        };
-        let live = Live {
-            sampling,
-            stop,
-            scores,
-            guides: guide.map_or(Vec::new(), slots),
-            drafters,
-            search,
-            histories,
-            ended: vec![false; open],
-            open,
-            events,
-            aborts,
-            permit: Some(permit),
-            submitted,
-            prompt_tokens,
-        };
-        self.live.insert(number, live);
-    }
-
-    /// Aborts the requests whose clients have gone, and the sequences that nobody wants any more.
-    fn drop_abandoned(&mut self, scheduler: &mut Scheduler) {
-        self.live.retain(|&number, live| {
-            let abandoned = live.events.is_closed();
-            if abandoned {
-                sequences_of(number, live.histories.len()).for_each(|sequence| scheduler.abort(sequence));
-            } else if live.search.is_none() {
-                let aborts = Arc::clone(&live.aborts);
-                for index in aborts.take().into_iter().flatten().filter(|index| live.end(*index)) {
-                    scheduler.abort(sequence_of(number, index));
-                }
-            }
-            !abandoned && live.open > 0
-        });
-    }
-
-    /// Ends a request with a failure. False if it has ended already.
-    fn fail(&mut self, number: u64, message: String, scheduler: &mut Scheduler) -> bool {
-        let Some(live) = self.live.remove(&number) else { return false };
-        sequences_of(number, live.histories.len()).for_each(|sequence| scheduler.abort(sequence));
-        send(&live.events, Event::Failed(Failure::Step(message)));
-        true
-    }
-
-    fn started(&mut self, sequence: SequenceId, cached_tokens: u32) {
-        if let Some(live) = self.live.get_mut(&request_of(sequence)) {
-            live.permit = None;
-            send(&live.events, Event::Started { cached_tokens });
-        }
-    }
-
-    /// Tells the scores of a prompt once they are complete.
-    fn scored(&mut self, sequence: SequenceId) {
-        let Some(live) = self.live.get_mut(&request_of(sequence)) else { return };
-        let complete = |scores: &mut Scores| scores.tokens.len() + 1 == scores.prompt.len();
-        if let Some(Scores { tokens, .. }) = live.scores.take_if(complete) {
-            send(&live.events, Event::Scored { tokens });
-        }
-    }
-
-    /// False if the request has failed.
-    fn token(&mut self, sequence: SequenceId, token: TokenId, logprobs: Option<Box<TokenLogprobs>>) -> bool {
-        let Some(live) = self.live.get_mut(&request_of(sequence)) else { return false };
-        let index = index_of(sequence);
-        send(&live.events, Event::Token { index, token, logprobs });
-        true
-    }
-
-    /// Tells what a search has found, and ends it. Nothing happens if its request has failed.
-    fn conclude(&mut self, number: u64) {
-        let Some(Live { search: Some(search), events, .. }) = self.live.remove(&number) else { return };
-        let all = search.found();
-        // Where there are fewer texts than were asked for, the last ones are empty.
-        let drafts = DraftCounts::default();
-        let (found, results) = (all.len() as u32, search.results());
-        (found..results)
-            .for_each(|index| send(&events, Event::Finished { index, reason: FinishReason::Stop, drafts }));
-        for (index, found) in (0..).zip(all) {
-            for (token, logprobs) in found.tokens {
-                send(&events, Event::Token { index, token, logprobs });
-            }
-            send(&events, Event::Finished { index, reason: found.reason, drafts });
-        }
-    }
-
-    /// Nothing happens if it was aborted, its request has failed, or it is a beam.
-    fn finished(&mut self, sequence: SequenceId, reason: FinishReason) {
-        let number = request_of(sequence);
-        if let Some(live) = self.live.get_mut(&number).filter(|live| live.search.is_none()) {
-            let index = index_of(sequence);
-            let drafts =
-                live.drafters.get(index as usize).map_or(DraftCounts::default(), |drafter| drafter.counts);
-            send(&live.events, Event::Finished { index, reason, drafts });
-            live.end(index);
-            if live.open == 0 {
-                self.live.remove(&number);
-            }
-        }
-    }
-}
-
-impl Live {
-    /// False if the sequence had ended already.
-    fn end(&mut self, index: u32) -> bool {
-        let ends = !std::mem::replace(&mut self.ended[index as usize], true);
-        self.open -= usize::from(ends);
-        ends
-    }
-}
-
-/// There is room for every event; a client that has gone is noticed before the next step.
-fn send(events: &events::Sender<Event>, event: Event) {
-    if let Err(events::error::TrySendError::Full(event)) = events.try_send(event) {
-        debug_assert!(false, "invariant: a stream has room for all its events, {event:?} too");
-    }
-}
-
-fn sequences_of(number: u64, count: usize) -> impl Iterator<Item = SequenceId> {
-    (0..count as u32).map(move |index| sequence_of(number, index))
-}
-
-fn sequence_of(number: u64, index: u32) -> SequenceId {
-    SequenceId(number << INDEX_BITS | u64::from(index))
-}
-
-fn request_of(sequence: SequenceId) -> u64 {
-    sequence.0 >> INDEX_BITS
-}
-
-fn index_of(sequence: SequenceId) -> u32 {
-    (sequence.0 & ((1 << INDEX_BITS) - 1)) as u32
 }

@@ -294,8 +294,9 @@ async fn a_guide_that_fails_fails_its_request_and_no_other() {
         let fine = Request { guide: Form::new(3, 12).guide(), ..request(&prompt(1, 10), 50) };
         let (guided, fine) = (handle.submit(guided).unwrap(), handle.submit(fine).unwrap());
         let guided = outcome(guided).await;
-        let message = guided.failure.unwrap_or_else(|| panic!("{fault:?} fails it")).to_string();
-        assert!(message.contains("the form that the answer is held to cannot go on"), "{message}");
+        let failure = guided.failure.unwrap_or_else(|| panic!("{fault:?} fails it"));
+        assert_eq!(matches!(failure, Failure::NoToken(_)), matches!(fault, Fault::DeadEnd), "{failure}");
+        assert!(failure.to_string().contains("the form that the answer is held to"), "{failure}");
         assert_eq!(tokens(fine).await.len(), 12);
     }
     assert_eq!(tokens(other).await.len(), 60);

@@ -32,6 +32,7 @@ impl Setup {
             engine: EngineConfig {
                 batch_tokens_max: 64,
                 chunk_tokens_max: 64,
+                step_time_max: None,
                 sequences_max: 32,
                 waiting_max: 1000,
                 sequence_tokens_max: 100_000,

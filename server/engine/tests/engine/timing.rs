@@ -52,6 +52,48 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
 }
 
 #[tokio::test]
+async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_steps_may_take() {
+    let step_time_max = Duration::from_millis(20);
+    let mut setup = Setup::new(1000);
+    setup.sim.costs = COSTS;
+    setup.engine.batch_tokens_max = 512;
+    setup.engine.chunk_tokens_max = 128;
+    setup.engine.step_time_max = Some(step_time_max);
+    let (engine, gate) = setup.start_gated();
+    let handle = engine.handle();
+    let streams: Vec<_> =
+        (0..8).map(|which| handle.submit(request(&prompt(which, 8), 200)).unwrap()).collect();
+    let mut batch = gate.arrive();
+    while batch.rows.len() < 8 || batch.tokens.len() != 8 {
+        gate.pass();
+        batch = gate.arrive();
+    }
+    let long = handle.submit(request(&prompt(99, 6000), 3)).unwrap();
+    gate.pass();
+    let reports = gate.release();
+    for (which, stream) in (0..).zip(streams) {
+        assert_eq!(tokens(stream).await, expected_tokens(&prompt(which, 8), 200, VOCABULARY));
+    }
+    assert_eq!(tokens(long).await, expected_tokens(&prompt(99, 6000), 3, VOCABULARY));
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+
+    let chunks: Vec<_> = reports
+        .into_iter()
+        .filter(|report| report.prefill_tokens > 0 && report.generated_tokens >= 8)
+        .collect();
+    // What steps cost is learnt from the first ones.
+    let (first, others) = chunks.split_at(24);
+    assert!(first.iter().all(|report| report.prefill_tokens <= 128), "{first:?}");
+    let (last, others) = others.split_last().unwrap();
+    assert!(last.step_time < step_time_max.mul_f32(1.05), "{last:?}");
+    for report in others {
+        assert!(report.step_time < step_time_max.mul_f32(1.05), "{report:?}");
+        assert!(report.step_time > step_time_max.mul_f32(0.7), "{report:?}");
+    }
+}
+
+#[tokio::test]
 async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_step() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;

@@ -64,6 +64,8 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
         blocks_total: layout.blocks_total,
         batch_tokens_max: args.max_batched_tokens,
         chunk_tokens_max: args.max_chunk_tokens,
+        // The floor is stepped over batches that do not depend on time.
+        step_time_max: None,
         sequences_max: args.max_num_seqs,
         waiting_max: 4096,
         sequence_tokens_max: layout.block_tokens * (layout.blocks_total - 1),

@@ -42,6 +42,9 @@ struct Args {
     /// Most tokens computed in a step in which sequences decode while there are prompts to compute.
     #[arg(long, default_value_t = 128)]
     max_chunk_tokens: u32,
+    /// Milliseconds that a step should take at most in which sequences decode.
+    #[arg(long)]
+    max_itl_ms: Option<u64>,
     /// Most sequences that run at once.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
@@ -129,6 +132,7 @@ impl Args {
                 "threads": threads,
                 "batch_tokens_max": self.max_batched_tokens,
                 "chunk_tokens_max": self.max_chunk_tokens,
+                "step_ms_max": self.max_itl_ms,
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,
                 "prefix_caching": !self.no_prefix_caching,
@@ -142,6 +146,7 @@ impl Args {
         server_engine::EngineConfig {
             batch_tokens_max: self.max_batched_tokens,
             chunk_tokens_max: self.max_chunk_tokens,
+            step_time_max: self.max_itl_ms.map(std::time::Duration::from_millis),
             sequences_max: self.max_num_seqs,
             waiting_max: 4096,
             sequence_tokens_max: u32::MAX,

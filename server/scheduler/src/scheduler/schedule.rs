@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::{Entry, Scheduler};
 use crate::block_pool::{Content, Serial};
+use crate::pace::Work;
 use crate::sequence::Sequence;
 use crate::{Batch, BlockCopy, BlockId};
 
@@ -19,6 +20,10 @@ const PROMPTS_PER_CHUNK: u32 = 8;
 /// Tokens of prompts in a step whose logits are computed only to be told: each takes as much memory as the
 /// vocabulary, and a row of them about as much time as a layer or two.
 pub const SCORED_TOKENS_MAX: u32 = 128;
+
+/// Tokens of prompts that a step beside decodes computes in any case, however long it takes, and a number whose
+/// multiples steps of a limited time are: a model that is given another number of tokens each time prepares for each.
+pub const PROMPT_TOKENS_MIN: u32 = 16;
 
 /// What a step may still hold.
 struct Budget {
@@ -50,25 +55,38 @@ impl Scheduler {
         let mut budget = Budget { tokens: self.config.batch_tokens_max, scores: SCORED_TOKENS_MAX };
         self.schedule_decodes(batch, &mut budget);
         if !batch.rows.is_empty() {
-            let chunk = self.chunk_budget(batch.rows.len() as u32, batch.tokens.len() as u32);
-            budget.tokens = budget.tokens.min(chunk);
+            budget.tokens = budget.tokens.min(self.chunk_budget(batch));
         }
         self.schedule_chunks(batch, &mut budget);
         // What was just preempted finds no room: it needs more than it gave back.
         self.admit(batch, &mut budget);
     }
 
-    /// Tokens of prompts beside the `tokens` of so many `decodes`. Together they are as many from step to step, since a model that is
-    /// given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
+    /// Tokens of prompts beside the decodes of `batch`.
+    fn chunk_budget(&self, batch: &Batch) -> u32 {
+        let within = self.config.step_time_max.map(|time_max| {
+            let mut begun = self.running.iter().map(|entry| self.sequences.get(entry.slot));
+            let past = begun.find(|prompt| prompt.row.is_none()).map_or(0, |prompt| prompt.computed);
+            let fit = self.pace.tokens_within(time_max, Work::of(batch), past);
+            fit.map(|tokens| in_whole_grains(batch.tokens.len() as u32, tokens))
+        });
+        match within {
+            Some(Some(tokens)) => tokens,
+            // How long anything takes is not known yet.
+            Some(None) => beside(batch.tokens.len() as u32, self.config.chunk_tokens_max),
+            None => self.chunk_by_prompts(batch.rows.len() as u32, batch.tokens.len() as u32),
+        }
+    }
+
+    /// Tokens of prompts beside the `tokens` of so many `decodes`.
     ///
     /// Where several prompts wait for each sequence that decodes, the step is so many times as large: it holds
     /// few up for the sake of many. And so it is where many prompts wait, of which each would wait longer if the
     /// decodes were computed again beside every small part of the first.
-    fn chunk_budget(&self, decodes: u32, tokens: u32) -> u32 {
+    fn chunk_by_prompts(&self, decodes: u32, tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
         let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1);
-        let most = self.config.chunk_tokens_max.saturating_mul(times);
-        most.saturating_sub(tokens).max(most.div_ceil(4))
+        beside(tokens, self.config.chunk_tokens_max.saturating_mul(times))
     }
 
     /// One token for each sequence that lacks one only, the oldest first.
@@ -377,6 +395,18 @@ impl Scheduler {
         }
         (sequence.table.len(), None)
     }
+}
+
+/// Tokens of prompts beside so many others, `most` in all. Together they are as many from step to step, since a model
+/// that is given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
+fn beside(tokens: u32, most: u32) -> u32 {
+    most.saturating_sub(tokens).max(most.div_ceil(4))
+}
+
+/// Tokens of prompts beside `tokens` others, of which `fit`: less, so that all are a multiple of the least.
+fn in_whole_grains(tokens: u32, fit: u32) -> u32 {
+    let all = tokens.saturating_add(fit) / PROMPT_TOKENS_MIN * PROMPT_TOKENS_MIN;
+    all.saturating_sub(tokens).max(PROMPT_TOKENS_MIN)
 }
 
 /// What the cache is thought to have of a sequence, in leading full blocks.

@@ -34,6 +34,7 @@ pub(crate) fn config() -> SchedulerConfig {
         blocks_total: 16,
         batch_tokens_max: 16,
         chunk_tokens_max: 16,
+        step_time_max: None,
         sequences_max: 8,
         waiting_max: 8,
         sequence_tokens_max: 64,

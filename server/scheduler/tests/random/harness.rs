@@ -1,6 +1,7 @@
 //! Drives a scheduler at random and knows what it ought to do.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::random::Random;
@@ -247,6 +248,10 @@ impl Harness {
         } else {
             self.run(&batch);
             self.commit(&batch);
+        }
+        if self.config.step_time_max.is_some() {
+            let time = Duration::from_micros(self.random.below(10_000).into());
+            self.scheduler.took(&batch, time);
         }
         self.check_progress();
         self.batch = batch;

@@ -8,6 +8,8 @@ mod cache;
 mod harness;
 mod random;
 
+use std::time::Duration;
+
 use harness::{Harness, Setup, Totals};
 use server_scheduler::{BlockHash, SchedulerConfig, TokenId, block_hash};
 
@@ -17,6 +19,7 @@ fn config() -> SchedulerConfig {
         blocks_total: 20,
         batch_tokens_max: 24,
         chunk_tokens_max: 24,
+        step_time_max: None,
         sequences_max: 6,
         waiting_max: 12,
         sequence_tokens_max: 48,
@@ -68,6 +71,17 @@ fn holds_when_there_is_room_and_little_budget() {
     };
     let totals = check(6, 15_000, Setup { config, hash: block_hash, vocabulary: 3 });
     assert_eq!(totals.preempted, 0, "there is room");
+}
+
+#[test]
+fn holds_when_steps_are_limited_by_times_that_mean_nothing() {
+    let config = SchedulerConfig {
+        blocks_total: 60,
+        batch_tokens_max: 64,
+        step_time_max: Some(Duration::from_millis(3)),
+        ..config()
+    };
+    check(12, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
 }
 
 #[test]

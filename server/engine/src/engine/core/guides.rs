@@ -12,6 +12,7 @@ use server_scheduler::{Batch, SequenceId, StopRule, TokenId};
 
 use super::{Requests, index_of, request_of};
 use crate::guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
+use crate::request::Failure;
 
 /// What the guide of a sequence is doing.
 #[derive(Debug)]
@@ -59,18 +60,20 @@ impl Slot {
 
     /// What is to come, of a sequence with so many generated tokens. Stop tokens are allowed where the form may
     /// end and there are enough tokens; where nothing but the end can come, the sequence ends whatever `stop` says.
-    pub(super) fn next(&mut self, stop: &StopRule, generated: u32) -> Result<Next<'_>, GuideError> {
+    pub(super) fn next(&mut self, stop: &StopRule, generated: u32) -> Result<Next<'_>, Failure> {
         if matches!(self, Self::Complete) {
             return Ok(Next::End);
         }
         let Self::Ready(guided, progress) = self else {
-            return Err(GuideError("what may come next is not known".to_owned()));
+            return Err(GuideError("what may come next is not known".to_owned()).into());
         };
         let allowed = &mut guided.allowed;
         stop.tokens.iter().for_each(|&token| allowed.remove(token));
         if allowed.is_empty() {
             return match progress {
-                Progress::Open => Err(GuideError("it leaves no token of this model's vocabulary".to_owned())),
+                Progress::Open => Err(Failure::NoToken(
+                    "the form that the answer is held to ends nowhere from here".to_owned(),
+                )),
                 Progress::MayEnd | Progress::Ended => Ok(Next::End),
             };
         }
@@ -103,6 +106,12 @@ impl Slot {
         let progress = guided.state.commit(token)?;
         *self = Self::Rest(guided);
         Ok(progress == Progress::Ended)
+    }
+}
+
+impl From<GuideError> for Failure {
+    fn from(error: GuideError) -> Self {
+        Self::Step(error.to_string())
     }
 }
 
@@ -172,7 +181,7 @@ impl Guides {
     }
 
     /// Waits for all that is away. Adds the requests whose guides cannot go on to `failed`.
-    pub(super) fn collect(&mut self, requests: &mut Requests, failed: &mut Vec<(u64, String)>) {
+    pub(super) fn collect(&mut self, requests: &mut Requests, failed: &mut Vec<(u64, Failure)>) {
         while self.away > 0 {
             let done = self.done.recv().expect("invariant: a sender is kept here");
             self.away -= 1;
@@ -183,7 +192,7 @@ impl Guides {
                     Ok((guided, progress)) => *slot = Slot::Ready(guided, progress),
                     Err(error) => {
                         *slot = Slot::Gone;
-                        failed.push((request_of(sequence), error.to_string()));
+                        failed.push((request_of(sequence), error.into()));
                     }
                 }
             }

@@ -5,7 +5,7 @@ use server_scheduler::{Batch, Row, Sampled, SequenceId, TokenId};
 use super::drafts::Drafting;
 use super::guides::{Next, Slot};
 use super::{Live, Requests, index_of, request_of};
-use crate::request::TokenLogprobs;
+use crate::request::{Failure, TokenLogprobs};
 use crate::runner::Logits;
 use crate::sampler::{Choice, Sampler};
 use crate::search::{Move, Options};
@@ -19,7 +19,7 @@ pub(super) struct Samples {
     /// Of sequences whose drafts were accepted: these, before the token in `tokens`, in the same order.
     pub(super) earlier: Vec<(TokenId, Option<Box<TokenLogprobs>>)>,
     /// Requests whose logits or guides gave no token, and why.
-    pub(super) failed: Vec<(u64, String)>,
+    pub(super) failed: Vec<(u64, Failure)>,
     /// Requests whose search has ended.
     pub(super) found: Vec<u64>,
     /// Requests whose sequences search.
@@ -85,8 +85,8 @@ impl Samples {
                 }
                 let (token, outcome) = match sample(index_of(sequence), logits, live, sampler) {
                     Ok(sampled) => sampled,
-                    Err(message) => {
-                        self.failed.push((request_of(sequence), message));
+                    Err(failure) => {
+                        self.failed.push((request_of(sequence), failure));
                         (0, Outcome::Nothing)
                     }
                 };
@@ -128,8 +128,8 @@ impl Samples {
                     self.earlier.push((token, logprobs));
                 }
                 Ok(sampled) => last = Some(sampled),
-                Err(message) => {
-                    self.failed.push((number, message));
+                Err(failure) => {
+                    self.failed.push((number, failure));
                     last = Some((0, Outcome::Nothing));
                 }
             }
@@ -148,8 +148,8 @@ impl Samples {
         }
         self.tokens.push(Sampled::new(sequence, 0));
         self.outcomes.push(Outcome::Nothing);
-        if let Err(message) = see(index_of(sequence), logits, live, sampler) {
-            self.failed.push((number, message));
+        if let Err(failure) = see(index_of(sequence), logits, live, sampler) {
+            self.failed.push((number, failure));
         }
     }
 
@@ -162,8 +162,8 @@ impl Samples {
         let Some(mut search) = live.search.take() else { return };
         let moves = search.advance().to_vec();
         let mut complete = Vec::new();
-        if let Err(message) = follow(live, &moves, &mut complete) {
-            self.failed.push((number, message));
+        if let Err(failure) = follow(live, &moves, &mut complete) {
+            self.failed.push((number, failure));
         }
         let has_ended = search.close(&complete);
         live.search = Some(search);
@@ -188,7 +188,7 @@ fn sample(
     logits: &[f32],
     live: &mut Live,
     sampler: &mut Sampler,
-) -> Result<(TokenId, Outcome), String> {
+) -> Result<(TokenId, Outcome), Failure> {
     let (token, outcome) = choose(index, logits, live, sampler)?;
     if !matches!(outcome, Outcome::Nothing) {
         live.histories[index as usize].push(token);
@@ -200,12 +200,12 @@ fn sample(
 }
 
 /// Shows the search what may follow the beam of a sequence, if there is one.
-fn see(index: u32, logits: &[f32], live: &mut Live, sampler: &mut Sampler) -> Result<(), String> {
+fn see(index: u32, logits: &[f32], live: &mut Live, sampler: &mut Sampler) -> Result<(), Failure> {
     let Some(search) = live.search.as_mut().filter(|search| search.has_beam(index)) else { return Ok(()) };
     let history = &live.histories[index as usize];
     let mut choice = Choice { sampling: &live.sampling, stop: &live.stop, history, index, allowed: None };
     if let Some(slot) = live.guides.get_mut(index as usize) {
-        match slot.next(&live.stop, history.generated()).map_err(|error| error.to_string())? {
+        match slot.next(&live.stop, history.generated())? {
             Next::Sample(allowed) => choice.allowed = Some(allowed),
             Next::End => {
                 search.see(index, Options { is_complete: true, ..Options::default() });
@@ -213,13 +213,13 @@ fn see(index: u32, logits: &[f32], live: &mut Live, sampler: &mut Sampler) -> Re
             }
         }
     }
-    let options = sampler.options(logits, &choice, search.options()).map_err(|error| error.to_string())?;
+    let options = sampler.options(logits, &choice, search.options())?;
     search.see(index, options);
     Ok(())
 }
 
 /// What is known of sequences goes with their beams. Adds to `complete` those after which nothing can follow.
-fn follow(live: &mut Live, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), String> {
+fn follow(live: &mut Live, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
     // All copies first: what they go on from is as it was.
     for &Move { slot, from, is_beam, .. } in moves.iter().filter(|to| to.from != to.slot) {
         let (slot, from) = (slot as usize, from as usize);
@@ -233,7 +233,7 @@ fn follow(live: &mut Live, moves: &[Move], complete: &mut Vec<u32>) -> Result<()
     for &Move { slot, token, .. } in moves.iter().filter(|to| to.is_beam) {
         live.histories[slot as usize].push(token);
         if let Some(guide) = live.guides.get_mut(slot as usize)
-            && guide.commit(token, &live.stop).map_err(|error| error.to_string())?
+            && guide.commit(token, &live.stop)?
         {
             *guide = Slot::Complete;
             complete.push(slot);
@@ -261,21 +261,21 @@ fn choose(
     logits: &[f32],
     live: &mut Live,
     sampler: &mut Sampler,
-) -> Result<(TokenId, Outcome), String> {
+) -> Result<(TokenId, Outcome), Failure> {
     let history = &live.histories[index as usize];
     let slot = live.guides.get_mut(index as usize);
     let mut choice = Choice { sampling: &live.sampling, stop: &live.stop, history, index, allowed: None };
     let Some(slot) = slot else {
-        let token = sampler.sample(logits, &choice).map_err(|error| error.to_string())?;
+        let token = sampler.sample(logits, &choice)?;
         return Ok((token, Outcome::Token(logprobs(&choice, logits, token, sampler))));
     };
-    match slot.next(&live.stop, history.generated()).map_err(|error| error.to_string())? {
+    match slot.next(&live.stop, history.generated())? {
         Next::End => return Ok((0, Outcome::Nothing)),
         Next::Sample(allowed) => choice.allowed = Some(allowed),
     }
-    let token = sampler.sample(logits, &choice).map_err(|error| error.to_string())?;
+    let token = sampler.sample(logits, &choice)?;
     let logprobs = logprobs(&choice, logits, token, sampler);
-    let ends = slot.commit(token, &live.stop).map_err(|error| error.to_string())?;
+    let ends = slot.commit(token, &live.stop)?;
     Ok((token, if ends { Outcome::Last(logprobs) } else { Outcome::Token(logprobs) }))
 }
 

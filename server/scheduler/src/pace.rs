@@ -1,0 +1,179 @@
+//! How long steps take, and how many tokens of a prompt fit into one that is not to take longer than so much.
+//!
+//! A step's time is thought of as a sum: something for the step, something for each of its tokens, and something for
+//! each pair of a token and one that it attends to. The three are learnt from the steps there are, by normalised least
+//! mean squares (Widrow and Hoff, 1960): what is not varied for long is not forgotten, and one odd step moves little.
+//!
+//! It decides nothing, and reads no clock: it is told what took how long.
+
+use std::time::Duration;
+
+use crate::Batch;
+
+/// What is known of the time of steps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pace {
+    /// Seconds for [`Work::weighed`].
+    costs: [f64; 3],
+    /// Steps seen in which there was a prompt, up to [`PROMPTS_SEEN_MIN`].
+    prompts_seen: u32,
+}
+
+/// What a step computes, as far as its time depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) tokens: u32,
+    /// For each token, the tokens it attends to, all together.
+    pub(crate) pairs: u64,
+}
+
+/// How far an estimate moves to what was seen.
+const STEP: f64 = 0.2;
+/// Steps with prompts after which the estimate is taken at its word.
+const PROMPTS_SEEN_MIN: u32 = 8;
+/// So many tokens, and pairs, cost about what a step costs at least: all three are to be learnt equally fast.
+const TOKENS_SCALE: f64 = 64.0;
+const PAIRS_SCALE: f64 = 65_536.0;
+
+impl Work {
+    /// All of a batch.
+    pub(crate) fn of(batch: &Batch) -> Self {
+        let mut work = Self::default();
+        batch.rows.iter().for_each(|row| work.add(row.tokens.len() as u32, row.past));
+        work
+    }
+
+    /// `tokens` more, after `past` of the same sequence.
+    fn add(&mut self, tokens: u32, past: u32) {
+        self.tokens += tokens;
+        self.pairs += u64::from(tokens) * u64::from(past) + u64::from(tokens) * u64::from(tokens + 1) / 2;
+    }
+
+    fn weighed(self) -> [f64; 3] {
+        [1.0, f64::from(self.tokens) / TOKENS_SCALE, self.pairs as f64 / PAIRS_SCALE]
+    }
+}
+
+impl Pace {
+    /// Learns from a step.
+    pub(crate) fn took(&mut self, batch: &Batch, time: Duration) {
+        let has_prompt = batch.rows.iter().any(|row| row.tokens.len() as u32 > 1 + row.drafts);
+        self.prompts_seen = (self.prompts_seen + u32::from(has_prompt)).min(PROMPTS_SEEN_MIN);
+        let work = Work::of(batch);
+        let error = time.as_secs_f64() - self.seconds(work);
+        let weighed = work.weighed();
+        let square: f64 = weighed.iter().map(|part| part * part).sum();
+        for (cost, part) in self.costs.iter_mut().zip(weighed) {
+            *cost = (*cost + STEP * error * part / square).max(0.0);
+        }
+    }
+
+    /// How long a step is thought to take.
+    fn seconds(&self, work: Work) -> f64 {
+        self.costs.iter().zip(work.weighed()).map(|(cost, part)| cost * part).sum()
+    }
+
+    /// How many tokens of a prompt, of which there are `past` already, fit into a step of at most `time_max` beside
+    /// `work`. `None` before enough was seen.
+    pub(crate) fn tokens_within(&self, time_max: Duration, work: Work, past: u32) -> Option<u32> {
+        if self.prompts_seen < PROMPTS_SEEN_MIN {
+            return None;
+        }
+        let left = time_max.as_secs_f64() - self.seconds(work);
+        if left <= 0.0 {
+            return Some(0);
+        }
+        // n tokens attend to n (past + n / 2) others: a n² + b n = left.
+        let pair = self.costs[2] / PAIRS_SCALE;
+        let a = pair / 2.0;
+        let b = self.costs[1] / TOKENS_SCALE + pair * f64::from(past);
+        // The root, in the form that is right for a small `a` too. What costs nothing has no end: `as` saturates.
+        Some((2.0 * left / (b + (b * b + 4.0 * a * left).sqrt())) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Row, SequenceId};
+
+    /// Eight sequences of 300 tokens that decode, and a chunk of a prompt.
+    fn batch(chunk: u32, past: u32) -> Batch {
+        let mut batch = Batch::default();
+        let mut push = |tokens: u32, past: u32| {
+            let begin = batch.rows.last().map_or(0, |row: &Row| row.tokens.end);
+            batch.rows.push(Row {
+                sequence: SequenceId(0),
+                past,
+                tokens: begin..begin + tokens,
+                blocks: 0..0,
+                samples: 0..0,
+                scored: 0..0,
+                drafts: 0,
+            });
+        };
+        (0..8).for_each(|_| push(1, 300));
+        if chunk > 0 {
+            push(chunk, past);
+        }
+        batch
+    }
+
+    /// What a step takes on some processor: 5 ms, 1.4 ms for a token and 0.4 us for a pair.
+    fn truth(batch: &Batch) -> Duration {
+        let Work { tokens, pairs } = Work::of(batch);
+        Duration::from_secs_f64(5e-3 + 1.4e-3 * f64::from(tokens) + 0.4e-6 * pairs as f64)
+    }
+
+    #[test]
+    fn what_a_step_computes_is_its_tokens_and_what_they_attend_to() {
+        let mut work = Work::default();
+        work.add(1, 300);
+        assert_eq!(work, Work { tokens: 1, pairs: 301 });
+        work.add(3, 10);
+        assert_eq!(work, Work { tokens: 4, pairs: 301 + 11 + 12 + 13 });
+    }
+
+    #[test]
+    fn nothing_is_said_before_prompts_were_seen() {
+        let mut pace = Pace::default();
+        for _ in 0..100 {
+            pace.took(&batch(0, 0), Duration::from_millis(30));
+        }
+        assert_eq!(pace.tokens_within(Duration::from_secs(1), Work::default(), 0), None);
+    }
+
+    #[test]
+    fn a_long_prompt_is_cut_so_that_steps_take_as_long_as_they_may() {
+        let limit = Duration::from_millis(80);
+        let mut pace = Pace::default();
+        for _ in 0..50 {
+            pace.took(&batch(0, 0), truth(&batch(0, 0)));
+        }
+        let (mut past, mut shares) = (0, Vec::new());
+        while past < 8_192 {
+            let fits = pace.tokens_within(limit, Work::of(&batch(0, 0)), past);
+            let chunk = fits.unwrap_or(128).clamp(1, 512);
+            let time = truth(&batch(chunk, past));
+            pace.took(&batch(chunk, past), time);
+            shares.push(time.as_secs_f64() / limit.as_secs_f64());
+            past += chunk;
+        }
+        let late = &shares[24..];
+        let worst = late.iter().copied().fold(0.0, f64::max);
+        let mean = late.iter().sum::<f64>() / late.len() as f64;
+        assert!(worst < 1.1, "a step took {worst} of what it may");
+        assert!(mean > 0.85, "steps took {mean} of what they may");
+    }
+
+    #[test]
+    fn where_decodes_take_all_there_is_nothing_fits() {
+        let mut pace = Pace::default();
+        for past in (0..4096).step_by(128) {
+            pace.took(&batch(128, past), truth(&batch(128, past)));
+        }
+        let decodes = Work::of(&batch(0, 0));
+        assert_eq!(pace.tokens_within(Duration::from_millis(1), decodes, 0), Some(0));
+        assert!(pace.tokens_within(Duration::from_secs(10), decodes, 0) > Some(1_000));
+    }
+}
