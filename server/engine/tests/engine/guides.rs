@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
-    Beams, Event, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling, SearchEnd,
-    StopRule, TokenId, TokenSet,
+    Beams, Event, Failure, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling,
+    SearchEnd, StopRule, TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
