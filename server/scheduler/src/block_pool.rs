@@ -9,24 +9,30 @@
 //!    ▲                       │                      ▲                     │   │
 //!    └────────── release ────┘                      └─────── share ───────┘   │
 //!    ▲                                                                        │
-//!    └───────────── allocate, when nothing is free: the least recently ───────┘
+//!    └───────────── allocate, when nothing is free: the first of these ───────┘
 //! ```
 //!
 //! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and follow the
 //! same cached content: every registration has its own serial, and a block keeps its parent's. So a collision
 //! of hashes costs a hit and never yields foreign content.
 //!
-//! A cached block's parent is cached too: whoever holds a block holds those before it, and gives back the
-//! later ones first, so that the eviction order has children before parents.
+//! A cached block's parent is cached too: whoever holds a block holds those before it, gives back the later ones
+//! first, and finds none without finding those before it, so that the order of eviction (`evictable`) has children
+//! before parents.
 
 use crate::TokenId;
 use crate::block::{BlockHash, BlockId, IdMap};
+use evictable::{Evictable, STAYS};
 
+mod evictable;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod traces;
 
-/// No neighbour.
-const NONE: u32 = u32::MAX;
+/// Uses of a block between which less than this part of the cache is given up count as one: what is asked several times
+/// in a row is as likely as not never asked again.
+const BURSTS_PER_CACHE: u32 = 2;
 
 /// One registration of content; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,9 +66,6 @@ pub(crate) enum Registered {
 struct Block {
     /// Holders.
     refs: u32,
-    /// Neighbours among the evictable blocks.
-    older: u32,
-    newer: u32,
     cached: Option<Cached>,
 }
 
@@ -71,6 +74,16 @@ struct Cached {
     hash: BlockHash,
     serial: Serial,
     parent: Serial,
+    /// How many requests used it again, as far as that is counted.
+    reused: u8,
+    /// When that was counted last, in blocks given up.
+    counted: u64,
+    /// Cached blocks that follow it.
+    children: u32,
+    /// Whether a request found it and nothing that follows it.
+    left: bool,
+    /// The block that it follows.
+    after: Option<BlockId>,
 }
 
 #[derive(Debug)]
@@ -80,26 +93,29 @@ pub(crate) struct BlockPool {
     /// Tokens of the cached blocks, block after block.
     tokens: Vec<TokenId>,
     free: Vec<BlockId>,
-    /// Ends of the list of evictable blocks.
-    oldest: u32,
-    newest: u32,
-    evictable: u32,
+    evictable: Evictable,
+    /// Uses of a block count as one until so many blocks were given up.
+    burst_evictions: u64,
     by_hash: IdMap<BlockHash, BlockId>,
     serials: u64,
 }
 
 impl BlockPool {
     pub(crate) fn new(blocks_total: u32, block_tokens: u32) -> Self {
-        let blank = Block { refs: 0, older: NONE, newer: NONE, cached: None };
+        Self::staying(blocks_total, block_tokens, STAYS)
+    }
+
+    /// As [`Self::new`], with another order of eviction.
+    fn staying(blocks_total: u32, block_tokens: u32, stays: [u32; STAYS.len()]) -> Self {
+        let blank = Block { refs: 0, cached: None };
         Self {
             block_tokens: block_tokens as usize,
             blocks: vec![blank; blocks_total as usize],
             tokens: vec![0; blocks_total as usize * block_tokens as usize],
             // Taken from the end: the first block first.
             free: (0..blocks_total).rev().map(BlockId).collect(),
-            oldest: NONE,
-            newest: NONE,
-            evictable: 0,
+            evictable: Evictable::new(blocks_total, stays),
+            burst_evictions: u64::from(blocks_total / BURSTS_PER_CACHE),
             // Twice as much as is ever in it, so that removals never make it grow.
             by_hash: IdMap::with_capacity_and_hasher(2 * blocks_total as usize, Default::default()),
             serials: 0,
@@ -115,12 +131,12 @@ impl BlockPool {
     }
 
     pub(crate) fn blocks_evictable(&self) -> u32 {
-        self.evictable
+        self.evictable.len()
     }
 
     /// How many calls of [`Self::allocate`] in a row succeed.
     pub(crate) fn blocks_available(&self) -> u32 {
-        self.blocks_free() + self.evictable
+        self.blocks_free() + self.evictable.len()
     }
 
     /// A block for its caller alone, its content undefined; `None` when all are held.
@@ -141,7 +157,35 @@ impl BlockPool {
         assert!(entry.refs > 0 || entry.cached.is_some(), "invariant: a free block has nothing to share");
         entry.refs += 1;
         if entry.refs == 1 {
-            self.unlink(block);
+            self.evictable.remove(block);
+        }
+    }
+
+    /// A request found these blocks, each of which follows the one before, and goes on from the last of them.
+    ///
+    /// They count as used again only if somebody has gone on from there before. Else this is most likely the same
+    /// conversation a turn later, and its earlier turns are of no use to anybody else.
+    pub(crate) fn found(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
+        let mut blocks = blocks.rev();
+        let Some(last) = blocks.next() else { return };
+        let known = self.blocks[last.0 as usize].cached.as_mut();
+        let known = known.expect("invariant: what is found is cached");
+        if !std::mem::replace(&mut known.left, true) && known.children == 0 {
+            return;
+        }
+        let now = self.evictable.evictions();
+        for block in std::iter::once(last).chain(blocks) {
+            let Block { refs, cached } = &mut self.blocks[block.0 as usize];
+            let cached = cached.as_mut().expect("invariant: what is found is cached");
+            // As often as for what follows it at least: when that counts, this does, or did within the same burst.
+            if now - cached.counted >= self.burst_evictions {
+                cached.counted = now;
+                cached.reused = cached.reused.saturating_add(1);
+            }
+            if *refs == 0 {
+                self.evictable.remove(block);
+                self.evictable.add(block, cached.reused);
+            }
         }
     }
 
@@ -153,10 +197,9 @@ impl BlockPool {
         if entry.refs > 0 {
             return;
         }
-        if entry.cached.is_some() {
-            self.link_newest(block);
-        } else {
-            self.free.push(block);
+        match entry.cached {
+            Some(cached) => self.evictable.add(block, cached.reused),
+            None => self.free.push(block),
         }
     }
 
@@ -186,19 +229,37 @@ impl BlockPool {
         self.has(block, content).then_some(block)
     }
 
-    /// Caches what was computed into `block`, which its caller holds.
-    pub(crate) fn register(&mut self, block: BlockId, content: Content<'_>) -> Registered {
+    /// Caches what was computed into `block`, which its caller holds, and the block `after` which it comes as well.
+    pub(crate) fn register(
+        &mut self,
+        block: BlockId,
+        after: Option<BlockId>,
+        content: Content<'_>,
+    ) -> Registered {
         if let Some(&present) = self.by_hash.get(&content.hash) {
             let same = self.has(present, content);
             return if same { Registered::Duplicate(present) } else { Registered::Collision };
         }
         let start = block.0 as usize * self.block_tokens;
         self.tokens[start..start + self.block_tokens].copy_from_slice(content.tokens);
+        if let Some(after) = after {
+            let after = self.blocks[after.0 as usize].cached.as_mut();
+            after.expect("invariant: the parent of a cached block is cached").children += 1;
+        }
         self.serials += 1;
         let entry = &mut self.blocks[block.0 as usize];
         assert!(entry.refs > 0 && entry.cached.is_none(), "invariant: held content is registered once");
         let serial = Serial(self.serials);
-        entry.cached = Some(Cached { hash: content.hash, serial, parent: content.parent });
+        entry.cached = Some(Cached {
+            hash: content.hash,
+            serial,
+            parent: content.parent,
+            reused: 0,
+            counted: self.evictable.evictions(),
+            children: 0,
+            left: false,
+            after,
+        });
         self.by_hash.insert(content.hash, block);
         Registered::New
     }
@@ -210,18 +271,21 @@ impl BlockPool {
             refs[block.0 as usize] += 1;
         }
         let mut active = 0;
-        let mut serials = std::collections::BTreeSet::from([Serial::ROOT]);
+        let mut serials = std::collections::BTreeMap::from([(Serial::ROOT, u8::MAX)]);
         for (index, block) in self.blocks.iter().enumerate() {
             assert_eq!(block.refs, refs[index], "invariant: block {index} is held by as many as hold it");
             active += u32::from(block.refs > 0);
             if let Some(cached) = block.cached {
                 assert_eq!(self.by_hash.get(&cached.hash), Some(&BlockId(index as u32)));
-                assert!(serials.insert(cached.serial), "invariant: a serial is used once");
+                let former = serials.insert(cached.serial, cached.reused);
+                assert!(former.is_none(), "invariant: a serial is used once");
             }
         }
         let cached = self.blocks.iter().filter_map(|block| block.cached);
         for block in cached {
-            assert!(serials.contains(&block.parent), "invariant: the parent of a cached block is cached");
+            let parent =
+                serials.get(&block.parent).expect("invariant: the parent of a cached block is cached");
+            assert!(*parent >= block.reused, "invariant: a block is used with those before it");
         }
         assert_eq!(self.by_hash.len() + 1, serials.len(), "invariant: the map has cached blocks only");
         self.check_unheld(active);
@@ -234,20 +298,29 @@ impl BlockPool {
             assert!(entry.refs == 0 && entry.cached.is_none(), "invariant: a free block is nobody's");
             assert!(!std::mem::replace(&mut seen[block.0 as usize], true), "invariant: freed once");
         }
-        let (mut older, mut at, mut evictable) = (NONE, self.oldest, 0);
-        while at != NONE {
-            let entry = &self.blocks[at as usize];
-            assert!(entry.refs == 0 && entry.cached.is_some(), "invariant: evictable is cached and not held");
-            assert!(!std::mem::replace(&mut seen[at as usize], true), "invariant: evictable once");
-            assert_eq!(entry.older, older, "invariant: neighbours know each other");
-            (older, at) = (at, entry.newer);
-            evictable += 1;
+        let evictable = self.evictable.check_invariants();
+        let mut due = std::collections::BTreeMap::new();
+        for &(block, list, when) in &evictable {
+            let entry = &self.blocks[block.0 as usize];
+            let Cached { serial, reused, .. } = entry.cached.expect("invariant: evictable is cached");
+            due.insert(serial, when);
+            assert_eq!(entry.refs, 0, "invariant: evictable is not held");
+            assert_eq!(
+                reused.min(STAYS.len() as u8 - 1),
+                list,
+                "invariant: a block is in the list of its kind"
+            );
+            assert!(!std::mem::replace(&mut seen[block.0 as usize], true), "invariant: evictable once");
         }
-        assert_eq!(self.newest, older, "invariant: the list ends at the newest");
-        assert_eq!(self.evictable, evictable, "invariant: the evictable blocks are counted");
+        for cached in self.blocks.iter().filter_map(|block| block.cached) {
+            let parent = due.get(&cached.parent);
+            let before =
+                parent.is_none_or(|parent| due.get(&cached.serial).is_some_and(|child| child < parent));
+            assert!(before, "invariant: a block goes before the one that it follows");
+        }
         assert_eq!(
             self.blocks_total(),
-            self.blocks_free() + evictable + active,
+            self.blocks_free() + evictable.len() as u32 + active,
             "invariant: no block is lost"
         );
     }
@@ -259,38 +332,14 @@ impl BlockPool {
     }
 
     fn evict(&mut self) -> Option<BlockId> {
-        if self.oldest == NONE {
-            return None;
-        }
-        let block = BlockId(self.oldest);
-        self.unlink(block);
+        let block = self.evictable.evict()?;
         let cached = self.blocks[block.0 as usize].cached.take();
         let cached = cached.expect("invariant: an evictable block is cached");
         self.by_hash.remove(&cached.hash);
+        if let Some(after) = cached.after {
+            let after = self.blocks[after.0 as usize].cached.as_mut();
+            after.expect("invariant: the parent of a cached block is cached").children -= 1;
+        }
         Some(block)
-    }
-
-    fn link_newest(&mut self, block: BlockId) {
-        let older = std::mem::replace(&mut self.newest, block.0);
-        match self.blocks.get_mut(older as usize) {
-            Some(neighbour) => neighbour.newer = block.0,
-            None => self.oldest = block.0,
-        }
-        let entry = &mut self.blocks[block.0 as usize];
-        (entry.older, entry.newer) = (older, NONE);
-        self.evictable += 1;
-    }
-
-    fn unlink(&mut self, block: BlockId) {
-        let Block { older, newer, .. } = self.blocks[block.0 as usize];
-        match self.blocks.get_mut(older as usize) {
-            Some(neighbour) => neighbour.newer = newer,
-            None => self.oldest = newer,
-        }
-        match self.blocks.get_mut(newer as usize) {
-            Some(neighbour) => neighbour.older = older,
-            None => self.newest = older,
-        }
-        self.evictable -= 1;
     }
 }

@@ -9,7 +9,7 @@ fn content(hash: u64, parent: Serial, tokens: &[TokenId]) -> Content<'_> {
 /// Allocates a block and caches `tokens` in it, under a hash of the caller's choice.
 fn cached(pool: &mut BlockPool, hash: u64, parent: Serial, tokens: &[TokenId]) -> (BlockId, Serial) {
     let block = pool.allocate().unwrap();
-    assert_eq!(pool.register(block, content(hash, parent, tokens)), Registered::New);
+    assert_eq!(pool.register(block, None, content(hash, parent, tokens)), Registered::New);
     (block, pool.serial(block).unwrap())
 }
 
@@ -69,8 +69,8 @@ fn equal_hashes_with_other_tokens_or_another_parent_are_no_hit() {
     assert_eq!(pool.find(content(9, serial, &[1, 2])), None);
 
     let other = pool.allocate().unwrap();
-    assert_eq!(pool.register(other, content(9, Serial::ROOT, &[1, 3])), Registered::Collision);
-    assert_eq!(pool.register(other, content(9, Serial::ROOT, &[1, 2])), Registered::Duplicate(a));
+    assert_eq!(pool.register(other, None, content(9, Serial::ROOT, &[1, 3])), Registered::Collision);
+    assert_eq!(pool.register(other, None, content(9, Serial::ROOT, &[1, 2])), Registered::Duplicate(a));
     pool.check_invariants([a, other].into_iter());
 }
 
@@ -80,8 +80,90 @@ fn content_that_is_computed_again_has_another_serial() {
     let (block, first) = cached(&mut pool, 1, Serial::ROOT, &[1]);
     pool.release(block);
     assert_eq!(pool.allocate(), Some(block));
-    assert_eq!(pool.register(block, content(1, Serial::ROOT, &[1])), Registered::New);
+    assert_eq!(pool.register(block, None, content(1, Serial::ROOT, &[1])), Registered::New);
     assert_ne!(pool.serial(block), Some(first));
+}
+
+/// Caches a chain of tokens, hashed as themselves; nobody holds it afterwards.
+fn chain(pool: &mut BlockPool, tokens: &[TokenId]) -> Vec<BlockId> {
+    let (mut blocks, mut parent) = (Vec::new(), Serial::ROOT);
+    for token in tokens {
+        let content = content(u64::from(*token), parent, std::slice::from_ref(token));
+        let block = pool.find(content).inspect(|&block| pool.share(block)).unwrap_or_else(|| {
+            let block = pool.allocate().unwrap();
+            pool.register(block, blocks.last().copied(), content);
+            block
+        });
+        parent = pool.serial(block).unwrap();
+        blocks.push(block);
+    }
+    blocks.iter().rev().for_each(|&block| pool.release(block));
+    blocks
+}
+
+/// A request that finds these blocks and goes on from the last.
+fn find(pool: &mut BlockPool, blocks: &[BlockId]) {
+    blocks.iter().for_each(|&block| pool.share(block));
+    pool.found(blocks.iter().copied());
+    blocks.iter().rev().for_each(|&block| pool.release(block));
+}
+
+/// So many one-off prompts of a block, from this token on. True if the hash is still cached afterwards.
+fn outlasts(pool: &mut BlockPool, hash: u64, tokens: std::ops::Range<TokenId>) -> bool {
+    for token in tokens {
+        chain(pool, &[token]);
+    }
+    pool.check_invariants(std::iter::empty());
+    pool.may_have(BlockHash(hash))
+}
+
+/// A pool of 8 blocks, full, with a prompt of two that was in the cache for half of it to be given up.
+fn full() -> (BlockPool, Vec<BlockId>) {
+    let mut pool = BlockPool::new(8, 1);
+    chain(&mut pool, &[1, 2]);
+    outlasts(&mut pool, 1, 100..106);
+    let prompt = chain(&mut pool, &[1, 2]);
+    assert!(outlasts(&mut pool, 1, 106..111));
+    (pool, prompt)
+}
+
+#[test]
+fn a_block_from_which_several_went_on_outlasts_those_that_were_used_since() {
+    let (mut pool, prompt) = full();
+    find(&mut pool, &prompt[..1]);
+    assert!(outlasts(&mut pool, 1, 200..214));
+    assert!(!outlasts(&mut pool, 1, 214..224), "its time is over in the end");
+}
+
+#[test]
+fn a_block_from_which_nobody_goes_on_elsewhere_is_as_any_other() {
+    let (mut pool, prompt) = full();
+    // A conversation and its next turn.
+    find(&mut pool, &prompt);
+    assert!(!outlasts(&mut pool, 1, 200..208));
+}
+
+#[test]
+fn a_block_from_which_two_went_on_shortly_is_as_one_with_a_child() {
+    let (mut pool, prompt) = full();
+    find(&mut pool, &prompt);
+    find(&mut pool, &prompt);
+    assert!(outlasts(&mut pool, 2, 200..208));
+}
+
+#[test]
+fn uses_in_a_row_count_as_one() {
+    let (mut pool, prompt) = full();
+    for _ in 0..9 {
+        find(&mut pool, &prompt[..1]);
+    }
+    assert!(!outlasts(&mut pool, 1, 200..220), "twice it would be there");
+
+    let (mut pool, prompt) = full();
+    find(&mut pool, &prompt[..1]);
+    assert!(outlasts(&mut pool, 1, 200..206));
+    find(&mut pool, &prompt[..1]);
+    assert!(outlasts(&mut pool, 1, 206..226));
 }
 
 #[test]

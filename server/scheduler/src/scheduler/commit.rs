@@ -90,8 +90,9 @@ impl Scheduler {
         while sequence.registered < full {
             let index = sequence.registered as usize;
             let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
-            let parent = match index.checked_sub(1).map(|parent| sequence.table[parent]) {
-                Some(parent) => self.pool.serial(parent).expect("invariant: a registered block is cached"),
+            let after = index.checked_sub(1).map(|before| sequence.table[before]);
+            let parent = match after {
+                Some(after) => self.pool.serial(after).expect("invariant: a registered block is cached"),
                 None => Serial::ROOT,
             };
             if sequence.hashes.len() == index {
@@ -99,7 +100,7 @@ impl Scheduler {
                 sequence.hashes.push((self.hash)(parent, tokens));
             }
             let block = sequence.table[index];
-            match self.pool.register(block, Content { hash: sequence.hashes[index], parent, tokens }) {
+            match self.pool.register(block, after, Content { hash: sequence.hashes[index], parent, tokens }) {
                 Registered::New => {}
                 Registered::Duplicate(present) => {
                     self.pool.share(present);

@@ -356,6 +356,10 @@ impl Scheduler {
         let cached = sequence.registered + u32::from(last.is_some());
         sequence.computed = (cached * block_tokens).min(len - 1);
         self.uncomputed_tokens -= u64::from(sequence.computed);
+        // What comes back after a preemption finds what it computed itself, which nobody else need ever want.
+        if sequence.cached_tokens.is_none() {
+            self.pool.found(sequence.table.iter().copied().chain(last));
+        }
         if let Some(last) = last {
             let block = self.pool.allocate().expect("invariant: there is room");
             // When nothing else was left it is the very block, and nobody's any more.

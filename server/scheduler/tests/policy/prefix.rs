@@ -420,3 +420,68 @@ fn nothing_is_shared_between_roots() {
     "#]],
     );
 }
+
+#[test]
+fn a_prefix_that_others_go_on_from_outlasts_what_was_used_since() {
+    let config = SchedulerConfig { blocks_total: 5, sequence_tokens_max: 20, ..config() };
+    let script = "
+        submit 1 aaaab max=1
+        step
+        submit 2 c*16 max=1
+        step
+        submit 3 aaaad max=1
+        step
+        submit 4 e*16 max=1
+        step
+        submit 5 aaaaf max=1
+        step
+        submit 6 g*16 max=1
+        step
+        submit 7 h*16 max=1
+        step
+        submit 8 aaaai max=1
+        step
+    ";
+    check(config, script, expect![[r#"
+        > submit 1 aaaab max=1
+        > step
+        1: 0+5 [0 1] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 c*16 max=1
+        > step
+        2: 0+16 [1 2 3 4] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 aaaad max=1
+        > step
+        3: 4+1 [0 4] -> 3
+        3 started, 4 cached
+        3 finished, Length
+        > submit 4 e*16 max=1
+        > step
+        4: 0+16 [4 3 2 1] -> 4
+        4 started, 0 cached
+        4 finished, Length
+        > submit 5 aaaaf max=1
+        > step
+        5: 4+1 [0 1] -> 5
+        5 started, 4 cached
+        5 finished, Length
+        > submit 6 g*16 max=1
+        > step
+        6: 0+16 [1 2 3 4] -> 6
+        6 started, 0 cached
+        6 finished, Length
+        > submit 7 h*16 max=1
+        > step
+        7: 0+16 [4 3 2 1] -> 7
+        7 started, 0 cached
+        7 finished, Length
+        > submit 8 aaaai max=1
+        > step
+        8: 4+1 [0 1] -> 8
+        8 started, 4 cached
+        8 finished, Length
+    "#]]);
+}
