@@ -442,7 +442,10 @@ fn a_prefix_that_others_go_on_from_outlasts_what_was_used_since() {
         submit 8 aaaai max=1
         step
     ";
-    check(config, script, expect![[r#"
+    check(
+        config,
+        script,
+        expect![[r#"
         > submit 1 aaaab max=1
         > step
         1: 0+5 [0 1] -> 1
@@ -483,5 +486,6 @@ fn a_prefix_that_others_go_on_from_outlasts_what_was_used_since() {
         8: 4+1 [0 1] -> 8
         8 started, 4 cached
         8 finished, Length
-    "#]]);
+    "#]],
+    );
 }
