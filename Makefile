@@ -103,6 +103,11 @@ engine-bench: fetch
 bench-engine: engine-bench ## Measure the engine beside openvino_genai's, alternating; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py $(ARGS)
 
+.PHONY: bench-engine-1b
+bench-engine-1b: engine-bench ## The same with a model of a billion random weights; ARGS go to the program.
+	@.deps/venv-peer/bin/python tests/bench/bench_engine.py --section bench-engine-1b --forms gguf --cases c1 c8 \
+		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_1b.py)" $(ARGS)
+
 .PHONY: bench-http
 bench-http: engine-bench build ## Measure the server over HTTP beside the engine in process; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)

@@ -19,8 +19,6 @@ import engines
 from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 
 DOCUMENT = engines.ROOT / "docs" / "benchmarks.md"
-MARKS = "<!-- bench-engine: begin -->", "<!-- bench-engine: end -->"
-RECORD = engines.WORK / "bench-engine.json"
 
 
 def arguments() -> argparse.Namespace:
@@ -38,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--chunk-tokens-max", type=int, help="ours alone; without it the engine's default")
     parser.add_argument("--no-floor", action="store_true")
+    parser.add_argument("--section", default="bench-engine", help="whose marks in the document --update looks for")
     parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
     return parser.parse_args()
@@ -168,13 +167,15 @@ def tables(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
     return "\n".join(lines), all_good
 
 
-def update(text: str) -> None:
+def update(section: str, text: str) -> None:
     """Replaces what stands between the marks of the document."""
+    begin, end = (f"<!-- {section}: {edge} -->" for edge in ("begin", "end"))
     document = DOCUMENT.read_text()
-    before, rest = document.split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    command = "`make bench-engine` (`" + " ".join(["bench_engine.py", *sys.argv[1:]]) + "`)"
-    DOCUMENT.write_text(f"{before}{MARKS[0]}\n{command}\n\n{text}\n{MARKS[1]}{after}")
+    before, rest = document.split(begin)
+    _, after = rest.split(end)
+    arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
+    command = f"`make {section}` (`" + " ".join(["bench_engine.py", *arguments]) + "`)"
+    DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")
 
 
 def main() -> None:
@@ -186,11 +187,12 @@ def main() -> None:
             for case in CASES:
                 if case.name in args.cases:
                     measured.setdefault(case.name, []).append(bench.round(case, seed))
-    RECORD.write_text(json.dumps({"configs": bench.configs, "measured": measured}, indent=1))
+    record = engines.WORK / f"{args.section}.json"
+    record.write_text(json.dumps({"configs": bench.configs, "measured": measured}, indent=1))
     text, good = tables(bench, measured)
     print(text)
     if args.update:
-        update(text)
+        update(args.section, text)
     if args.strict and not good:
         raise SystemExit(1)
 
