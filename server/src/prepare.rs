@@ -5,6 +5,7 @@
 
 mod completion;
 mod conversation;
+mod functions;
 mod guide;
 mod infill;
 mod parameters;
@@ -95,6 +96,8 @@ pub(crate) struct Reply {
     pub(crate) token_ids: bool,
     /// Whether log probabilities name tokens by their numbers.
     pub(crate) names_by_id: bool,
+    /// Whether a call is told as one of a function, as before there were tools.
+    pub(crate) calls_functions: bool,
     /// The prompts' tokens, if they or their log probabilities are wanted.
     pub(crate) prompts: Vec<Vec<TokenId>>,
 }
@@ -123,7 +126,11 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     // Another model's request has errors of another model.
     let model = parameters::model(&generation, target.model)?;
     let answer = Wanted { model, logprobs, tokens_max: requested_tokens(&generation) };
-    conversation(&generation, &Conversation::of_chat(request)?, answer, target)
+    let mut asked = Conversation::of_chat(request)?;
+    let calls_functions = std::mem::take(&mut asked.calls_functions);
+    let mut prepared = conversation(&generation, &asked, answer, target)?;
+    prepared.reply.calls_functions = calls_functions;
+    Ok(prepared)
 }
 
 /// What is wanted of the answer to a conversation.

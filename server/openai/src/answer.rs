@@ -14,6 +14,8 @@ pub enum FinishReason {
     Length,
     /// The model ended it after calling tools.
     ToolCalls,
+    /// The same, where tools came as functions.
+    FunctionCall,
 }
 
 /// Tokens used.
@@ -111,6 +113,9 @@ pub struct ChatMessage {
     /// The calls it made, absent if none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCall>>,
+    /// The call it made, where tools came as functions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionCall>,
 }
 
 /// A call of a tool.
@@ -193,6 +198,9 @@ pub struct ChatDelta {
     /// More of its calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCallDelta>>,
+    /// More of its call, where tools came as functions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionDelta>,
 }
 
 /// What is new in a call: first all that names it, with empty arguments, then pieces of the arguments.

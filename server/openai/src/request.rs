@@ -25,6 +25,10 @@ pub struct ChatRequest {
     pub tools: Option<Vec<Map<String, Value>>>,
     /// Which of them.
     pub tool_choice: Option<Value>,
+    /// The former name of `tools`: what stands under `function` there.
+    pub functions: Option<Vec<Map<String, Value>>>,
+    /// The former name of `tool_choice`.
+    pub function_call: Option<Value>,
     /// Whether there may be several calls in one answer.
     pub parallel_tool_calls: Option<bool>,
     /// How much the model is to think: `none` to `xhigh`.
@@ -248,6 +252,9 @@ pub struct Message {
     /// The calls the assistant made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<Map<String, Value>>>,
+    /// The former name of a single call: what stands under `function` there.
+    #[serde(default, skip_serializing)]
+    pub function_call: Option<Map<String, Value>>,
     /// The call that this is the answer to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 use server_openai::{ChatRequest, Message};
 
+use super::functions;
 use super::tools::{self, Tool, ToolChoice};
 use crate::error::Error;
 
@@ -18,6 +19,8 @@ pub(crate) struct Conversation {
     pub(crate) choice: ToolChoice,
     /// Whether several calls may go out in one answer; they may if the request does not say.
     pub(crate) parallel: Option<bool>,
+    /// Whether the tools came as functions, and calls are to be told as such.
+    pub(crate) calls_functions: bool,
     pub(crate) reasoning: Reasoning,
     /// The documents to answer from, for the template.
     pub(crate) documents: Option<Vec<Value>>,
@@ -98,10 +101,13 @@ impl Conversation {
     ///
     /// # Errors
     /// It is not one, or its tools are none.
-    pub(crate) fn of_chat(request: ChatRequest) -> Result<Self, Error> {
-        let messages = request.messages.ok_or_else(|| Error::missing("messages"))?;
-        let tools = tools::read(request.tools.unwrap_or_default())?;
-        let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools)?;
+    pub(crate) fn of_chat(mut request: ChatRequest) -> Result<Self, Error> {
+        let mut messages = request.messages.take().ok_or_else(|| Error::missing("messages"))?;
+        functions::in_messages(&mut messages)?;
+        let calls_functions = functions::become_tools(&mut request)?;
+        let said = |error| if calls_functions { functions::said_of_functions(error) } else { error };
+        let tools = tools::read(request.tools.unwrap_or_default()).map_err(said)?;
+        let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools).map_err(said)?;
         let continues = request.continue_final_message.unwrap_or(false);
         if continues && request.add_generation_prompt == Some(true) {
             return Err(Error::invalid(
@@ -117,6 +123,7 @@ impl Conversation {
             tools,
             choice,
             parallel: request.parallel_tool_calls,
+            calls_functions,
             reasoning: Reasoning { effort, is_shown: request.include_reasoning.unwrap_or(true) },
             documents: request.documents.map(|documents| documents.into_iter().map(Value::Object).collect()),
             variables: request.chat_template_kwargs.unwrap_or_default(),

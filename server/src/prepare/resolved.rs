@@ -100,6 +100,7 @@ impl Resolved {
             prompt_logprobs: self.prompt_logprobs,
             token_ids: self.token_ids,
             names_by_id: self.names_by_id,
+            calls_functions: false,
             prompts: if self.token_ids || self.sampling.prompt_logprobs.is_some() {
                 requests.iter().map(|request| request.prompt.clone()).collect()
             } else {

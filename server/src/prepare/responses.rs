@@ -182,6 +182,7 @@ fn conversation(request: &Request, messages: Vec<Message>) -> Result<Conversatio
         tools,
         choice,
         parallel: request.parallel_tool_calls,
+        calls_functions: false,
         reasoning: Reasoning { effort, ..Reasoning::default() },
         documents: documents.map(|documents| documents.into_iter().map(Value::Object).collect()),
         variables: request.chat_template_kwargs.clone().unwrap_or_default(),

@@ -57,6 +57,12 @@ impl Shape for Chat {
     }
 
     fn call(head: &Head, index: u32, piece: CallPiece, events: &mut Events) {
+        if head.reply.calls_functions {
+            let (delta, tokens) = function(piece);
+            let delta = ChatDelta { function_call: Some(delta), ..ChatDelta::default() };
+            events.push(&part(head, index, delta, tokens));
+            return;
+        }
         let (delta, tokens) = match piece {
             CallPiece::Begin { call, id, name } => {
                 let function = FunctionDelta { name: Some(name), arguments: String::new() };
@@ -73,8 +79,8 @@ impl Shape for Chat {
 
     fn end(head: &Head, index: u32, reason: FinishReason, events: &mut Events) {
         let delta = ChatDelta::default();
-        let choice =
-            ChatChunkChoice { index, delta, logprobs: None, finish_reason: Some(reason), token_ids: None };
+        let finish_reason = Some(told(head, reason));
+        let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids: None };
         events.push(&ChatChunk { choices: vec![choice], ..blank(head) });
     }
 
@@ -91,8 +97,8 @@ impl Shape for Chat {
                 index,
                 token_ids: probabilities::token_ids(&head, &choice.tokens),
                 logprobs: probabilities::chat(&head, std::mem::take(&mut choice.tokens)),
-                finish_reason: choice.reason.unwrap_or(FinishReason::Stop),
-                message: message(choice),
+                finish_reason: told(&head, choice.reason.unwrap_or(FinishReason::Stop)),
+                message: message(choice, head.reply.calls_functions),
             })
             .collect();
         ChatCompletion {
@@ -109,8 +115,29 @@ impl Shape for Chat {
     }
 }
 
-fn message(choice: WholeChoice) -> ChatMessage {
-    let WholeChoice { text, reasoning, calls, tokens: _, reason: _ } = choice;
+/// Why a choice ended, as the request has it.
+fn told(head: &Head, reason: FinishReason) -> FinishReason {
+    match reason {
+        FinishReason::ToolCalls if head.reply.calls_functions => FinishReason::FunctionCall,
+        reason => reason,
+    }
+}
+
+/// A piece of the only call, and the tokens that it is of.
+fn function(piece: CallPiece) -> (FunctionDelta, Vec<TokenText>) {
+    match piece {
+        CallPiece::Begin { name, .. } => {
+            (FunctionDelta { name: Some(name), arguments: String::new() }, Vec::new())
+        }
+        CallPiece::Arguments { text, tokens, .. } => (FunctionDelta { name: None, arguments: text }, tokens),
+    }
+}
+
+fn message(choice: WholeChoice, calls_functions: bool) -> ChatMessage {
+    let WholeChoice { text, reasoning, mut calls, tokens: _, reason: _ } = choice;
+    let is_call = !calls.is_empty();
+    let function = if calls_functions { calls.drain(..).next() } else { None };
+    let function_call = function.map(|call| FunctionCall { name: call.name, arguments: call.arguments });
     let reasoning = (!reasoning.is_empty()).then_some(reasoning);
     let call = |call: WholeCall| ToolCall {
         id: call.id,
@@ -120,11 +147,12 @@ fn message(choice: WholeChoice) -> ChatMessage {
     ChatMessage {
         role: "assistant",
         // As with OpenAI: calls alone have no content, and an empty answer has an empty one.
-        content: (calls.is_empty() || !text.is_empty()).then_some(text),
+        content: (!is_call || !text.is_empty()).then_some(text),
         refusal: None,
         reasoning_content: reasoning.clone(),
         reasoning,
         tool_calls: (!calls.is_empty()).then(|| calls.into_iter().map(call).collect()),
+        function_call,
     }
 }
 

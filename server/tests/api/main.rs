@@ -7,6 +7,7 @@ mod cancellation;
 mod chat;
 mod completions;
 mod effects;
+mod functions;
 mod harness;
 mod health;
 mod limits;

@@ -127,6 +127,8 @@ fn example(schema: &str, name: &str) -> Value {
         "guided_decoding_backend" => json!({name: "auto"}),
         "tools" => json!({"tools": [function]}),
         "tool_choice" => json!({"tools": [function], "tool_choice": "auto"}),
+        "functions" => json!({"functions": [{"name": "f"}]}),
+        "function_call" => json!({"functions": [{"name": "f"}], "function_call": "auto"}),
         "documents" => json!({name: [{"text": "x"}]}),
         "chat_template_kwargs" => json!({name: {"a": 1}}),
         "reasoning_effort" | "verbosity" => json!({name: "low"}),

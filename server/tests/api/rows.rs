@@ -210,6 +210,11 @@ fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let value = match name {
         "suffix" => json!("the end"),
         "tools" => tools,
+        "functions" => json!([{"name": "f"}]),
+        "function_call" => {
+            base["functions"] = json!([{"name": "f"}]);
+            json!("none")
+        }
         "tool_choice" | "parallel_tool_calls" => {
             base["tools"] = tools;
             if name == "tool_choice" { json!("none") } else { json!(false) }

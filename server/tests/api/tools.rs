@@ -8,7 +8,7 @@ use crate::harness::{Server, Setup, chat};
 const PATH: &str = "/v3/chat/completions";
 
 /// Knows tools, as Qwen's templates do.
-const HERMES: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
+pub(crate) const HERMES: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
     {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\
     {% for call in message.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -16,7 +16,8 @@ const HERMES: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{
 const PLAIN: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+pub(crate) const CALL: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 
 fn weather() -> Value {
     json!({"type": "function", "function": {

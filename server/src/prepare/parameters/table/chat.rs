@@ -16,10 +16,10 @@ pub(super) const TABLE: &[Parameter] = &[
     row("add_special_tokens", Kind::Boolean, "false", VLLM)
         .accepted("Templates write them themselves, and those that do not want none."),
     row("include_reasoning", Kind::Boolean, "true", VLLM).note("Whether the answer has the reasoning in it."),
-    row("functions", Kind::Any, "", OPENAI)
-        .refused("is a former name, not taken any more: it is `tools` now"),
-    row("function_call", Kind::Any, "", OPENAI)
-        .refused("is a former name, not taken any more: it is `tool_choice` now"),
+    row("functions", Kind::Array(&Kind::Object, usize::MAX), "", OPENAI)
+        .note("The former name of `tools`. A call is told as `function_call` then, of which an answer has one at most."),
+    row("function_call", Kind::Either(&[Kind::OneOf(&["none", "auto"]), Kind::Object]), "auto", OPENAI)
+        .note("The former name of `tool_choice`."),
     row("continue_final_message", Kind::Boolean, "false", VLLM)
         .note("The answer goes on with the last message, which is not told again. `add_generation_prompt` is false then."),
     row("chat_template", Kind::Text(usize::MAX), "", VLLM).refused(
