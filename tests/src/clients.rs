@@ -74,11 +74,24 @@ impl Running {
     }
 }
 
-/// Runs the script of this name with both clients, one after the other.
+/// Runs the script of this name with both clients at once, and at each of `urls`: a server computes what several ask for
+/// in hardly more time than what one does.
 ///
 /// # Panics
 /// As [`Client::run`].
-pub fn run(script: &str, arguments: &[&str]) {
+pub fn run(script: &str, urls: &[&str], arguments: &[&str]) {
+    let clients = urls.iter().flat_map(|url| [(Client::Python, *url), (Client::JavaScript, *url)]);
+    let running: Vec<Running> =
+        clients.map(|(client, url)| client.start(script, &[&[url], arguments].concat())).collect();
+    running.into_iter().for_each(Running::passed);
+}
+
+/// Runs the script of this name with both clients, one after the other: for what depends on who else asks, such as which
+/// of several replicas is chosen.
+///
+/// # Panics
+/// As [`Client::run`].
+pub fn run_in_turns(script: &str, arguments: &[&str]) {
     Client::Python.run(script, arguments);
     Client::JavaScript.run(script, arguments);
 }

@@ -129,7 +129,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The server that the tests of one binary share, [`EXACT`]: started by the first that asks, ended with
+    /// The server that the tests of one binary share, as [`Server::named`]: started by the first that asks, ended with
     /// the last that lets go.
     ///
     /// # Panics
@@ -139,7 +139,7 @@ impl Server {
         static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.upgrade().unwrap_or_else(|| {
-            let server = Arc::new(Self::start(&EXACT).expect("the server starts"));
+            let server = Arc::new(Self::named().expect("the server starts"));
             *shared = Arc::downgrade(&server);
             server
         })

@@ -7,7 +7,7 @@ use tests::clients;
 use tests::http::{self, Stream};
 use tests::process::Process;
 use tests::router::{Router, replica};
-use tests::server::{EXACT, Server};
+use tests::server::Server;
 
 async fn model(server: &Server) -> String {
     let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
@@ -98,20 +98,20 @@ async fn refuses_a_body_that_is_too_large() {
 #[tokio::test]
 async fn the_official_clients_work() {
     let server = Server::shared();
-    clients::run("client", &[&server.url("/v3"), &model(&server).await]);
+    clients::run("client", &[&server.url("/v3")], &[&model(&server).await]);
 }
 
 #[tokio::test]
 async fn the_official_clients_work_through_the_router() {
-    let servers = [Server::start(&EXACT).unwrap(), Server::start(&EXACT).unwrap()];
+    let servers = [Server::named().unwrap(), Server::named().unwrap()];
     let router = Router::start(&servers.each_ref().map(replica)).unwrap();
-    clients::run("client", &[&router.url("/v3"), &model(&servers[0]).await]);
+    clients::run_in_turns("client", &[&router.url("/v3"), "smollm2"]);
 }
 
 #[tokio::test]
 async fn the_examples_of_the_readme_work_as_they_stand() {
     // As `make run` calls it.
-    let server = Server::named().unwrap();
+    let server = Server::shared();
     let readme = std::fs::read_to_string(tests::root().join("README.md")).unwrap();
     let examples = examples(&readme);
     let languages: Vec<&str> = examples.iter().map(|(language, _)| *language).collect();

@@ -10,14 +10,8 @@ async fn model(server: &Server) -> String {
 }
 
 #[tokio::test]
-async fn the_official_clients_use_them() {
-    let server = Server::shared();
-    clients::run("parameters", &[&server.url("/v3"), &model(&server).await]);
-}
-
-#[tokio::test]
-async fn the_official_clients_use_them_through_the_router() {
+async fn the_official_clients_use_them_directly_and_through_the_router() {
     let server = Server::shared();
     let router = Router::start(&[replica(&server)]).expect("the router starts");
-    clients::run("parameters", &[&router.url("/v3"), &model(&server).await]);
+    clients::run("parameters", &[&server.url("/v3"), &router.url("/v3")], &[&model(&server).await]);
 }

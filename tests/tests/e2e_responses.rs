@@ -24,7 +24,7 @@ fn scripted(arguments: &[&str]) -> Server {
 #[test]
 fn the_official_clients_work() {
     let server = scripted(&[]);
-    clients::run("responses", &[&server.url("/v3"), "scripted", "scripted"]);
+    clients::run("responses", &[&server.url("/v3")], &["scripted", "scripted"]);
 }
 
 #[test]
@@ -34,13 +34,13 @@ fn the_official_clients_work_through_the_router() {
     // So that what finds its way back does not by chance.
     arguments.push("--policy=round-robin".to_owned());
     let router = Router::start(&arguments).expect("the router starts");
-    clients::run("responses", &[&router.url("/v1"), "scripted", "scripted"]);
+    clients::run("responses", &[&router.url("/v1")], &["scripted", "scripted"]);
 }
 
 #[test]
 fn the_real_model_answers_the_official_clients() {
     let server = Server::named().expect("the server starts");
-    clients::run("responses", &[&server.url("/v3"), "smollm2", "real"]);
+    clients::run("responses", &[&server.url("/v3")], &["smollm2", "real"]);
 }
 
 #[tokio::test]

@@ -8,7 +8,6 @@ use tests::server::Server;
 #[test]
 fn the_official_clients_get_what_their_models_ask_for_directly_and_through_the_router() {
     let server = Server::named().expect("the server starts");
-    clients::run("structured", &[&server.url("/v3"), "smollm2"]);
     let router = Router::start(&[replica(&server)]).expect("the router starts");
-    clients::run("structured", &[&router.url("/v3"), "smollm2"]);
+    clients::run("structured", &[&server.url("/v3"), &router.url("/v3")], &["smollm2"]);
 }

@@ -22,18 +22,18 @@ fn scripted() -> Server {
 #[test]
 fn the_official_clients_loop_with_tools() {
     let server = scripted();
-    clients::run("tools", &[&server.url("/v3"), "scripted", "scripted"]);
+    clients::run("tools", &[&server.url("/v3")], &["scripted", "scripted"]);
 }
 
 #[test]
 fn the_official_clients_loop_with_tools_through_the_router() {
     let servers = [scripted(), scripted()];
     let router = Router::start(&servers.each_ref().map(replica)).expect("the router starts");
-    clients::run("tools", &[&router.url("/v3"), "scripted", "scripted"]);
+    clients::run("tools", &[&router.url("/v3")], &["scripted", "scripted"]);
 }
 
 #[test]
 fn the_real_model_calls_what_it_must() {
     let server = Server::named().expect("the server starts");
-    clients::run("tools", &[&server.url("/v3"), "smollm2", "required"]);
+    clients::run("tools", &[&server.url("/v3")], &["smollm2", "required"]);
 }
