@@ -206,6 +206,7 @@ fn describe(app: &App, replica: &Replica) -> Value {
             "prefill_tokens_per_second": finite(load.prefill_tokens_per_second),
             "decode_tokens_per_second": finite(load.decode_tokens_per_second),
             "preemptions_total": load.preemptions_total,
+            "asleep": load.asleep,
         },
     })
 }

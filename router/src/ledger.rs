@@ -81,6 +81,8 @@ pub struct Reported {
     pub prefill_tokens_per_second: f32,
     /// Tokens generated a second; 0 while not known.
     pub decode_tokens_per_second: f32,
+    /// Whether the next request has to wake it.
+    pub is_asleep: bool,
 }
 
 /// A replica at one moment: its last report, and what that does not include.
@@ -361,6 +363,7 @@ impl Reported {
             requests_max: load.requests_max,
             prefill_tokens_per_second: speed(load.prefill_tokens_per_second),
             decode_tokens_per_second: speed(load.decode_tokens_per_second),
+            is_asleep: load.asleep,
         }
     }
 }

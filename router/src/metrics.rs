@@ -59,6 +59,7 @@ struct ReplicaGauges {
     blocks_active: Family<ReplicaLabels, Gauge>,
     blocks_evictable: Family<ReplicaLabels, Gauge>,
     blocks_free: Family<ReplicaLabels, Gauge>,
+    asleep: Family<ReplicaLabels, Gauge>,
     report_age: Family<ReplicaLabels, Gauge<f64, AtomicU64>>,
     trusted: Family<ReplicaLabels, Gauge>,
 }
@@ -205,7 +206,7 @@ impl Metrics {
 }
 
 impl ReplicaGauges {
-    fn all(&self) -> [(&'static str, &'static str, &Family<ReplicaLabels, Gauge>); 8] {
+    fn all(&self) -> [(&'static str, &'static str, &Family<ReplicaLabels, Gauge>); 9] {
         [
             ("replica_in_flight", "Requests that this router has under way at the replica", &self.in_flight),
             ("replica_unreported", "Those of them that its last report does not include", &self.unreported),
@@ -218,6 +219,7 @@ impl ReplicaGauges {
                 &self.blocks_evictable,
             ),
             ("replica_blocks_free", "Blocks that are empty", &self.blocks_free),
+            ("replica_asleep", "1 if the next request has to wake it, as reported", &self.asleep),
             ("replica_trusted", "1 if it may be picked, 0 while it is ejected", &self.trusted),
         ]
     }
@@ -246,6 +248,7 @@ impl ReplicaGauges {
                 set(&self.blocks_active, reported.blocks_active.into());
                 set(&self.blocks_evictable, reported.blocks_evictable.into());
                 set(&self.blocks_free, empty.into());
+                set(&self.asleep, reported.is_asleep.into());
             }
             if let Some(age) = view.report_age {
                 self.report_age.get_or_create(&labels).set(age.as_secs_f64());

@@ -119,7 +119,8 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// The index of the replica to send to. `terms` is replaced by what each candidate was judged by, in
-    /// their order. Equal candidates are equally likely.
+    /// their order. Equal candidates are equally likely. One that sleeps is not considered as long as one
+    /// that is awake has room.
     ///
     /// # Errors
     /// No candidate can ever take the request. (That all are full at the moment is [`capacity`]'s to say: here
@@ -132,6 +133,12 @@ impl Policy {
         rng: &mut impl Rng,
     ) -> Result<usize, NoReplica> {
         terms.clear();
+        let awake_has_room = candidates
+            .iter()
+            .any(|candidate| !candidate.is_asleep() && candidate.capacity(demand) == Capacity::Now);
+        let able = |candidate: &Candidate| {
+            !(awake_has_room && candidate.is_asleep()) && candidate.capacity(demand) != Capacity::Never
+        };
         match self {
             Self::Kv(config) => kv::score(config, demand, candidates, terms),
             Self::Session(config) => match demand.session {
@@ -139,11 +146,11 @@ impl Policy {
                 None => kv::score(config, demand, candidates, terms),
             },
             Self::LeastRequests => counts::least_requests(candidates, terms),
-            Self::PowerOfTwo => counts::power_of_two(demand, candidates, terms, rng),
+            Self::PowerOfTwo => counts::power_of_two(candidates, able, terms, rng),
             Self::RoundRobin => counts::round_robin(candidates, terms),
         }
         for (candidate, terms) in candidates.iter().zip(terms.iter_mut()) {
-            if candidate.capacity(demand) == Capacity::Never {
+            if !able(candidate) {
                 terms.score = f64::INFINITY;
             }
         }
@@ -244,6 +251,11 @@ impl Candidate {
         let uncached_tokens = demand.prompt_tokens.saturating_sub(self.cached_tokens).max(1);
         let blocks = uncached_tokens.div_ceil(self.block_tokens()).saturating_add(self.output_blocks(demand));
         Cost { uncached_tokens, blocks, sequences: demand.sequences.max(1) }
+    }
+
+    /// Whether a request would have to wake it. One that is on its way there does that already.
+    fn is_asleep(&self) -> bool {
+        self.view.booked.in_flight == 0 && self.view.reported.is_some_and(|reported| reported.is_asleep)
     }
 
     /// Whether the replica is to have anything at all.

@@ -3,6 +3,7 @@
 
 mod parsers;
 mod sim;
+mod sleep;
 mod store;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use server_parsers::{ReasoningFormat, ToolFormat};
 
 pub use parsers::ParserChoice;
 pub use sim::SimArgs;
+pub use sleep::SleepArgs;
 pub use store::StoreArgs;
 
 use crate::drain::DrainArgs;
@@ -279,6 +281,10 @@ pub struct Args {
     /// What is kept of responses.
     #[command(flatten)]
     pub store: StoreArgs,
+
+    /// When memory is given back.
+    #[command(flatten)]
+    pub sleep: SleepArgs,
 
     /// What the simulator simulates.
     #[command(flatten)]

@@ -256,7 +256,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         "openvino {} {weights} {} {}",
         config.device, loaded.inference_precision, loaded.cache_precision
     );
-    Ok((Box::new(runner), computed))
+    Ok((Box::new(server_openvino::Sleeper::new(runner, &loaded, config)), computed))
 }
 
 #[cfg(not(feature = "openvino"))]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use server_engine::{Failure, Rejected, SubmitError};
+use server_engine::{Failure, Rejected, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, Malformed};
 
 /// Why a request has no answer.
@@ -42,6 +42,8 @@ pub(crate) enum Error {
     Starting,
     #[error("the server is shutting down")]
     Stopping,
+    #[error("{}", SleepError::Busy)]
+    Busy,
     /// The engine refused what should have been refused before, or a part of the server broke.
     #[error("{0}")]
     Internal(String),
@@ -113,6 +115,7 @@ impl Error {
                 (StatusCode::TOO_MANY_REQUESTS, RATE, Some("too_many_requests"), None)
             }
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, Some("queue_full"), None),
+            Self::Busy => (StatusCode::CONFLICT, REQUEST, Some("requests_in_work"), None),
             Self::Starting => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("starting"), None),
             Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopping"), None),
             Self::Failed(Failure::Stopped) => {
@@ -120,6 +123,9 @@ impl Error {
             }
             Self::Failed(Failure::NoToken(_)) => {
                 (StatusCode::BAD_REQUEST, REQUEST, Some("no_token_left"), None)
+            }
+            Self::Failed(Failure::Wake(_)) => {
+                (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
             }
             Self::Failed(Failure::Step(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("step_failed"), None)
@@ -144,8 +150,10 @@ impl Error {
             Self::QueueFull { .. } => "queue_full",
             Self::Starting => "starting",
             Self::Stopping => "stopping",
+            Self::Busy => "busy",
             Self::Internal(_) => "internal",
             Self::Failed(Failure::NoToken(_)) => "no_token_left",
+            Self::Failed(Failure::Wake(_)) => "wake_failed",
             Self::Failed(Failure::Step(_)) => "step_failed",
             Self::Failed(Failure::Stopped) => "stopped",
         }
@@ -172,7 +180,9 @@ impl Error {
             Self::TooManyRequests { retry_after, .. } | Self::QueueFull { retry_after, .. } => {
                 Some(*retry_after)
             }
-            Self::Starting | Self::Stopping | Self::Failed(Failure::Stopped) => Some(RETRY_AFTER_MIN),
+            Self::Starting | Self::Stopping | Self::Failed(Failure::Stopped | Failure::Wake(_)) => {
+                Some(RETRY_AFTER_MIN)
+            }
             _ => None,
         }
     }
@@ -203,6 +213,16 @@ fn shortened(mut text: String, characters_max: usize) -> String {
         text.push('…');
     }
     text
+}
+
+impl From<SleepError> for Error {
+    fn from(error: SleepError) -> Self {
+        match error {
+            SleepError::Busy => Self::Busy,
+            SleepError::Wake(message) => Self::Failed(Failure::Wake(message)),
+            SleepError::Stopped => Self::Stopping,
+        }
+    }
 }
 
 impl From<Malformed> for Error {

@@ -32,12 +32,15 @@ mod respond;
 mod responses;
 mod routes;
 mod run;
+mod sleep;
 mod sse;
 mod store;
 mod telemetry;
 
 pub use app::{App, Serving};
-pub use args::{Args, Backend, ByteSize, Command, LogFormat, ParserChoice, SimArgs, StoreArgs, WeightsForm};
+pub use args::{
+    Args, Backend, ByteSize, Command, LogFormat, ParserChoice, SimArgs, SleepArgs, StoreArgs, WeightsForm,
+};
 pub use backend::{built_in_text, built_in_text_with, script};
 pub use compat::ovms_errors;
 pub use drain::DrainArgs;
@@ -47,6 +50,7 @@ pub use limits::{Limits, RETRY_AFTER_MAX};
 pub use load::{ReplicaService, publish};
 pub use metrics::Metrics;
 pub use model::Model;
-pub use routes::router;
+pub use routes::{Sleep, router, router_with};
 pub use run::exit_code;
+pub use sleep::sleep_when_idle;
 pub use store::StoreConfig;

@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use server_engine::{Observer, StepReport};
+use server_engine::{EngineLoad, Observer, StepReport};
 
 use crate::app::App;
 
@@ -38,6 +38,7 @@ struct Inner {
     step_time: Histogram,
     model_time: Histogram,
     guide_time: Histogram,
+    wake_time: Histogram,
     batch_tokens: Histogram,
     batch_rows: Histogram,
     prompt_tokens: Counter,
@@ -52,6 +53,7 @@ struct Inner {
     blocks_active: Gauge,
     blocks_evictable: Gauge,
     blocks_total: Gauge,
+    sleeping: Gauge,
     ready: Gauge,
 }
 
@@ -94,6 +96,7 @@ impl Metrics {
             step_time: short(),
             model_time: short(),
             guide_time: short(),
+            wake_time: long(),
             batch_tokens: size(),
             batch_rows: size(),
             prompt_tokens: Counter::default(),
@@ -108,6 +111,7 @@ impl Metrics {
             blocks_active: Gauge::default(),
             blocks_evictable: Gauge::default(),
             blocks_total: Gauge::default(),
+            sleeping: Gauge::default(),
             ready: Gauge::default(),
         };
         inner.registry = registry(&inner, model, backend);
@@ -142,6 +146,9 @@ impl Metrics {
         if report.guided_sequences > 0 {
             inner.guide_time.observe(report.guide_time.as_secs_f64());
         }
+        if let Some(wake_time) = report.wake_time {
+            inner.wake_time.observe(wake_time.as_secs_f64());
+        }
         inner.prompt_tokens.inc_by(u64::from(report.prompt_tokens));
         inner.cached_prompt_tokens.inc_by(u64::from(report.cached_tokens));
         inner.generated_tokens.inc_by(u64::from(report.generated_tokens));
@@ -172,7 +179,8 @@ impl Metrics {
         inner.ready.set(i64::from(app.is_ready()));
         inner.requests_in_work.set(i64::try_from(app.requests()).unwrap_or(i64::MAX));
         if let Some(serving) = app.loaded() {
-            let load = serving.engine.load().borrow().load;
+            let EngineLoad { load, asleep, .. } = *serving.engine.load().borrow();
+            inner.sleeping.set(i64::from(asleep.is_some()));
             inner.sequences_running.set(i64::from(load.running));
             inner.sequences_waiting.set(i64::from(load.waiting));
             inner.blocks_active.set(i64::from(load.blocks_active));
@@ -224,6 +232,7 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ("queue_time", "From a request's submission to its first step", &inner.queue_time),
         ("step_time", "Of a step of the engine", &inner.step_time),
         ("model_time", "Of the model, within a step", &inner.model_time),
+        ("wake_time", "Of waking, where it succeeded", &inner.wake_time),
         (
             "guide_time",
             "After the model, until it was known what structured output allows",
@@ -242,6 +251,7 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ("blocks_active", "Blocks of the KV cache that sequences hold", &inner.blocks_active),
         ("blocks_evictable", "Blocks nobody holds, kept for their content", &inner.blocks_evictable),
         ("blocks_total", "Blocks of the KV cache", &inner.blocks_total),
+        ("sleeping", "1 if the next request has to wake the model", &inner.sleeping),
         ("ready", "1 if requests should be sent here", &inner.ready),
     ];
     for (name, help, gauge) in gauges {

@@ -10,6 +10,7 @@ mod models;
 mod openapi;
 mod probabilities;
 mod responses;
+mod sleep;
 mod tokenize;
 
 use axum::Router;
@@ -21,8 +22,22 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::error::Error;
 
-/// The whole API.
+/// Whether requests may put the server to sleep and wake it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// Nothing is there to ask for it.
+    ByItself,
+    /// As vLLM has it in its mode for development.
+    OnRequest,
+}
+
+/// The whole API, but for what has to be asked for.
 pub fn router(app: App) -> Router {
+    router_with(app, Sleep::ByItself)
+}
+
+/// The whole API.
+pub fn router_with(app: App, sleep: Sleep) -> Router {
     let api = Router::new()
         .route("/chat/completions", post(chat::chat))
         .route("/completions", post(completions::completions))
@@ -42,7 +57,14 @@ pub fn router(app: App) -> Router {
         .route("/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::retrieve));
-    Router::new()
+    let asked_for = match sleep {
+        Sleep::ByItself => Router::new(),
+        Sleep::OnRequest => Router::new()
+            .route("/sleep", post(sleep::sleep))
+            .route("/wake_up", post(sleep::wake_up))
+            .route("/is_sleeping", get(sleep::is_sleeping)),
+    };
+    asked_for
         .nest("/v1", api.clone())
         .nest("/v3", api)
         // As vLLM has them.

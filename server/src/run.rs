@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use proto::v1alpha1::replica_server::ReplicaServer;
-use server_engine::Engine;
+use server_engine::{Engine, EngineHandle};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
@@ -18,13 +18,14 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::app::{App, Serving};
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, SleepArgs};
 use crate::compat::ovms_errors;
 use crate::lifecycle::Phase;
 use crate::limits::Limits;
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
-use crate::routes::router;
+use crate::routes::{Sleep, router_with};
+use crate::sleep::{level, sleep_when_idle};
 use crate::store::StoreConfig;
 use crate::{backend, fetch, listen, telemetry};
 
@@ -93,6 +94,7 @@ impl Args {
             log: _,
             log_format: _,
             store,
+            sleep,
             sim,
         } = self;
         Settings {
@@ -106,6 +108,7 @@ impl Args {
                 read_timeout,
             },
             ovms_compat,
+            sleep,
             store: store.config(),
             backend: backend::Config {
                 backend,
@@ -143,6 +146,7 @@ struct Settings {
     drain_timeout: Duration,
     limits: Limits,
     ovms_compat: bool,
+    sleep: SleepArgs,
     store: StoreConfig,
     backend: backend::Config,
 }
@@ -159,7 +163,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
     let stop = CancellationToken::new();
     let mut listener = JoinSet::new();
-    let api = router(app.clone());
+    let sleep = if settings.sleep.enable_sleep_mode { Sleep::OnRequest } else { Sleep::ByItself };
+    let api = router_with(app.clone(), sleep);
     let api = if settings.ovms_compat { ovms_errors(api) } else { api };
     listener.spawn(listen::serve(http, api, settings.limits, stop.clone()));
     let mut services = JoinSet::new();
@@ -182,11 +187,20 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let handle = engine.handle();
     tokio::select! {
         () = signals.next() => {}
+        () = fall_asleep(handle.clone(), &settings.sleep) => {}
         died = handle.dead() => return farewell(&app, &stop, &mut listener, died).await,
         Some(ended) = services.join_next() => return Err(service_ended(ended)),
     }
     drain(&app, (&stop, &mut listener), settings.drain_timeout, &mut signals).await?;
     end(engine, signals).await
+}
+
+/// Puts the engine to sleep when it is to sleep by itself. Never ends.
+async fn fall_asleep(engine: EngineHandle, settings: &SleepArgs) {
+    match (settings.sleep_after, level(settings.sleep_level)) {
+        (Some(after), Some(level)) => sleep_when_idle(engine, after, level).await,
+        _ => std::future::pending().await,
+    }
 }
 
 /// Loads the model on a thread of its own, which the process does not wait for if it is to end.

@@ -342,6 +342,7 @@ impl Replica {
             preemptions_total: preemptions,
             dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.published_seen.wire() }),
             keeper: 0,
+            asleep: false,
         }
     }
 }

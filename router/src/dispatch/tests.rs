@@ -203,6 +203,7 @@ fn odd(rng: &mut StdRng, router: u64) -> Load {
             .random_bool(0.7)
             .then_some(Dispatches { router: [router, 1][rng.random_range(0..2)], ranges }),
         keeper: rng.random(),
+        asleep: rng.random(),
     }
 }
 

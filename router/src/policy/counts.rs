@@ -2,7 +2,7 @@
 
 use rand::Rng;
 
-use super::{Candidate, Capacity, Demand, Terms, below};
+use super::{Candidate, Terms, below};
 
 /// By requests in flight, a replica on probation counting for as much less as its weight says.
 pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
@@ -12,15 +12,15 @@ pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     }));
 }
 
-/// As [`least_requests`], between two candidates at random.
+/// As [`least_requests`], between two at random of the candidates that are `able`.
 pub(super) fn power_of_two(
-    demand: &Demand,
     candidates: &[Candidate],
+    able: impl Fn(&Candidate) -> bool,
     terms: &mut Vec<Terms>,
     rng: &mut impl Rng,
 ) {
     least_requests(candidates, terms);
-    let able = |index: &usize| candidates[*index].capacity(demand) != Capacity::Never;
+    let able = |index: &usize| able(&candidates[*index]);
     let count = (0..candidates.len()).filter(able).count();
     if count <= 2 {
         return;

@@ -28,6 +28,7 @@ const REPORTED: Reported = Reported {
     requests_max: 64,
     prefill_tokens_per_second: 1000.0,
     decode_tokens_per_second: 100.0,
+    is_asleep: false,
 };
 
 const DEMAND: Demand =
@@ -291,6 +292,27 @@ fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
     }
 }
 
+#[test]
+fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
+    let asleep = |identity| reporting(identity, Reported { is_asleep: true, ..REPORTED });
+    let busy = |running| reporting(1, Reported { running, uncomputed_tokens: 50_000, ..REPORTED });
+    for name in ALL {
+        let policy: Policy = name.parse().unwrap();
+        for seed in 0..20 {
+            let demand = Demand { session: Some(seed), ..DEMAND };
+            let pick = |candidates: &[Candidate]| pick_seeded(policy, &demand, candidates, seed);
+            assert_eq!(pick(&[asleep(2), busy(15), asleep(3)]), Ok(1), "{name}: there is room");
+            assert!(pick(&[asleep(2), asleep(3)]).is_ok(), "{name}: somebody has to");
+            // A request is on its way there already.
+            let mut waking = asleep(2);
+            waking.view.booked.in_flight = 1;
+            assert_eq!(pick(&[waking, asleep(3)]), Ok(0), "{name}");
+        }
+    }
+    let full = Reported { running: 16, ..REPORTED };
+    assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), asleep(2)]), Ok(1));
+}
+
 /// Whatever the figures are, the pick is one of those that can take the request, and it is a function of what
 /// goes in.
 #[test]
@@ -315,6 +337,7 @@ fn at_random_picks_are_possible_and_repeatable() {
                     requests_max: any(),
                     prefill_tokens_per_second: speeds[any() as usize % 4],
                     decode_tokens_per_second: speeds[any() as usize % 4],
+                    is_asleep: any() < 100,
                 };
                 let mut candidate = reporting(u64::from(identity), reported);
                 candidate.cached_tokens = any();

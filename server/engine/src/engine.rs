@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use server_scheduler::SchedulerConfig;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::clock::Clock;
 use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Limits, Shared};
@@ -100,6 +100,7 @@ impl Engine {
             waiting: Arc::new(AtomicU32::new(0)),
             submissions: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            sleep_turn: Arc::new(Semaphore::new(1)),
             death: OnceLock::new(),
         });
         let handle = EngineHandle { shared: Arc::clone(&shared) };

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use server_scheduler::{Rejected, StopRule, TokenId};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::clock::Clock;
 use crate::engine::Drafter;
@@ -16,10 +16,11 @@ use crate::report::{EngineLoad, EngineState};
 use crate::request::{Event, Request, Sampling};
 use crate::sampler::History;
 use crate::search::Beams;
+use crate::sleep::SleepCommand;
 use crate::stream::{Aborts, TokenStream};
 
-/// Commands that may be on their way beside the requests: to drain and to stop, each once.
-pub(crate) const CONTROL_COMMANDS_MAX: usize = 2;
+/// Commands that may be on their way beside the requests: to drain, to stop, and to sleep or wake, each once.
+pub(crate) const CONTROL_COMMANDS_MAX: usize = 3;
 
 /// Talks to an engine. Clones talk to the same.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     /// Requests handed to the engine, or about to be.
     pub(crate) submissions: AtomicU64,
     pub(crate) draining: AtomicBool,
+    /// For whoever asks for sleep or waking: there is room for one such command.
+    pub(crate) sleep_turn: Arc<Semaphore>,
     /// Set before the state becomes [`EngineState::Dead`].
     pub(crate) death: OnceLock<String>,
 }
@@ -65,6 +68,8 @@ pub(crate) enum Command {
     Submit(Box<Submission>),
     /// Finish what there is, then end.
     Drain,
+    /// Sleep or wake, if nothing is in work.
+    Sleep(SleepCommand),
     /// End after the step in progress.
     Stop,
 }

@@ -19,6 +19,7 @@ mod runner;
 mod sampler;
 mod search;
 pub mod sim;
+mod sleep;
 mod stream;
 
 pub use clock::Clock;
@@ -32,4 +33,5 @@ pub use runner::{CacheLayout, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use search::{Beams, SearchEnd, TextStop};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};
+pub use sleep::{SleepError, SleepLevel};
 pub use stream::TokenStream;

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use server_scheduler::Load;
 
-/// What one step did, for metrics. All counts are of this step alone.
+use crate::sleep::SleepLevel;
+
+/// What one step did, or a waking, for metrics. All counts are of this step alone; one without rows was none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Rows of the batch: sequences that took part.
@@ -38,6 +40,8 @@ pub struct StepReport {
     pub guide_time: Duration,
     /// The time of the whole step: scheduling, running, sampling and sending events.
     pub step_time: Duration,
+    /// The time it took to wake, if that is what was done.
+    pub wake_time: Option<Duration>,
 }
 
 impl StepReport {
@@ -49,7 +53,7 @@ impl StepReport {
     }
 }
 
-/// Called on the engine's thread once a step: it is to be quick, and must not panic.
+/// Called on the engine's thread once a step, and once a waking: it is to be quick, and must not panic.
 pub type Observer = Box<dyn FnMut(&StepReport) + Send>;
 
 /// What the engine does.
@@ -73,6 +77,8 @@ pub enum EngineState {
 pub struct EngineLoad {
     /// What the engine does.
     pub state: EngineState,
+    /// What it has given back while it sleeps. Waking included: until it is awake.
+    pub asleep: Option<SleepLevel>,
     /// Its sequences and its cache.
     pub load: Load,
     /// Tokens of prompts computed per second, while there are such: a moving average over [`RATE_WINDOW`].

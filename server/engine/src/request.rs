@@ -167,6 +167,9 @@ pub enum Failure {
     /// What the request asks for leaves no token that may come next.
     #[error("what is asked for leaves no token that may come next: {0}")]
     NoToken(String),
+    /// The engine slept and could not be woken. The next request tries again.
+    #[error("failed to wake the model: {0}")]
+    Wake(String),
     /// The engine ended.
     #[error("the engine has stopped")]
     Stopped,

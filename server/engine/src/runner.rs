@@ -2,6 +2,8 @@
 
 use server_scheduler::Batch;
 
+use crate::sleep::SleepLevel;
+
 /// Runs a model with a paged KV cache. It blocks: it is called from the engine's own thread only.
 pub trait ModelRunner: Send {
     /// The cache the runner has allocated, and the width of its logits.
@@ -16,6 +18,19 @@ pub trait ModelRunner: Send {
     /// blocks is untouched, and the runner is ready for the next batch — or, if
     /// [`RunError::fatal`], it is of no further use.
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
+
+    /// Gives back the memory that `level` names, and more than before if it sleeps already. What is in the cache is
+    /// lost. Nothing is run until [`Self::wake`] has succeeded. A runner that keeps what it has says nothing here.
+    fn sleep(&mut self, _level: SleepLevel) {}
+
+    /// Makes it ready to run again, with the same layout and a cache without content.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the model cannot be read any more. It sleeps on and can be woken later — or, if
+    /// [`RunError::fatal`], it is of no further use.
+    fn wake(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
 }
 
 /// What a runner's cache looks like.

@@ -14,6 +14,7 @@ use server_scheduler::{Batch, BlockId, Row, TokenId};
 use crate::clock::Clock;
 use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
 use crate::sampler::mix;
+use crate::sleep::SleepLevel;
 
 pub use script::SimScript;
 
@@ -79,6 +80,7 @@ pub struct SimRunner {
     digests: Vec<u64>,
     logits: Vec<f32>,
     steps: u64,
+    is_asleep: bool,
 }
 
 /// The digest of no token.
@@ -94,7 +96,17 @@ impl SimRunner {
         assert!(config.vocabulary > 0, "a model knows a token");
         let slots = vec![0; config.blocks_total as usize * config.block_tokens as usize];
         let tokens = vec![0; slots.len()];
-        Self { config, clock, slots, script: None, tokens, digests: Vec::new(), logits: Vec::new(), steps: 0 }
+        Self {
+            config,
+            clock,
+            slots,
+            script: None,
+            tokens,
+            digests: Vec::new(),
+            logits: Vec::new(),
+            steps: 0,
+            is_asleep: false,
+        }
     }
 
     /// The same model with something to say.
@@ -193,6 +205,7 @@ impl ModelRunner for SimRunner {
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        assert!(!self.is_asleep, "invariant: nothing runs while it sleeps");
         let fault = self.fault();
         self.steps += 1;
         self.clock.spend(self.cost(batch));
@@ -219,6 +232,19 @@ impl ModelRunner for SimRunner {
             self.logits[row as usize * vocabulary..][..vocabulary].fill(f32::NAN);
         }
         Ok(Logits::new(&self.logits, self.config.vocabulary))
+    }
+
+    /// The cache is lost: what believes in its content finds something else there.
+    fn sleep(&mut self, _: SleepLevel) {
+        (self.slots, self.tokens) = (Vec::new(), Vec::new());
+        self.is_asleep = true;
+    }
+
+    fn wake(&mut self) -> Result<(), RunError> {
+        let slots = self.config.blocks_total as usize * self.config.block_tokens as usize;
+        (self.slots, self.tokens) = (vec![0; slots], vec![0; slots]);
+        self.is_asleep = false;
+        Ok(())
     }
 }
 

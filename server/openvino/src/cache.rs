@@ -94,6 +94,11 @@ impl Cache {
         self.tensors.iter().try_for_each(|each| request.set(&each.input, &each.tensor))
     }
 
+    /// Gives the memory back to the system, with what is in it. It is there again, as zeros, as it is touched.
+    pub(crate) fn discard(&mut self) -> Result<(), Error> {
+        self.tensors.iter_mut().try_for_each(|each| each.tensor.discard())
+    }
+
     /// Carries out a copy in every layer.
     pub(crate) fn copy(&mut self, copy: BlockCopy) -> Result<(), Error> {
         for CacheTensor { tensor, block_bytes, .. } in &mut self.tensors {

@@ -21,6 +21,7 @@ mod processor;
 mod runner;
 mod runtime;
 mod shim;
+mod sleep;
 mod unpacked;
 mod weights;
 
@@ -28,5 +29,6 @@ pub use error::Error;
 pub use load::{Config, Loaded, Stage, Weights, load};
 pub use memory::available_bytes;
 pub use runner::OpenVinoRunner;
+pub use sleep::Sleeper;
 pub use unpacked::{LARGE_STEP_TOKENS, Unpack};
 pub use weights::Form;

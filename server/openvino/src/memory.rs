@@ -1,4 +1,4 @@
-//! How much memory there is to use.
+//! How much memory there is to use, and giving back what is not.
 
 use std::fs;
 
@@ -10,6 +10,15 @@ pub fn available_bytes() -> Option<u64> {
     match (machine, group) {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
+    }
+}
+
+/// Gives what the C library's allocator keeps free back to the system, as far as it is whole pages.
+pub(crate) fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it touches free memory only, under the allocator's own locks.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

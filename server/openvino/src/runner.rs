@@ -47,6 +47,14 @@ impl OpenVinoRunner {
         unpacked.wait(|request| inputs.bind(request).and_then(|()| cache.bind(request)))
     }
 
+    /// Gives the memory of the KV cache back to the system. The next step finds nothing in it.
+    ///
+    /// # Errors
+    /// The system does not take it.
+    pub(crate) fn discard_cache(&mut self) -> Result<(), Error> {
+        self.cache.discard()
+    }
+
     /// Like [`ModelRunner::run`], but gives the logits of the tokens at `wanted` in [`Batch::tokens`] instead
     /// of those of the rows that sample: to score what is given.
     ///

@@ -363,6 +363,26 @@ impl Tensor {
         }
     }
 
+    /// Gives the whole pages of its memory back to the system, which makes zeros of them when they are touched again.
+    pub(crate) fn discard(&mut self) -> Result<(), Error> {
+        let (data, bytes) = (self.pointer()?, self.bytes()?);
+        // SAFETY: it reads a constant of the system.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page = usize::try_from(page).unwrap_or(1 << 16);
+        let before = data.align_offset(page);
+        let length = bytes.saturating_sub(before) / page * page;
+        if length == 0 {
+            return Ok(());
+        }
+        // SAFETY: these pages lie within the tensor's memory, which is the process's own (it was allocated by the C++
+        // library's allocator); nobody reads it meanwhile, since the borrow is exclusive and no request runs.
+        let status = unsafe { libc::madvise(data.add(before).cast(), length, libc::MADV_DONTNEED) };
+        if status == 0 {
+            return Ok(());
+        }
+        Err(Error::runtime("give memory back", &std::io::Error::last_os_error().to_string()))
+    }
+
     /// Copies `length` bytes at `from` over those at `to`.
     ///
     /// # Panics

@@ -264,6 +264,13 @@ impl BlockPool {
         Registered::New
     }
 
+    /// Forgets all content that nobody holds, so that its blocks are free.
+    pub(crate) fn forget_evictable(&mut self) {
+        while let Some(block) = self.evict() {
+            self.free.push(block);
+        }
+    }
+
     /// Panics unless `holders` are all the references to blocks there are, and the pool is consistent.
     pub(crate) fn check_invariants(&self, holders: impl Iterator<Item = BlockId>) {
         let mut refs = vec![0; self.blocks.len()];

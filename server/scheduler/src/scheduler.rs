@@ -198,6 +198,11 @@ impl Scheduler {
         }
     }
 
+    /// Forgets what is cached of sequences that have ended: their blocks' content is lost.
+    pub fn forget_cached(&mut self) {
+        self.pool.forget_evictable();
+    }
+
     /// How busy it is. Takes no time.
     pub fn load(&self) -> Load {
         let (free, evictable) = (self.pool.blocks_free(), self.pool.blocks_evictable());

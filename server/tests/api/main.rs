@@ -27,6 +27,7 @@ mod responses_kept;
 mod responses_refused;
 mod routes;
 mod rows;
+mod sleep;
 mod structured;
 mod tokenize;
 mod tools;

@@ -12,6 +12,7 @@ use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::Failure;
 use crate::runner::{Logits, ModelRunner, RunError};
 use crate::sampler::Sampler;
+use crate::sleep::SleepLevel;
 pub(crate) use drafts::Drafter;
 use drafts::Drafting;
 use guides::Guides;
@@ -22,6 +23,7 @@ mod drafts;
 mod guides;
 mod requests;
 mod samples;
+mod sleep;
 
 /// A sequence's id is the number of its request, then, in so many bits, its index in the request.
 pub(super) const INDEX_BITS: u32 = 16;
@@ -38,6 +40,8 @@ pub(super) struct Core {
     drafting: Drafting,
     observer: Observer,
     state: EngineState,
+    /// What was given back, if it sleeps.
+    asleep: Option<SleepLevel>,
     prefill_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
@@ -68,6 +72,7 @@ impl Core {
             drafting: Drafting::default(),
             observer,
             state: EngineState::Starting,
+            asleep: None,
             prefill_rate: Rate::default(),
             decode_rate: Rate::default(),
             preemptions_total: 0,
@@ -85,9 +90,9 @@ impl Core {
     /// The runner is of no further use.
     pub(super) fn run(&mut self, shared: &Shared) -> Result<(), RunError> {
         self.state = EngineState::Serving;
-        while self.take_commands(shared) {
+        while self.take_commands(shared)? {
             self.requests.drop_abandoned(&mut self.scheduler);
-            if !self.scheduler.is_idle() {
+            if !self.scheduler.is_idle() && self.is_awake(shared)? {
                 self.step(shared)?;
             }
         }
@@ -95,29 +100,30 @@ impl Core {
     }
 
     /// Takes all commands there are, and waits for one if there is nothing to compute. False at the end.
-    fn take_commands(&mut self, shared: &Shared) -> bool {
+    fn take_commands(&mut self, shared: &Shared) -> Result<bool, RunError> {
         loop {
             let command = if !self.scheduler.is_idle() {
                 match self.commands.try_recv() {
                     Ok(command) => command,
-                    Err(_) => return true,
+                    Err(_) => return Ok(true),
                 }
             } else if self.state == EngineState::Draining {
                 match self.commands.try_recv() {
                     Ok(command) => command,
-                    Err(_) => return false,
+                    Err(_) => return Ok(false),
                 }
             } else {
                 self.publish(shared);
                 match self.commands.recv() {
                     Ok(command) => command,
-                    Err(_) => return false,
+                    Err(_) => return Ok(false),
                 }
             };
             match command {
                 Command::Submit(submission) => self.requests.submit(*submission, &mut self.scheduler),
                 Command::Drain => self.state = EngineState::Draining,
-                Command::Stop => return false,
+                Command::Sleep(command) => self.change_sleep(command, shared)?,
+                Command::Stop => return Ok(false),
             }
         }
     }
@@ -259,13 +265,15 @@ impl Core {
     fn publish(&self, shared: &Shared) {
         let new = EngineLoad {
             state: self.state,
+            asleep: self.asleep,
             load: self.scheduler.load(),
             prefill_tokens_per_second: self.prefill_rate.per_second(),
             decode_tokens_per_second: self.decode_rate.per_second(),
             submissions: self.requests.count,
         };
         shared.load.send_if_modified(|published| {
-            let notify = published.state != new.state || published.load != new.load;
+            let notify =
+                (published.state, published.asleep) != (new.state, new.asleep) || published.load != new.load;
             *published = new;
             notify
         });

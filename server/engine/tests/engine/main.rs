@@ -9,6 +9,8 @@ mod faults;
 mod guides;
 #[cfg(test)]
 mod scores;
+#[cfg(test)]
+mod sleep;
 mod streams;
 #[cfg(test)]
 mod support;

@@ -1,0 +1,174 @@
+//! Sleep: what is given back is gone, whoever comes finds the engine awake, and failures are told and not for ever.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Waker};
+
+use server_engine::sim::{SimRunner, expected_tokens};
+use server_engine::{
+    CacheLayout, Engine, EngineState, Failure, Logits, ModelRunner, RunError, SleepError, SleepLevel,
+    StepReport,
+};
+use server_scheduler::Batch;
+
+use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
+
+/// What a [`Restless`] was asked for, and how often it is to fail.
+#[derive(Debug, Default)]
+struct Nights {
+    wakes: AtomicU32,
+    failures: AtomicU32,
+    levels: std::sync::Mutex<Vec<SleepLevel>>,
+}
+
+/// Fails to wake as often as it is told to.
+struct Restless {
+    inner: SimRunner,
+    nights: Arc<Nights>,
+    fatal: bool,
+}
+
+impl ModelRunner for Restless {
+    fn layout(&self) -> CacheLayout {
+        self.inner.layout()
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        self.inner.run(batch)
+    }
+
+    fn sleep(&mut self, level: SleepLevel) {
+        self.nights.levels.lock().unwrap().push(level);
+        self.inner.sleep(level);
+    }
+
+    fn wake(&mut self) -> Result<(), RunError> {
+        self.nights.wakes.fetch_add(1, Ordering::Relaxed);
+        let fails = |left: u32| left.checked_sub(1);
+        if self.nights.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
+            return Err(RunError { message: "too tired".to_owned(), fatal: self.fatal });
+        }
+        self.inner.wake()
+    }
+}
+
+fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn restless(failures: u32, fatal: bool) -> (Engine, Arc<Nights>, std::sync::mpsc::Receiver<StepReport>) {
+    let setup = Setup::new(100);
+    let nights = Arc::new(Nights { failures: AtomicU32::new(failures), ..Nights::default() });
+    let runner = Restless { inner: setup.runner(), nights: Arc::clone(&nights), fatal };
+    let (sender, reports) = channel();
+    let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
+    (Engine::start(setup.engine, Box::new(runner), observer).unwrap(), nights, reports)
+}
+
+async fn is_right(engine: &Engine, which: u32) -> Outcome {
+    let outcome = outcome(engine.handle().submit(request(&prompt(which, 40), 20)).unwrap()).await;
+    assert_eq!(outcome.tokens, [expected_tokens(&prompt(which, 40), 20, VOCABULARY)]);
+    outcome
+}
+
+#[tokio::test]
+async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
+    let (engine, nights, reports) = restless(0, false);
+    let handle = engine.handle();
+    is_right(&engine, 1).await;
+    let cached = is_right(&engine, 1).await.cached_tokens;
+    assert!(cached > Some(30), "{cached:?}");
+    for level in [SleepLevel::Cache, SleepLevel::Model] {
+        settled(&handle).await;
+        handle.sleep(level).await.unwrap();
+        assert_eq!(handle.asleep(), Some(level));
+        let load = *handle.load().borrow();
+        assert_eq!((load.state, load.load.blocks_free), (EngineState::Serving, 100), "{load:?}");
+        assert_eq!(is_right(&engine, 1).await.cached_tokens, Some(0), "the cache was given back");
+        assert_eq!(handle.asleep(), None);
+        assert_eq!(is_right(&engine, 1).await.cached_tokens, cached);
+    }
+    assert_eq!(nights.wakes.load(Ordering::Relaxed), 2);
+    drop(engine);
+    assert_eq!(reports.iter().filter(|report| report.wake_time.is_some()).count(), 2);
+}
+
+#[tokio::test]
+async fn many_at_once_wake_it_once() {
+    let (engine, nights, _reports) = restless(0, false);
+    let handle = engine.handle();
+    handle.sleep(SleepLevel::Model).await.unwrap();
+    let streams: Vec<_> =
+        (0..20).map(|which| handle.submit(request(&prompt(which, 9), 12)).unwrap()).collect();
+    for (which, stream) in (0..).zip(streams) {
+        assert_eq!(tokens(stream).await, expected_tokens(&prompt(which, 9), 12, VOCABULARY));
+    }
+    assert_eq!(nights.wakes.load(Ordering::Relaxed), 1);
+    handle.wake().await.unwrap();
+    assert_eq!(nights.wakes.load(Ordering::Relaxed), 1, "it is awake");
+}
+
+#[tokio::test]
+async fn deeper_sleep_gives_back_more_and_lighter_sleep_nothing() {
+    let (engine, nights, _reports) = restless(0, false);
+    let handle = engine.handle();
+    for level in [SleepLevel::Cache, SleepLevel::Cache, SleepLevel::Model, SleepLevel::Cache] {
+        handle.sleep(level).await.unwrap();
+    }
+    assert_eq!(handle.asleep(), Some(SleepLevel::Model));
+    assert_eq!(*nights.levels.lock().unwrap(), [SleepLevel::Cache, SleepLevel::Model]);
+    handle.wake().await.unwrap();
+    assert_eq!(handle.asleep(), None);
+    is_right(&engine, 3).await;
+}
+
+#[tokio::test]
+async fn a_failed_waking_fails_those_who_wait_and_the_next_tries_again() {
+    let (engine, nights, reports) = restless(2, false);
+    let handle = engine.handle();
+    handle.sleep(SleepLevel::Model).await.unwrap();
+    let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
+    assert_eq!(failed.failure, Some(Failure::Wake("too tired".to_owned())));
+    assert_eq!(handle.asleep(), Some(SleepLevel::Model));
+    assert_eq!(handle.wake().await, Err(SleepError::Wake("too tired".to_owned())));
+    assert!(handle.is_alive());
+    settled(&handle).await;
+    is_right(&engine, 1).await;
+    assert_eq!(nights.wakes.load(Ordering::Relaxed), 3);
+    drop(engine);
+    let failed: u32 = reports.iter().map(|report| report.requests_failed).sum();
+    assert_eq!(failed, 1);
+}
+
+#[tokio::test]
+async fn a_runner_that_cannot_be_woken_for_good_ends_the_engine() {
+    let (engine, _nights, _reports) = restless(1, true);
+    let handle = engine.handle();
+    handle.sleep(SleepLevel::Model).await.unwrap();
+    let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
+    assert_eq!(failed.failure, Some(Failure::Stopped));
+    assert!(handle.dead().await.reason.contains("too tired"));
+    assert_eq!(handle.sleep(SleepLevel::Cache).await, Err(SleepError::Stopped));
+}
+
+#[tokio::test]
+async fn an_engine_at_work_does_not_sleep_and_one_that_sleeps_ends_at_once() {
+    let (engine, gate) = Setup::new(100).start_gated();
+    let handle = engine.handle();
+    let stream = handle.submit(request(&prompt(1, 9), 5)).unwrap();
+    gate.arrive();
+    // On its way to the engine, which reads it after the step.
+    let mut asked = Box::pin(handle.sleep(SleepLevel::Cache));
+    assert!(poll_once(&mut asked).is_pending());
+    gate.pass();
+    gate.arrive();
+    assert_eq!(asked.await, Err(SleepError::Busy));
+    drop(gate);
+    assert_eq!(tokens(stream).await, expected_tokens(&prompt(1, 9), 5, VOCABULARY));
+    settled(&handle).await;
+    handle.sleep(SleepLevel::Cache).await.unwrap();
+    handle.drain().await.unwrap();
+    assert_eq!(handle.sleep(SleepLevel::Cache).await, Err(SleepError::Stopped));
+    engine.shutdown().unwrap();
+}

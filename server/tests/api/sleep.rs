@@ -1,0 +1,151 @@
+//! Sleep over HTTP, by itself, and as the router sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use proto::v1alpha1::{Load, State};
+use serde_json::json;
+use server::{Sleep, publish, router_with, sleep_when_idle};
+use server_engine::{CacheLayout, Logits, ModelRunner, RunError, SleepLevel, TokenId};
+use server_scheduler::Batch;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::harness::{Gated, Parrot, Server, Setup, chat};
+
+const PATH: &str = "/v3/chat/completions";
+
+/// Fails to wake as often as it is told to.
+struct Drowsy {
+    inner: Parrot,
+    failures: Arc<AtomicU32>,
+}
+
+impl ModelRunner for Drowsy {
+    fn layout(&self) -> CacheLayout {
+        self.inner.layout()
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        self.inner.run(batch)
+    }
+
+    fn wake(&mut self) -> Result<(), RunError> {
+        let fails = |left: u32| left.checked_sub(1);
+        match self.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails) {
+            Ok(_) => Err(RunError { message: "the file is gone".to_owned(), fatal: false }),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// A server that may be put to sleep, and whose waking fails so often.
+fn drowsy(failures: u32) -> Server {
+    let inner = Parrot::new("x".bytes().map(TokenId::from));
+    let mut server = Setup::new(Drowsy { inner, failures: Arc::new(AtomicU32::new(failures)) }).start();
+    server.router = router_with(server.app.clone(), Sleep::OnRequest);
+    server
+}
+
+async fn is_sleeping(server: &Server) -> serde_json::Value {
+    server.get("/is_sleeping").await.json()
+}
+
+async fn metric(server: &Server, name: &str) -> f64 {
+    let text = server.get("/metrics").await.body;
+    let line = text.lines().find_map(|line| line.strip_prefix("ovfleet_server_")?.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn it_sleeps_and_wakes_when_asked_and_stays_ready() {
+    let server = drowsy(0);
+    server.post(PATH, chat(json!({}))).await;
+    server.idle().await;
+    for (query, level) in
+        [("", SleepLevel::Cache), ("?level=1", SleepLevel::Cache), ("?level=2", SleepLevel::Model)]
+    {
+        assert_eq!(is_sleeping(&server).await, json!({"is_sleeping": false}));
+        let answer = server.post(&format!("/sleep{query}"), Body::empty()).await;
+        assert_eq!((answer.status, answer.body.as_str()), (StatusCode::OK, ""));
+        assert_eq!(server.engine.handle().asleep(), Some(level));
+        assert_eq!(is_sleeping(&server).await, json!({"is_sleeping": true}));
+        assert_eq!(metric(&server, "sleeping").await, 1.0);
+        assert_eq!(
+            server.get("/v2/health/ready").await.status,
+            StatusCode::OK,
+            "a request would be answered"
+        );
+        assert_eq!(server.post("/wake_up", Body::empty()).await.status, StatusCode::OK);
+    }
+    assert_eq!(metric(&server, "sleeping").await, 0.0);
+    assert_eq!(metric(&server, "wake_time_seconds_count").await, 3.0);
+    for query in ["?level=3", "?level=0", "?level=deep", "?level="] {
+        let answer = server.post(&format!("/sleep{query}"), Body::empty()).await;
+        assert_eq!(
+            (answer.status.as_u16(), &answer.json()["error"]["param"]),
+            (400, &json!("level")),
+            "{query}"
+        );
+    }
+    assert_eq!(server.get("/sleep").await.status, StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test]
+async fn nobody_is_put_to_sleep_who_was_not_told_so() {
+    let server = Server::parrot("x");
+    for path in ["/sleep", "/sleep?level=1", "/wake_up"] {
+        assert_eq!(server.post(path, Body::empty()).await.status, StatusCode::NOT_FOUND, "{path}");
+    }
+    assert_eq!(server.get("/is_sleeping").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_request_wakes_it_and_says_so_if_that_fails() {
+    let server = drowsy(2);
+    server.post("/sleep?level=2", Body::empty()).await;
+    let failed = server.post(PATH, chat(json!({}))).await;
+    assert_eq!((failed.status.as_u16(), &failed.json()["error"]["code"]), (503, &json!("wake_failed")));
+    assert!(failed.headers.contains_key("retry-after"), "another attempt may succeed");
+    assert!(failed.body.contains("the file is gone"), "{}", failed.body);
+    assert_eq!(server.post("/wake_up", Body::empty()).await.json()["error"]["code"], "wake_failed");
+    assert_eq!(is_sleeping(&server).await, json!({"is_sleeping": true}));
+    assert_eq!(server.post(PATH, chat(json!({}))).await.status, StatusCode::OK);
+    assert_eq!(is_sleeping(&server).await, json!({"is_sleeping": false}));
+    assert_eq!(metric(&server, "wake_time_seconds_count").await, 1.0);
+}
+
+#[tokio::test]
+async fn while_requests_are_in_work_it_refuses_to_sleep() {
+    let (runner, permits) = Gated::new("x");
+    let mut server = Setup::new(runner).start();
+    server.router = router_with(server.app.clone(), Sleep::OnRequest);
+    permits.send(()).unwrap();
+    let response = server.open(PATH, chat(json!({"stream": true, "max_tokens": 100}))).await;
+    let asleep = Request::post("/sleep").body(Body::empty()).unwrap();
+    let asked = server.send(asleep);
+    drop(permits);
+    let answer = crate::harness::Answer::read(asked.await).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (409, &json!("requests_in_work")));
+    assert!(crate::harness::Answer::read(response).await.body.ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn it_falls_asleep_by_itself_again_and_again_and_the_router_is_told() {
+    let server = drowsy(0);
+    let engine = server.engine.handle();
+    let (sender, mut reports) = watch::channel(Load::default());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(publish(server.app.clone(), sender));
+    tasks.spawn(sleep_when_idle(engine.clone(), Duration::from_millis(1), SleepLevel::Model));
+    for _ in 0..3 {
+        engine.load().wait_for(|load| load.asleep == Some(SleepLevel::Model)).await.unwrap();
+        let report = reports.wait_for(|report| report.asleep).await.unwrap().clone();
+        assert_eq!((report.state(), report.blocks_free), (State::Serving, report.blocks_total));
+        assert_eq!(server.post(PATH, chat(json!({}))).await.status, StatusCode::OK);
+    }
+    assert_eq!(metric(&server, "wake_time_seconds_count").await, 3.0);
+}
