@@ -22,14 +22,7 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::error::Error;
 
-/// Whether requests may put the server to sleep and wake it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sleep {
-    /// Nothing is there to ask for it.
-    ByItself,
-    /// As vLLM has it in its mode for development.
-    OnRequest,
-}
+pub use sleep::Sleep;
 
 /// The whole API, but for what has to be asked for.
 pub fn router(app: App) -> Router {
@@ -57,14 +50,7 @@ pub fn router_with(app: App, sleep: Sleep) -> Router {
         .route("/conversations/{id}/items/{item}", get(conversations::item).delete(conversations::remove))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::retrieve));
-    let asked_for = match sleep {
-        Sleep::ByItself => Router::new(),
-        Sleep::OnRequest => Router::new()
-            .route("/sleep", post(sleep::sleep))
-            .route("/wake_up", post(sleep::wake_up))
-            .route("/is_sleeping", get(sleep::is_sleeping)),
-    };
-    asked_for
+    sleep::routes(sleep)
         .nest("/v1", api.clone())
         .nest("/v3", api)
         // As vLLM has them.

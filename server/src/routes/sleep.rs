@@ -1,7 +1,8 @@
 //! Sleep and waking by hand, as vLLM has them. They are there only if the server was told so: whoever can ask for an
 //! answer could else make all others wait for theirs.
 
-use axum::Json;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse;
@@ -12,7 +13,26 @@ use crate::app::App;
 use crate::error::Error;
 use crate::sleep::level;
 
-pub(super) async fn sleep(State(app): State<App>, uri: Uri) -> Result<StatusCode, Error> {
+/// Whether requests may put the server to sleep and wake it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// Nothing is there to ask for it.
+    ByItself,
+    /// As vLLM has it in its mode for development.
+    OnRequest,
+}
+
+pub(super) fn routes(who: Sleep) -> Router<App> {
+    match who {
+        Sleep::ByItself => Router::new(),
+        Sleep::OnRequest => Router::new()
+            .route("/sleep", post(sleep))
+            .route("/wake_up", post(wake_up))
+            .route("/is_sleeping", get(is_sleeping)),
+    }
+}
+
+async fn sleep(State(app): State<App>, uri: Uri) -> Result<StatusCode, Error> {
     let pairs = Query::<Vec<(String, String)>>::try_from_uri(&uri);
     let Query(pairs) = pairs.map_err(|error| Error::invalid("query", error))?;
     let mut wanted = SleepLevel::Cache;
@@ -27,12 +47,12 @@ pub(super) async fn sleep(State(app): State<App>, uri: Uri) -> Result<StatusCode
 }
 
 /// All of it: parts, as vLLM's `tags` name them, are not woken one by one.
-pub(super) async fn wake_up(State(app): State<App>) -> Result<StatusCode, Error> {
+async fn wake_up(State(app): State<App>) -> Result<StatusCode, Error> {
     app.serving()?.engine.wake().await?;
     Ok(StatusCode::OK)
 }
 
-pub(super) async fn is_sleeping(State(app): State<App>) -> Result<impl IntoResponse, Error> {
+async fn is_sleeping(State(app): State<App>) -> Result<impl IntoResponse, Error> {
     let is_sleeping = app.serving()?.engine.asleep().is_some();
     Ok(Json(json!({"is_sleeping": is_sleeping})))
 }
