@@ -20,8 +20,15 @@ const CLIENTS: usize = 16;
 /// How long anything may take that is waited for.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Little of everything: what is said does not matter here.
-const MODEL: [&str; 2] = ["--kv-cache-size", "128MiB"];
+/// Little of everything: what is said does not matter here, and there are more servers than processors.
+const MODEL: [&str; 6] = [
+    "--kv-cache-size",
+    "128MiB",
+    "--unpack-weights",
+    "never",
+    "--plugin-config",
+    "INFERENCE_NUM_THREADS=1",
+];
 
 /// A simulator that takes its time, so that there is always something under way.
 const SIM: [&str; 6] = ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];
@@ -113,7 +120,7 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
             "model": model,
             "messages": [{"role": "user", "content": format!("Client {number} asks for the {count}th time.")}],
             "temperature": 0,
-            "max_tokens": 12,
+            "max_tokens": 6,
             "stream": stream,
         });
         let response = client.post(&url).json(&body).send().await.expect("the router answers");
@@ -142,6 +149,7 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
 
 /// Kills one, stops another, starts both again, while clients ask.
 async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
+    let began = std::time::Instant::now();
     let mut places: Vec<Place> = (0..count).map(|_| Place::start(arguments)).collect();
     let names: Vec<String> = places.iter().map(|place| place.server().address().to_owned()).collect();
     let mut all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
@@ -151,6 +159,7 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
     let model = models.body["data"][0]["id"].clone();
 
+    eprintln!("PHASE started {:?}", began.elapsed());
     let tally = Arc::new(Tally::default());
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
@@ -162,8 +171,10 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     for name in &names {
         tally.await_more(3, name).await;
     }
+    eprintln!("PHASE first {:?}", began.elapsed());
     places[0].signal("KILL");
     tally.await_more_of_each_client(1).await;
+    eprintln!("PHASE killed {:?}", began.elapsed());
     // The blocking wait is not to hold up the clients.
     places = tokio::task::spawn_blocking(move || {
         places[0].restart();
@@ -173,9 +184,11 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     .unwrap();
     tally.await_more(3, &names[0]).await;
 
+    eprintln!("PHASE back {:?}", began.elapsed());
     places[1].signal("STOP");
     // One that was in the hands of the stopped replica is answered by another.
     tally.await_more_of_each_client(2).await;
+    eprintln!("PHASE stopped {:?}", began.elapsed());
     places[1].signal("KILL");
     places = tokio::task::spawn_blocking(move || {
         places[1].restart();
@@ -186,6 +199,7 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     for name in &names {
         tally.await_more(3, name).await;
     }
+    eprintln!("PHASE all back {:?}", began.elapsed());
     tally.is_over.store(true, Ordering::Relaxed);
     official.process().signal("TERM").unwrap();
     while let Some(ended) = clients.join_next().await {

@@ -1,11 +1,11 @@
 //! Sleep and waking by hand, as vLLM has them. They are there only if the server was told so: whoever can ask for an
 //! answer could else make all others wait for theirs.
 
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::json;
 use server_engine::SleepLevel;
 

@@ -37,7 +37,7 @@ async def ask(number, url, model, is_over, tally):
         while not is_over.is_set():
             count += 1
             messages = [{"role": "user", "content": f"Official client {number} asks for the {count}th time."}]
-            request = dict(model=model, messages=messages, temperature=0, max_tokens=12)
+            request = dict(model=model, messages=messages, temperature=0, max_tokens=6)
             if count % 3 == 0:
                 answer = await client.chat.completions.create(**request)
                 assert answer.choices[0].finish_reason in ("stop", "length"), answer
