@@ -21,14 +21,8 @@ const CLIENTS: usize = 16;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Little of everything: what is said does not matter here, and there are more servers than processors.
-const MODEL: [&str; 6] = [
-    "--kv-cache-size",
-    "128MiB",
-    "--unpack-weights",
-    "never",
-    "--plugin-config",
-    "INFERENCE_NUM_THREADS=1",
-];
+const MODEL: [&str; 6] =
+    ["--kv-cache-size", "128MiB", "--unpack-weights", "never", "--plugin-config", "INFERENCE_NUM_THREADS=1"];
 
 /// A simulator that takes its time, so that there is always something under way.
 const SIM: [&str; 6] = ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];
@@ -149,7 +143,6 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
 
 /// Kills one, stops another, starts both again, while clients ask.
 async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
-    let began = std::time::Instant::now();
     let mut places: Vec<Place> = (0..count).map(|_| Place::start(arguments)).collect();
     let names: Vec<String> = places.iter().map(|place| place.server().address().to_owned()).collect();
     let mut all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
@@ -159,7 +152,6 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
     let model = models.body["data"][0]["id"].clone();
 
-    eprintln!("PHASE started {:?}", began.elapsed());
     let tally = Arc::new(Tally::default());
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
@@ -171,10 +163,8 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     for name in &names {
         tally.await_more(3, name).await;
     }
-    eprintln!("PHASE first {:?}", began.elapsed());
     places[0].signal("KILL");
     tally.await_more_of_each_client(1).await;
-    eprintln!("PHASE killed {:?}", began.elapsed());
     // The blocking wait is not to hold up the clients.
     places = tokio::task::spawn_blocking(move || {
         places[0].restart();
@@ -184,11 +174,9 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     .unwrap();
     tally.await_more(3, &names[0]).await;
 
-    eprintln!("PHASE back {:?}", began.elapsed());
     places[1].signal("STOP");
     // One that was in the hands of the stopped replica is answered by another.
     tally.await_more_of_each_client(2).await;
-    eprintln!("PHASE stopped {:?}", began.elapsed());
     places[1].signal("KILL");
     places = tokio::task::spawn_blocking(move || {
         places[1].restart();
@@ -199,7 +187,6 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     for name in &names {
         tally.await_more(3, name).await;
     }
-    eprintln!("PHASE all back {:?}", began.elapsed());
     tally.is_over.store(true, Ordering::Relaxed);
     official.process().signal("TERM").unwrap();
     while let Some(ended) = clients.join_next().await {
