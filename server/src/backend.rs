@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Map, Value, json};
 use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
 use server_engine::{CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
 use server_parsers::{ReasoningFormat, ToolFormat};
-use server_text::{ModelText, RenderInput};
+use server_text::{LoadOptions, ModelText, RenderInput, TextSource};
 
 use crate::app::Serving;
 use crate::args::{Backend, Properties, SimArgs, Unpack, WeightsForm};
@@ -79,13 +79,10 @@ impl Config {
 /// The model or the machine is not what it should be.
 pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Serving, Engine)> {
     let started = Instant::now();
-    let text = text(config)?;
-    tracing::info!(ms = started.elapsed().as_millis() as u64, "loaded the tokenizer");
-    let context = config.sequence_tokens_max.or(text.context_tokens_max);
-    let (runner, computed): (Box<dyn ModelRunner>, String) = match config.backend {
-        Backend::Sim => (sim(config, &text)?, "sim".to_owned()),
-        Backend::OpenVino => openvino(config, context)?,
-    };
+    let source = config.model.as_ref().map(TextSource::open).transpose().context(NO_TOKENIZER)?;
+    let made_for = source.as_ref().map(TextSource::context_tokens_max).transpose().context(NO_TOKENIZER)?;
+    let context = config.sequence_tokens_max.or(made_for.flatten());
+    let (text, runner, computed) = load(config, source.as_ref(), context)?;
     let layout = runner.layout();
     let engine = EngineConfig {
         batch_tokens_max: config.batch_tokens_max,
@@ -122,11 +119,41 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     Ok((serving, engine))
 }
 
-fn text(config: &Config) -> anyhow::Result<ModelText> {
-    match &config.model {
-        Some(path) => ModelText::load(path).context("failed to load the model's tokenizer"),
-        None => built_in_text(),
+/// What is said when a part of the text's side fails.
+const NO_TOKENIZER: &str = "failed to load the model's tokenizer";
+
+/// Text and runner, at the same time: neither needs more of the other than `context`, the tokens that a prompt and its
+/// answer may have.
+fn load(
+    config: &Config,
+    source: Option<&TextSource>,
+    context: Option<u32>,
+) -> anyhow::Result<(ModelText, Box<dyn ModelRunner>, String)> {
+    if config.backend == Backend::Sim {
+        let text = text(source)?;
+        let runner = sim(config, &text)?;
+        return Ok((text, runner, "sim".to_owned()));
     }
+    std::thread::scope(|scope| {
+        let text = std::thread::Builder::new()
+            .name("text".to_owned())
+            .spawn_scoped(scope, || text(source))
+            .context("failed to start a thread")?;
+        let runner = openvino(config, context);
+        let text = text.join().map_err(|_| anyhow!("loading the tokenizer panicked"))??;
+        let (runner, computed) = runner?;
+        Ok((text, runner, computed))
+    })
+}
+
+fn text(source: Option<&TextSource>) -> anyhow::Result<ModelText> {
+    let started = Instant::now();
+    let text = match source {
+        Some(source) => source.load(&LoadOptions::default()).context(NO_TOKENIZER),
+        None => built_in_text(),
+    };
+    tracing::info!(ms = started.elapsed().as_millis() as u64, "loaded the tokenizer");
+    text
 }
 
 fn sim(config: &Config, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>> {

@@ -1,6 +1,9 @@
 //! From a GGUF file to a graph with the weights that the file contains.
 
+use std::num::NonZero;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
 
 use server_gguf::{GgufFile, TensorEntry, TensorType};
 
@@ -38,34 +41,83 @@ pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> 
     Ok(model)
 }
 
-/// Writes all matrices anew that the front end may not have right.
+/// Threads that decode matrices at once. More would wait for the one that writes them.
+const DECODERS_MAX: usize = 4;
+
+/// A tensor on its way from the file into the graph.
+struct Decoded<'a> {
+    entry: &'a TensorEntry,
+    /// If its rows were permuted.
+    head_size: Option<usize>,
+    bytes: Vec<u8>,
+    matrix: Matrix,
+}
+
+/// Writes all matrices anew that the front end may not have right. They are decoded on several threads, and written on
+/// this one, as they come; a few at a time are in memory.
 fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[Permuted], form: Form) -> Result<(), Error> {
     let mut weights = WeightsOf::find(model)?;
+    let head_size =
+        |entry: &TensorEntry| permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
+    let all = file.tensors().iter().map(|entry| (entry, head_size(entry)));
+    let all: Vec<_> = all.filter(|(entry, head_size)| head_size.is_some() || is_rewritten(entry)).collect();
+    let next = AtomicUsize::new(0);
+    let following = || all.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(DECODERS_MAX);
+    std::thread::scope(|scope| {
+        let (sender, decoded) = sync_channel(1);
+        let following = &following;
+        for _ in 0..threads {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                while let Some((entry, head_size)) = following() {
+                    // Nobody takes more once one has failed.
+                    if sender.send(decode(file, entry, head_size, form)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        decoded.into_iter().try_for_each(|decoded| write(&mut weights, file, decoded?, form))
+    })
+}
+
+fn decode<'a>(
+    file: &GgufFile,
+    entry: &'a TensorEntry,
+    head_size: Option<usize>,
+    form: Form,
+) -> Result<Decoded<'a>, Error> {
     let mut bytes = Vec::new();
-    for entry in file.tensors() {
-        let head_size = permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
-        if head_size.is_none() && !is_rewritten(entry) {
-            continue;
-        }
-        file.read_tensor(&entry.name, &mut bytes)?;
-        if let Some(head_size) = head_size {
-            permute_rows(&mut bytes, row_bytes(entry), head_size);
-        }
-        let matrix = Matrix::new(entry.kind, (entry.rows() as usize, entry.shape[0] as usize), &bytes, form)?;
-        let found = weights.set(&entry.name, &matrix)?;
-        if head_size.is_some() && !found {
-            return Err(Error::runtime("write a weight", "a rotated projection is not in the graph"));
-        }
-        if !found && entry.name.contains(FUSED) {
-            set_fused(&mut weights, (file, entry), &bytes, form)?;
-        }
-        if !found && entry.shape.len() == 3 && is_quantized(entry.kind) {
-            // The front end may have rounded them on their way to wherever they are.
-            return Err(Error::Unsupported(format!(
-                "its experts ({}, {}) find no place in the graph",
-                entry.name, entry.kind
-            )));
-        }
+    file.read_tensor(&entry.name, &mut bytes)?;
+    if let Some(head_size) = head_size {
+        permute_rows(&mut bytes, row_bytes(entry), head_size);
+    }
+    let matrix = Matrix::new(entry.kind, (entry.rows() as usize, entry.shape[0] as usize), &bytes, form)?;
+    Ok(Decoded { entry, head_size, bytes, matrix })
+}
+
+fn write(
+    weights: &mut WeightsOf<'_>,
+    file: &GgufFile,
+    decoded: Decoded<'_>,
+    form: Form,
+) -> Result<(), Error> {
+    let Decoded { entry, head_size, bytes, matrix } = decoded;
+    let found = weights.set(&entry.name, &matrix)?;
+    if head_size.is_some() && !found {
+        return Err(Error::runtime("write a weight", "a rotated projection is not in the graph"));
+    }
+    if !found && entry.name.contains(FUSED) {
+        set_fused(weights, (file, entry), &bytes, form)?;
+    }
+    if !found && entry.shape.len() == 3 && is_quantized(entry.kind) {
+        // The front end may have rounded them on their way to wherever they are.
+        return Err(Error::Unsupported(format!(
+            "its experts ({}, {}) find no place in the graph",
+            entry.name, entry.kind
+        )));
     }
     Ok(())
 }

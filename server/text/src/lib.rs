@@ -23,7 +23,7 @@ mod vocabulary;
 pub use defaults::GenerationDefaults;
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::LoadError;
-pub use model::{LoadOptions, ModelText};
+pub use model::{LoadOptions, ModelText, TextSource};
 pub use stop::{Filtered, StopFilter};
 pub use template::{
     Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,

@@ -39,6 +39,54 @@ pub struct LoadOptions {
     pub pre_tokenizer: Option<String>,
 }
 
+/// Where the textual side of a model is, opened: what is known before it is loaded.
+#[derive(Debug)]
+pub struct TextSource(Source);
+
+#[derive(Debug)]
+enum Source {
+    Gguf(GgufFile),
+    Folder(PathBuf),
+}
+
+impl TextSource {
+    /// Opens `path`: a GGUF file, or a folder with `tokenizer.json`.
+    ///
+    /// # Errors
+    /// It is not there, or not what it should be.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        let path = path.as_ref();
+        let about = fs::metadata(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        Ok(Self(if about.is_dir() {
+            Source::Folder(path.to_owned())
+        } else {
+            Source::Gguf(GgufFile::open(path)?)
+        }))
+    }
+
+    /// As [`ModelText::context_tokens_max`].
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn context_tokens_max(&self) -> Result<Option<u32>, LoadError> {
+        match &self.0 {
+            Source::Gguf(file) => Ok(file.get_of_architecture("context_length").and_then(Value::u32)),
+            Source::Folder(folder) => Ok(folder_context(&JsonFile::read(folder, "config.json")?)),
+        }
+    }
+
+    /// Loads all of it.
+    ///
+    /// # Errors
+    /// As [`ModelText::load`].
+    pub fn load(&self, options: &LoadOptions) -> Result<ModelText, LoadError> {
+        match &self.0 {
+            Source::Gguf(file) => ModelText::from_gguf(file, options),
+            Source::Folder(folder) => ModelText::from_folder(folder),
+        }
+    }
+}
+
 impl ModelText {
     /// Loads from `path`: a GGUF file, or a folder with `tokenizer.json`.
     ///
@@ -53,13 +101,7 @@ impl ModelText {
     /// # Errors
     /// As there.
     pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, LoadError> {
-        let path = path.as_ref();
-        let about = fs::metadata(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-        if about.is_dir() {
-            Self::from_folder(path)
-        } else {
-            Self::from_gguf(&GgufFile::open(path)?, options)
-        }
+        TextSource::open(path)?.load(options)
     }
 
     /// Loads from an open GGUF file.
@@ -90,14 +132,17 @@ impl ModelText {
         Ok(Self {
             chat_template: folder_template(folder, &tokenizer_config, &tokenizer)?,
             defaults: GenerationDefaults::from_folder(&generation, &config, &tokenizer)?,
-            context_tokens_max: ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"]
-                .iter()
-                .find_map(|name| field(&config, name)),
+            context_tokens_max: folder_context(&config),
             vocabulary_size,
             name: name_of(folder),
             tokenizer,
         })
     }
+}
+
+fn folder_context(config: &JsonFile) -> Option<u32> {
+    let names = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
+    names.iter().find_map(|name| field(config, name))
 }
 
 /// A number of the configuration, or of its part about text (in models that also see).
