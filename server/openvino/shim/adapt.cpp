@@ -141,7 +141,7 @@ extern "C" int ovfleet_each_projection(const ov_model_t* model,
     });
 }
 
-extern "C" int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count) {
+extern "C" int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, const char* content) {
     return ovfleet::guarded([&] {
         std::map<std::string, std::vector<std::shared_ptr<MatMul>>> named;
         for (const auto& matmul : projections(*model->object)) named[name_of(*matmul)].push_back(matmul);
@@ -162,6 +162,7 @@ extern "C" int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, 
         Adapter adapter;
         for (const auto& group : groups) adapter.add(group);
         model->object->add_parameters({adapter.input()});
+        model->object->set_rt_info(std::string(content), "ovfleet", "adapters");
         model->object->validate_nodes_and_infer_types();
     });
 }

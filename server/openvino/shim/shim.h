@@ -85,8 +85,9 @@ typedef struct {
 } ovfleet_adapted;
 
 // Adds them to the graph, before projections are merged, and the input `adapters` [tokens] (i32): the number of the
-// adapter of each token, one that owns nothing for none.
-int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count);
+// adapter of each token, one that owns nothing for none. `content` is another with other adapters: a plugin that keeps
+// compiled models is not to take graphs for the same that differ in these numbers only.
+int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, const char* content);
 
 // Merges projections of equal form that read the same input (q/k/v, gate/up). `merged` counts those merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);

@@ -101,7 +101,7 @@ pub(crate) fn adapt(
         }
     }
     let adapted: Vec<Adapted> = adapted.into_values().collect();
-    shim::adapt(model, &adapted)?;
+    shim::adapt(model, &adapted, &words.join(" "))?;
     Ok(words)
 }
 

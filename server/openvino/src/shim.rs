@@ -68,7 +68,12 @@ unsafe extern "C" {
         context: *mut c_void,
         unknown: *mut usize,
     ) -> c_int;
-    fn ovfleet_adapt(model: *mut ov_model_t, adapted: *const RawAdapted, count: usize) -> c_int;
+    fn ovfleet_adapt(
+        model: *mut ov_model_t,
+        adapted: *const RawAdapted,
+        count: usize,
+        content: *const c_char,
+    ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
@@ -300,15 +305,15 @@ pub(crate) fn projections(model: &mut Model) -> Result<(Vec<Projection>, usize),
     Ok((all, unknown))
 }
 
-/// Adds adapters to a model's projections, none of which is merged.
+/// Adds adapters to a model's projections, none of which is merged. `content` is another with other adapters.
 ///
 /// # Panics
 /// If matrices are not of the sizes that are said.
-pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted]) -> Result<(), Error> {
-    let name = |one: &Adapted| {
-        CString::new(one.projection.name.as_str())
-            .map_err(|_| Error::runtime("add the adapters", "NUL in a name"))
-    };
+pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted], content: &str) -> Result<(), Error> {
+    let c_string =
+        |text: &str| CString::new(text).map_err(|_| Error::runtime("add the adapters", "NUL in a name"));
+    let content = c_string(content)?;
+    let name = |one: &Adapted| c_string(&one.projection.name);
     let names = adapted.iter().map(name).collect::<Result<Vec<_>, _>>()?;
     let raw = |(one, name): (&Adapted, &CString)| {
         let Adapted { projection: Projection { rows, columns, .. }, down, up, owners } = one;
@@ -325,7 +330,10 @@ pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted]) -> Result<(), Error>
     let raw: Vec<_> = adapted.iter().zip(&names).map(raw).collect();
     // SAFETY: the pointers in `raw` are of `names`, and of vectors whose lengths have just been checked against the
     // ranks and, as the shim checks by the name, the projection's rows and columns; the shim copies before it returns.
-    check(unsafe { ovfleet_adapt(model.as_mut_ptr(), raw.as_ptr(), raw.len()) }, "add the adapters")
+    check(
+        unsafe { ovfleet_adapt(model.as_mut_ptr(), raw.as_ptr(), raw.len(), content.as_ptr()) },
+        "add the adapters",
+    )
 }
 
 /// Merges projections that read the same input; answers how many went into merged ones.
