@@ -111,12 +111,12 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     let mut model = Model::new(config.names(), text, &computed)
-        .with_formats(config.tool_format, config.reasoning_format)?;
+        .with_formats(config.tool_format, config.reasoning_format)?
+        .with_adapters(config.adapters.clone());
     model.prompt_lookup = config.prompt_lookup;
-    model.adapters = config.adapters.clone();
     tracing::info!(
         model = model.name(),
-        adapters = model.adapters.len(),
+        adapters = config.adapters.len(),
         kv_cache_mib = (u64::from(blocks_total) * block_bytes) >> 20,
         blocks_total,
         block_tokens,

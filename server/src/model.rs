@@ -33,7 +33,7 @@ pub struct Model {
     /// Whether what comes next is guessed for all requests.
     pub(crate) prompt_lookup: bool,
     /// Its adapters, in the order of their numbers.
-    pub(crate) adapters: Vec<NamedAdapter>,
+    adapters: Vec<NamedAdapter>,
     /// Compiles what answers are held to; made when the first is.
     compiler: OnceLock<Result<Compiler, BuildError>>,
 }

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """`make bench-adapters`: what adapters cost, beside the same work without any, medians of the rounds.
 
-*not used* has them loaded and no request that asks for one; *used* has requests that take them in turn; *mixed* has every
-other request without one.
+*not used* has them loaded and no request that asks for one; *used* has requests that take them and none in turn.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ def variants(counts: list[int]) -> dict[str, tuple[int, list[int]]]:
     """By name: adapters loaded, and those that requests take in turn."""
     found: dict[str, tuple[int, list[int]]] = {"none": (0, [])}
     for count in counts:
-        numbers = list(range(1, count + 1))
         found[f"{count}, not used"] = (count, [0])
-        found[f"{count}, used"] = (count, numbers)
-        found[f"{count}, mixed"] = (count, [number for one in numbers for number in (0, one)])
+        found[f"{count}, used"] = (count, [*range(1, count + 1), 0])
     return found
 
 
