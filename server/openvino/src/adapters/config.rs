@@ -165,7 +165,7 @@ mod tests {
             (json!({"r": 0}), "a rank"),
             (json!({"rank_pattern": {"q_proj": 0}}), "a rank"),
             (json!({"alpha_pattern": {"q_proj": "x"}}), "an alpha"),
-            (json!({"lora_alpha": "x"}), "lora_alpha"),
+            (json!({"lora_alpha": "x"}), "expected f64"),
         ] {
             let refused = read(config).err().unwrap();
             assert!(refused.contains(named), "{refused}");
