@@ -36,10 +36,11 @@ fn adapter(folder: &Path, size: f32) -> PathBuf {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.into_bytes());
     file.extend(data);
-    std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(folder.join("adapter_model.safetensors"), file).unwrap();
+    std::fs::create_dir_all(folder).expect("the folder is made");
+    std::fs::write(folder.join("adapter_model.safetensors"), file).expect("the matrices are written");
     let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK});
-    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("adapter_config.json"), config.to_string())
+        .expect("the configuration is written");
     folder.to_owned()
 }
 
@@ -50,7 +51,7 @@ async fn ask(url: &str, model: &str) -> Answer {
         "temperature": 0,
         "max_tokens": 24,
     });
-    http::post(url, &body).await.unwrap()
+    http::post(url, &body).await.expect("an answer")
 }
 
 #[tokio::test]
