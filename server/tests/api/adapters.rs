@@ -29,7 +29,7 @@ fn adapted() -> Server {
 /// A request for these tokens whatever they are.
 fn asked(model: &str, more: Value) -> String {
     let mut parameters = json!({
-        "model": model, "prompt": PROMPT, "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,
+        "model": model, "prompt": PROMPT.to_vec(), "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,
     });
     parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     completion(parameters)
