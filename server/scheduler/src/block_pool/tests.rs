@@ -184,14 +184,14 @@ fn sharing_a_free_block_is_caught() {
 #[test]
 fn what_nobody_holds_is_forgotten_and_what_is_held_is_not() {
     let mut pool = BlockPool::new(4, 1);
-    let (held, serial) = cached(&mut pool, 1, Serial::ROOT, &[1]);
+    let (held, serial) = cached(&mut pool, 1, Serial::root(0), &[1]);
     let (left, _) = cached(&mut pool, 2, serial, &[2]);
-    let (alone, _) = cached(&mut pool, 3, Serial::ROOT, &[3]);
+    let (alone, _) = cached(&mut pool, 3, Serial::root(0), &[3]);
     pool.release(left);
     pool.release(alone);
     pool.forget_evictable();
     assert_eq!((pool.blocks_free(), pool.blocks_evictable()), (3, 0));
-    assert_eq!(pool.find(content(1, Serial::ROOT, &[1])), Some(held));
+    assert_eq!(pool.find(content(1, Serial::root(0), &[1])), Some(held));
     assert!(!pool.may_have(BlockHash(2)) && !pool.may_have(BlockHash(3)));
     pool.check_invariants([held].into_iter());
 }
