@@ -31,7 +31,8 @@ fn asked(model: &str, more: Value) -> String {
     let mut parameters = json!({
         "model": model, "prompt": PROMPT.to_vec(), "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,
     });
-    parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let Value::Object(more) = more else { panic!("parameters are an object") };
+    parameters.as_object_mut().unwrap().extend(more);
     completion(parameters)
 }
 
