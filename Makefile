@@ -122,6 +122,10 @@ bench-lookup: fetch build ## Measure requests whose next tokens are guessed besi
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_lookup.py $(ARGS)
 
+.PHONY: bench-adapters
+bench-adapters: engine-bench ## Measure what LoRA adapters cost beside the same work without any; ARGS go to the program.
+	@.deps/venv-peer/bin/python tests/bench/bench_adapters.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
 	@scripts/need cargo

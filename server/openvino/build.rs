@@ -5,6 +5,7 @@ use std::env;
 use std::path::PathBuf;
 
 const SOURCES: &[&str] = &[
+    "adapt.cpp",
     "experts.cpp",
     "gguf.cpp",
     "merge.cpp",

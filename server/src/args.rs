@@ -1,6 +1,7 @@
 //! The command line, which is also where the environment is read. The comments on the fields are the help
 //! text and the reference in the documentation.
 
+mod adapter;
 mod parsers;
 mod sim;
 mod sleep;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use server_parsers::{ReasoningFormat, ToolFormat};
 
+pub use adapter::NamedAdapter;
 pub use parsers::ParserChoice;
 pub use sim::SimArgs;
 pub use sleep::SleepArgs;
@@ -46,6 +48,13 @@ pub struct Args {
     /// Default: the file's or directory's name.
     #[arg(long = "model-name", env = "OVFLEET_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     pub model_names: Vec<String>,
+
+    /// A LoRA adapter to load, and the name by which requests ask for it as their model. Repeatable.
+    ///
+    /// PATH is a folder as PEFT writes it, with adapter_config.json and adapter_model.safetensors. Requests with any
+    /// adapter and with none are computed together. With `--backend sim` the folders are not read.
+    #[arg(long = "lora", env = "OVFLEET_LORA", value_name = "NAME=PATH", value_delimiter = ',')]
+    pub adapters: Vec<NamedAdapter>,
 
     /// How the model writes calls of tools: auto, none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder,
     /// lfm2, gemma4, minicpm5, deepseek or granite.

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Map, Value, json};
 use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
-use server_engine::{CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
+use server_engine::{ADAPTERS_MAX, CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
 use server_parsers::{ReasoningFormat, ToolFormat};
 use server_text::{LoadOptions, ModelText, RenderInput, TextSource};
 
 use crate::app::Serving;
-use crate::args::{Backend, Properties, SimArgs, Unpack, WeightsForm};
+use crate::args::{Backend, NamedAdapter, Properties, SimArgs, Unpack, WeightsForm};
 use crate::metrics::Metrics;
 use crate::model::{Model, name_of};
 
@@ -22,6 +22,7 @@ pub(crate) struct Config {
     pub(crate) backend: Backend,
     pub(crate) model: Option<PathBuf>,
     pub(crate) names: Vec<String>,
+    pub(crate) adapters: Vec<NamedAdapter>,
     /// How it writes calls and reasoning, where its chat template does not tell, or not rightly.
     pub(crate) tool_format: Option<ToolFormat>,
     pub(crate) reasoning_format: Option<ReasoningFormat>,
@@ -55,10 +56,20 @@ impl Config {
     /// Refuses at once what loading would find out late.
     ///
     /// # Errors
-    /// There is no model to serve.
+    /// There is no model to serve, or a name would mean several things.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         if self.model.is_none() && self.backend == Backend::OpenVino {
             bail!("no model is given: use --model PATH, or --backend sim to do without");
+        }
+        if self.adapters.len() > ADAPTERS_MAX {
+            bail!("--lora: {} adapters are more than {ADAPTERS_MAX}", self.adapters.len());
+        }
+        let mut names = self.names();
+        for NamedAdapter { name, .. } in &self.adapters {
+            if names.contains(name) {
+                bail!("--lora: the name {name:?} is given twice, or is that of the model");
+            }
+            names.push(name.clone());
         }
         Ok(())
     }
@@ -100,10 +111,12 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     let mut model = Model::new(config.names(), text, &computed)
-        .with_formats(config.tool_format, config.reasoning_format)?;
+        .with_formats(config.tool_format, config.reasoning_format)?
+        .with_adapters(config.adapters.clone());
     model.prompt_lookup = config.prompt_lookup;
     tracing::info!(
         model = model.name(),
+        adapters = config.adapters.len(),
         kv_cache_mib = (u64::from(blocks_total) * block_bytes) >> 20,
         blocks_total,
         block_tokens,
@@ -173,6 +186,7 @@ fn sim(config: &Config, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>
         decode_row: sim_decode_row_time,
     };
     let fatal = sim_fatal_step.map(|step| SimFault { step: step - 1, kind: SimFaultKind::Fatal });
+    let adapters = config.adapters.len() as u32;
     let config = SimConfig {
         block_tokens: sim_block_tokens,
         blocks_total: sim_blocks,
@@ -180,7 +194,7 @@ fn sim(config: &Config, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>
         costs,
         faults: fatal.into_iter().collect(),
     };
-    let runner = SimRunner::new(config, Clock::real());
+    let runner = SimRunner::new(config, Clock::real()).adapted(adapters);
     Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.scripted(script(sim_answers, text)?) }))
 }
 
@@ -262,6 +276,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         graph_folder: cache_dir.clone(),
         context_tokens_max: config.sequence_tokens_max,
         cache_tokens_max: tokens,
+        adapters: config.adapters.iter().map(adapter).collect(),
     };
     let mut progress = |stage: server_openvino::Stage| {
         tracing::info!(stage = stage.name, ms = stage.took.as_millis() as u64, "loading");
@@ -279,11 +294,20 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         kv_cache_precision = loaded.cache_precision,
         "compiled the model"
     );
-    let computed = format!(
+    let mut computed = format!(
         "openvino {} {weights} {} {}",
         config.device, loaded.inference_precision, loaded.cache_precision
     );
+    for adapter in &loaded.adapters {
+        computed.push(' ');
+        computed.push_str(adapter);
+    }
     Ok((Box::new(server_openvino::Sleeper::new(runner, &loaded, config)), computed))
+}
+
+#[cfg(feature = "openvino")]
+fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> server_openvino::AdapterSource {
+    server_openvino::AdapterSource { name: name.clone(), path: path.clone() }
 }
 
 #[cfg(not(feature = "openvino"))]

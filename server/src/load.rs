@@ -88,7 +88,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         epoch: app.epoch(),
         report: number,
         state: state.into(),
-        models: serving.map_or_else(Vec::new, |serving| serving.model.names().to_vec()),
+        models: serving.map_or_else(Vec::new, |serving| serving.model.served_names().cloned().collect()),
         blocks_total: load.blocks_total,
         blocks_active: load.blocks_active,
         blocks_evictable: load.blocks_evictable,

@@ -30,6 +30,7 @@ pub struct Metrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
+    adapter_requests: Family<AdapterLabels, Counter>,
     requests_in_work: Gauge,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
@@ -67,6 +68,12 @@ struct RequestLabels {
     status: &'static str,
 }
 
+/// With which adapter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AdapterLabels {
+    adapter: String,
+}
+
 /// 1 ms to 4 minutes.
 fn long() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 19))
@@ -88,6 +95,7 @@ impl Metrics {
         let mut inner = Inner {
             registry: Registry::default(),
             requests: Family::default(),
+            adapter_requests: Family::default(),
             requests_in_work: Gauge::default(),
             time_to_first_token: long(),
             inter_token_latency: short(),
@@ -127,6 +135,12 @@ impl Metrics {
             500.. => "5xx",
         };
         self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
+    }
+
+    /// Counts a request that was taken with an adapter.
+    pub fn count_adapter(&self, adapter: &str) {
+        let labels = AdapterLabels { adapter: adapter.to_owned() };
+        self.0.adapter_requests.get_or_create(&labels).inc();
     }
 
     /// Takes the engine's reports.
@@ -221,6 +235,11 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         "requests",
         "Requests by endpoint, outcome and class of status",
         inner.requests.clone(),
+    );
+    registry.register(
+        "adapter_requests",
+        "Requests taken with an adapter, by its name",
+        inner.adapter_requests.clone(),
     );
     for (name, help, counter) in counters {
         registry.register(name, help, counter.clone());

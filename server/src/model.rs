@@ -10,6 +10,7 @@ use server_guidance::{BuildError, Compiler, Vocabulary};
 use server_parsers::{Formats, Incompatible, ReasoningFormat, ToolFormat, Tools};
 use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 
+use crate::args::NamedAdapter;
 use crate::error::Error;
 
 /// A model that is served.
@@ -31,6 +32,8 @@ pub struct Model {
     pub(crate) kept_without_tools: Arc<[TokenId]>,
     /// Whether what comes next is guessed for all requests.
     pub(crate) prompt_lookup: bool,
+    /// Its adapters, in the order of their numbers.
+    adapters: Vec<NamedAdapter>,
     /// Compiles what answers are held to; made when the first is.
     compiler: OnceLock<Result<Compiler, BuildError>>,
 }
@@ -56,6 +59,7 @@ impl Model {
             kept_with_tools: Arc::default(),
             kept_without_tools: Arc::default(),
             prompt_lookup: false,
+            adapters: Vec::new(),
             compiler: OnceLock::new(),
         };
         let formats = model.detected(None, None);
@@ -74,6 +78,12 @@ impl Model {
         let formats = self.detected(tool, reasoning);
         formats.check()?;
         Ok(self.reads(formats))
+    }
+
+    /// The same with these adapters, which are the engine's in this order.
+    #[must_use]
+    pub fn with_adapters(self, adapters: Vec<NamedAdapter>) -> Self {
+        Self { adapters, ..self }
     }
 
     /// How it writes calls and reasoning.
@@ -142,6 +152,22 @@ impl Model {
         &self.names
     }
 
+    /// All names that a request may give, those of adapters last.
+    pub(crate) fn served_names(&self) -> impl Iterator<Item = &String> {
+        self.names.iter().chain(self.adapters.iter().map(|adapter| &adapter.name))
+    }
+
+    /// The number of the adapter of this name; 0 if it is none's.
+    pub(crate) fn adapter_number(&self, name: &str) -> u32 {
+        let at = self.adapters.iter().position(|adapter| adapter.name == name);
+        at.map_or(0, |at| at as u32 + 1)
+    }
+
+    /// The adapter of this number.
+    pub(crate) fn adapter(&self, number: u32) -> Option<&NamedAdapter> {
+        self.adapters.get((number as usize).checked_sub(1)?)
+    }
+
     /// Compiles what answers are held to. The first call takes some tenths of a second, for the vocabulary.
     pub(crate) fn compiler(&self) -> Result<&Compiler, Error> {
         let compiler = self.compiler.get_or_init(|| {
@@ -156,7 +182,7 @@ impl Model {
     }
 
     pub(crate) fn has_name(&self, name: &str) -> bool {
-        self.names.iter().any(|known| known == name)
+        self.served_names().any(|known| known == name)
     }
 }
 

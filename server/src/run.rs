@@ -64,6 +64,7 @@ impl Args {
             command: _,
             model,
             model_names,
+            adapters,
             tool_parser,
             reasoning_parser,
             host,
@@ -114,6 +115,7 @@ impl Args {
                 backend,
                 model,
                 names: model_names,
+                adapters,
                 tool_format: tool_parser.given(),
                 reasoning_format: reasoning_parser.given(),
                 openvino: backend::OpenVino {

@@ -63,6 +63,7 @@ async fn the_metrics_are_described() {
     // A family shows itself once it has a member.
     let bad = Request::post("/v1/completions").body(Body::from("{")).expect("a request");
     server::router(app.clone()).oneshot(bad).await.expect("an answer");
+    metrics.count_adapter("ADAPTER");
     let scrape = metrics.scrape(&app);
     let mut kinds = BTreeMap::new();
     let mut text =

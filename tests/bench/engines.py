@@ -46,6 +46,9 @@ class Setup:
     step_ms_max: int | None = None
     # Further properties of the plugin, KEY=VALUE.
     properties: tuple[str, ...] = ()
+    # Ours alone: folders of adapters, and the numbers of those that requests take in turn.
+    adapters: tuple[pathlib.Path, ...] = ()
+    adapter_turns: tuple[int, ...] = ()
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
         """The same with another model."""
@@ -75,6 +78,8 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *([f"--max-chunk-tokens={setup.chunk_tokens_max}"] if setup.chunk_tokens_max else []),
         *([f"--max-itl-ms={setup.step_ms_max}"] if setup.step_ms_max else []),
+        *(f"--lora={path}" for path in setup.adapters),
+        *(f"--lora-turns={number}" for number in setup.adapter_turns),
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OVFLEET_")}

@@ -61,6 +61,8 @@ pub struct Limits {
     pub request_sequences_max: u32,
     /// Most sequences that wait to be started.
     pub waiting_max: u32,
+    /// Adapters that there are, numbered from 1.
+    pub adapters: u32,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,7 @@ pub(crate) struct Submission {
     pub(crate) drafters: Vec<Drafter>,
     pub(crate) guide: Option<Arc<dyn Guide>>,
     pub(crate) salt: u64,
+    pub(crate) adapter: u32,
     pub(crate) histories: Vec<History>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) aborts: Arc<Aborts>,
@@ -172,7 +175,7 @@ impl EngineHandle {
         self.check_state()?;
         limits.check(&request)?;
         let results = request.results() as usize;
-        let Request { prompt, sequences, beams, lookup, sampling, stop, guide, salt } = request;
+        let Request { prompt, sequences, beams, lookup, sampling, stop, guide, salt, adapter } = request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 
@@ -194,6 +197,7 @@ impl EngineHandle {
             drafters,
             guide,
             salt,
+            adapter,
             histories,
             events,
             aborts,
@@ -309,9 +313,10 @@ impl Limits {
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, beams, lookup, sampling, stop, .. } = request;
+        let Request { prompt, sequences, beams, lookup, sampling, stop, adapter, .. } = request;
         let sequences = *sequences;
         let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
+        let invalid = invalid.or_else(|| (*adapter > self.adapters).then_some("adapter"));
         let invalid = invalid.or_else(|| beams.as_ref().and_then(|beams| beams.invalid(sequences)));
         if let Some(parameter) = invalid {
             return Err(SubmitError::Invalid { parameter });

@@ -29,7 +29,7 @@ pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use lookup::PromptLookup;
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{DraftCounts, Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
-pub use runner::{CacheLayout, Logits, ModelRunner, RunError};
+pub use runner::{ADAPTERS_MAX, CacheLayout, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use search::{Beams, SearchEnd, TextStop};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};

@@ -29,6 +29,9 @@ pub struct Request {
     pub guide: Option<Arc<dyn Guide>>,
     /// What is cached of the prompt is shared with requests of the same salt only.
     pub salt: u64,
+    /// The adapter it is computed with, from 1; 0 for the model as it is. What is cached is shared with requests of
+    /// the same adapter only.
+    pub adapter: u32,
 }
 
 impl Request {

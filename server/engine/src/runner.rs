@@ -4,10 +4,18 @@ use server_scheduler::Batch;
 
 use crate::sleep::SleepLevel;
 
+/// Most adapters of a runner.
+pub const ADAPTERS_MAX: usize = 32;
+
 /// Runs a model with a paged KV cache. It blocks: it is called from the engine's own thread only.
 pub trait ModelRunner: Send {
     /// The cache the runner has allocated, and the width of its logits.
     fn layout(&self) -> CacheLayout;
+
+    /// Adapters that it has: how many numbers above 0 a row may name.
+    fn adapters(&self) -> u32 {
+        0
+    }
 
     /// Carries out the copies of `batch`, computes its rows, and returns the logits of the tokens of
     /// [`Batch::wanted`], in their order: the last token of every row that samples, and those of prompts that are

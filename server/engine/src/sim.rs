@@ -77,6 +77,7 @@ pub struct SimRunner {
     script: Option<SimScript>,
     /// The token in each slot, for the script.
     tokens: Vec<TokenId>,
+    adapters: u32,
     digests: Vec<u64>,
     logits: Vec<f32>,
     steps: u64,
@@ -102,11 +103,18 @@ impl SimRunner {
             slots,
             script: None,
             tokens,
+            adapters: 0,
             digests: Vec::new(),
             logits: Vec::new(),
             steps: 0,
             is_asleep: false,
         }
+    }
+
+    /// The same model with so many adapters, each of which makes another model of it. A script stays as it is.
+    #[must_use]
+    pub fn adapted(self, adapters: u32) -> Self {
+        Self { adapters, ..self }
     }
 
     /// The same model with something to say.
@@ -142,7 +150,8 @@ impl SimRunner {
         for row in &batch.rows {
             let blocks = batch.row_blocks(row);
             let slots = (0..row.past).map(|position| self.slots[self.slot(blocks, position)]);
-            let digest = slots.fold(ROOT, absorb);
+            assert!(row.adapter <= self.adapters, "there is no adapter {}", row.adapter);
+            let digest = slots.fold(root(row.adapter), absorb);
             self.digests.push(digest);
         }
     }
@@ -204,6 +213,10 @@ impl ModelRunner for SimRunner {
         CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary }
     }
 
+    fn adapters(&self) -> u32 {
+        self.adapters
+    }
+
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         assert!(!self.is_asleep, "invariant: nothing runs while it sleeps");
         let fault = self.fault();
@@ -250,8 +263,13 @@ impl ModelRunner for SimRunner {
 
 /// The `count` tokens that continue `prompt` when the most probable is taken each time, without a cache.
 pub fn expected_tokens(prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
+    expected_tokens_with(0, prompt, count, vocabulary)
+}
+
+/// The same with an adapter.
+pub fn expected_tokens_with(adapter: u32, prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
     let mut tokens = Vec::new();
-    let mut digest = ROOT;
+    let mut digest = root(adapter);
     let mut positions = 0..;
     let mut read = |digest: u64, token| {
         let position = positions.next().expect("invariant: the range has no end");
@@ -271,6 +289,11 @@ pub fn expected_tokens(prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<T
         digest = read(digest, best.0);
     }
     tokens
+}
+
+/// The digest of no token, by adapter.
+fn root(adapter: u32) -> u64 {
+    if adapter == 0 { ROOT } else { mix(ROOT ^ u64::from(adapter)) }
 }
 
 /// What the cache holds for `token` at `position`, after a history of this digest.

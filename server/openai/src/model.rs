@@ -22,6 +22,12 @@ pub struct Model {
     pub created: u64,
     /// Whose it is.
     pub owned_by: &'static str,
+    /// Of an adapter, where its files are. (An extension, named as vLLM names it; so is the next.)
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
+    /// Of an adapter, the model that it changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
     /// Most tokens of prompt and answer together. (An extension, named as others name it.)
     pub max_model_len: u32,
 }

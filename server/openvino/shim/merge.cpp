@@ -75,12 +75,6 @@ NodePtr merged_weight(const std::vector<NodePtr>& weights, int64_t rows) {
     return first->clone_with_new_inputs(inputs);
 }
 
-bool mergeable(const std::shared_ptr<op::v0::MatMul>& matmul) {
-    auto weight = matmul->get_input_node_shared_ptr(1);
-    return !matmul->get_transpose_a() && matmul->get_transpose_b() && ovfleet::is_weight(weight) &&
-           weight->get_output_partial_shape(0).is_static() && weight->get_output_shape(0).size() == 2;
-}
-
 void merge(const std::vector<std::shared_ptr<op::v0::MatMul>>& matmuls) {
     std::vector<NodePtr> weights;
     std::vector<int64_t> lengths;
@@ -106,7 +100,7 @@ extern "C" int ovfleet_merge_projections(ov_model_t* model, size_t* merged) {
         std::map<ov::Output<ov::Node>, std::vector<std::shared_ptr<op::v0::MatMul>>> readers;
         for (const auto& node : model->object->get_ordered_ops())
             if (auto matmul = ov::as_type_ptr<op::v0::MatMul>(node))
-                if (mergeable(matmul)) readers[matmul->input_value(0)].push_back(matmul);
+                if (ovfleet::is_projection(matmul)) readers[matmul->input_value(0)].push_back(matmul);
         for (auto& [input, matmuls] : readers) {
             // All of the first's form; others of another form among them are merged with each other.
             while (matmuls.size() > 1) {

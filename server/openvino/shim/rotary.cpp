@@ -11,6 +11,8 @@
 #include <openvino/op/ops.hpp>
 
 #include "model.hpp"
+#include "rotary.hpp"
+#include "weights.hpp"
 
 namespace {
 
@@ -62,7 +64,7 @@ std::string projection(const ov::Output<ov::Node>& x) {
     auto reshape = as<op::v1::Reshape>(x);
     auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
     if (!matmul) return {};
-    const std::string prefix = "weight.weight_", name = matmul->get_input_node_ptr(1)->get_friendly_name();
+    const std::string &prefix = ovfleet::WEIGHT_PREFIX, name = matmul->get_input_node_ptr(1)->get_friendly_name();
     return name.rfind(prefix, 0) == 0 ? name.substr(prefix.size()) : std::string();
 }
 
@@ -108,6 +110,22 @@ void rewrite(const Rotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& 
     ov::replace_node(rotation.add, sum);
 }
 
+// The projection that x comes from through what adds to it or scales it; null if something else stands between.
+std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
+    for (int steps = 0; steps < 16; ++steps) {
+        if (auto matmul = as<op::v0::MatMul>(x)) return matmul;
+        const auto node = x.get_node_shared_ptr();
+        if (ov::is_type<op::v1::Reshape>(node)) {
+            x = node->input_value(0);
+        } else if (ov::is_type<op::v1::Add>(node) || ov::is_type<op::v1::Multiply>(node)) {
+            x = node->input_value(ovfleet::is_weight(node->get_input_node_shared_ptr(0)) ? 1 : 0);
+        } else {
+            return nullptr;
+        }
+    }
+    return nullptr;
+}
+
 // Whether every rotated q has its k and each stands alone: they are permuted alike or not at all.
 bool paired(const std::vector<Rotation>& rotations) {
     std::map<std::string, size_t> sizes;
@@ -148,6 +166,20 @@ bool is_of_base(const op::v0::Constant& table, double base, size_t count) {
 }
 
 }  // namespace
+
+std::map<const ov::Node*, size_t> ovfleet::paired_projections(const ov::Model& model, size_t& unknown) {
+    unknown = 0;
+    std::map<const ov::Node*, size_t> found;
+    for (const auto& node : model.get_ordered_ops()) {
+        Rotation rotation;
+        if (!match(node, rotation)) continue;
+        if (const auto projection = origin(rotation.x))
+            found[projection.get()] = rotation.head_size;
+        else
+            ++unknown;
+    }
+    return found;
+}
 
 extern "C" int ovfleet_divide_frequencies(ov_model_t* model,
                                           double base,

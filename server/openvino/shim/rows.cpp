@@ -71,7 +71,8 @@ bool is_along_rows(const ov::Node& node) {
 bool keeps_rows_apart(const ov::Node& node) {
     static const std::set<std::string> elementwise = {
         "Add",  "Subtract", "Multiply", "Divide", "Power",   "Sqrt",  "SquaredDifference", "Convert",
-        "Relu", "Swish",    "Gelu",     "Tanh",   "Sigmoid", "Clamp", "Negative",          "Exp"};
+        "Relu", "Swish",    "Gelu",     "Tanh",   "Sigmoid", "Clamp", "Negative",          "Exp",
+        "Select"};
     static const std::set<std::string> along_rows = {"ReduceMean", "ReduceSum", "Split", "VariadicSplit"};
     const std::string type = node.get_type_name();
     if (elementwise.count(type)) return true;
@@ -117,7 +118,10 @@ bool cut_behind_attention(ov::Model& model, const NodePtr& projection, const Nod
             auto source = place.get_source_output();
             if (behind.count(source.get_node()) || !from_inputs.count(source.get_node())) continue;
             const auto& shape = source.get_partial_shape();
-            if (!source.get_element_type().is_real() || shape.rank().is_dynamic() || shape.size() < 2 ||
+            const auto type = source.get_element_type();
+            // Whether a token's adapter has a rank is a row of the token, too.
+            const bool is_mask = type == ov::element::boolean && ov::is_type<op::v1::Select>(node);
+            if (!(type.is_real() || is_mask) || shape.rank().is_dynamic() || shape.size() < 2 ||
                 shape.size() > 4 || shape.rbegin()->is_dynamic())
                 return false;
             places.push_back(place);

@@ -67,6 +67,28 @@ int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
 // the graph does not. `aligned` counts the layers.
 int ovfleet_mend_experts(ov_model_t* model, size_t* aligned);
 
+// Tells of each projection its name (that of its weight in a GGUF file, else its own in the graph), the rows and columns of
+// its weight, and the size of the heads if a rotary embedding turns adjacent pairs of what it gives, else 0. `unknown`
+// counts the embeddings of pairs that turn what comes from no such projection. To be called before any are merged.
+int ovfleet_each_projection(const ov_model_t* model,
+                            void (*found)(void* context, const char* name, size_t rows, size_t columns, size_t paired),
+                            void* context,
+                            size_t* unknown);
+
+// What adapters add to a projection: up * (down * x), by those ranks that the token's adapter owns.
+typedef struct {
+    const char* projection;  // its name as ovfleet_each_projection tells it
+    size_t ranks;            // of all adapters together
+    const float* down;       // ranks * columns
+    const float* up;         // rows * ranks
+    const int32_t* owners;   // the number of the adapter that each rank is of
+} ovfleet_adapted;
+
+// Adds them to the graph, before projections are merged, and the input `adapters` [tokens] (i32): the number of the
+// adapter of each token, one that owns nothing for none. `content` is another with other adapters: a plugin that keeps
+// compiled models is not to take graphs for the same that differ in these numbers only.
+int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, const char* content);
+
 // Merges projections of equal form that read the same input (q/k/v, gate/up). `merged` counts those merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 

@@ -8,6 +8,7 @@
 #include <openvino/op/ops.hpp>
 
 #include "model.hpp"
+#include "weights.hpp"
 
 // By the name of a tensor in the file: the node that stands for it, with all of its decompression behind it.
 struct ovfleet_weights {
@@ -16,7 +17,7 @@ struct ovfleet_weights {
 
 namespace {
 
-const std::string PREFIX = "weight.weight_";
+using ovfleet::WEIGHT_PREFIX;
 
 ov::element::Type element(uint32_t type) {
     switch (type) {
@@ -67,7 +68,7 @@ extern "C" int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t**
         auto found = std::make_unique<ovfleet_weights>();
         for (const auto& node : model->object->get_ops()) {
             const auto& name = node->get_friendly_name();
-            if (name.compare(0, PREFIX.size(), PREFIX) == 0) found->nodes[name.substr(PREFIX.size())] = node;
+            if (name.rfind(WEIGHT_PREFIX, 0) == 0) found->nodes[name.substr(WEIGHT_PREFIX.size())] = node;
         }
         *weights = found.release();
     });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <openvino/op/ops.hpp>
 
@@ -18,5 +19,15 @@ inline bool is_weight(const std::shared_ptr<ov::Node>& node) {
         if (!is_weight(node->get_input_node_shared_ptr(i))) return false;
     return true;
 }
+
+// Whether a MatMul multiplies what it reads by the rows of a weight matrix.
+inline bool is_projection(const std::shared_ptr<ov::op::v0::MatMul>& matmul) {
+    auto weight = matmul->get_input_node_shared_ptr(1);
+    return !matmul->get_transpose_a() && matmul->get_transpose_b() && is_weight(weight) &&
+           weight->get_output_partial_shape(0).is_static() && weight->get_output_shape(0).size() == 2;
+}
+
+// What the GGUF front end puts before the name that a tensor has in the file.
+inline const std::string WEIGHT_PREFIX = "weight.weight_";
 
 }  // namespace ovfleet

@@ -29,6 +29,14 @@ pub enum Error {
         /// What was looked for.
         expected: &'static str,
     },
+    /// An adapter cannot be served with this model.
+    #[error("cannot use the adapter {name:?}: {why}")]
+    Adapter {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The KV cache cannot be as small or as large as asked.
     #[error("a KV cache of {bytes} bytes {why}")]
     CacheSize {

@@ -41,6 +41,11 @@ pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> 
     Ok(model)
 }
 
+/// What a file says it is; empty if it does not.
+pub(crate) fn architecture(path: &Path) -> Result<String, Error> {
+    Ok(GgufFile::open(path)?.architecture().unwrap_or_default().to_owned())
+}
+
 /// Threads that decode matrices at once. More would wait for the one that writes them.
 const DECODERS_MAX: usize = 4;
 

@@ -37,12 +37,13 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// `None` if the file cannot be told from others.
+    /// `None` if the file cannot be told from others. A graph whose projections are merged is kept apart from one in
+    /// which they are not.
     pub(crate) fn of(
         folder: &Path,
         gguf: &Path,
         form: Form,
-        context_tokens_max: Option<u32>,
+        (context_tokens_max, is_merged): (Option<u32>, bool),
     ) -> Option<Self> {
         let file = File::open(gguf).ok()?;
         let metadata = file.metadata().ok()?;
@@ -55,6 +56,9 @@ impl Kept {
             hash.update(&number.to_le_bytes());
         }
         hash.update(&modified.as_nanos().to_le_bytes());
+        if !is_merged {
+            hash.update(b"apart");
+        }
         hash.update(fs::canonicalize(gguf).ok()?.as_os_str().as_encoded_bytes());
         Some(Self { folder: folder.to_owned(), name: format!("graph-{:032x}", hash.digest128()) })
     }

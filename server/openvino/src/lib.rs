@@ -6,11 +6,12 @@
 //!
 //! ```text
 //! GGUF ─► front end ─► rotary rewrite ─► weights anew ─┐
-//!                                                      ├► merge projections ─► paged attention ─► compile
-//! IR ───► read ────────────────────────────────────────┘                       wanted rows
+//!                                                      ├► adapters ─► merge projections ─► paged attention ─► compile
+//! IR ───► read ────────────────────────────────────────┘                                    wanted rows
 //! ```
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
+mod adapters;
 mod cache;
 mod error;
 mod gguf;
@@ -25,6 +26,7 @@ mod sleep;
 mod unpacked;
 mod weights;
 
+pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
 pub use error::Error;
 pub use load::{Config, Loaded, Stage, Weights, load};
 pub use memory::available_bytes;

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use server_engine::CacheLayout;
 
+use crate::adapters::{self, AdapterSource, Origin};
 use crate::cache::{Cache, CachePorts};
 use crate::kept::Kept;
 use crate::runner::{OpenVinoRunner, Parts};
-use crate::runtime::{CompiledModel, Core};
+use crate::runtime::{CompiledModel, Core, Model};
 use crate::unpacked::{Graph, Plan, Unpack, Unpacked};
 use crate::weights::Form;
 use crate::{Error, gguf, memory, processor, shim};
@@ -36,6 +37,8 @@ pub struct Config {
     pub context_tokens_max: Option<u32>,
     /// Most tokens a cache of derived size is made for.
     pub cache_tokens_max: u64,
+    /// The adapters, which requests name by their numbers from 1.
+    pub adapters: Vec<AdapterSource>,
 }
 
 /// How the quantised weights of a GGUF file are held in memory.
@@ -72,6 +75,8 @@ pub struct Loaded {
     pub inference_precision: String,
     /// The precision of the KV cache, as the device says itself.
     pub cache_precision: String,
+    /// A word for each adapter that changes with its content.
+    pub adapters: Vec<String>,
 }
 
 /// Loads a model and allocates its KV cache. `progress` is called after each stage.
@@ -88,32 +93,15 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
     let source = Source::find(&config.model)?;
     let core = Arc::new(Core::new()?);
     done("start the runtime");
-    let mut to_keep = None;
-    let (mut model, form, warm) = match &source {
-        Source::Gguf(path) => {
-            let form = resolve(config, path);
-            let context = config.context_tokens_max;
-            let folder = config.graph_folder.as_deref();
-            let kept = folder.and_then(|folder| Kept::of(folder, path, form, context));
-            match kept.as_ref().and_then(|kept| kept.read(&core)) {
-                Some(model) => (model, Some(form), true),
-                None => {
-                    let mut model = gguf::read(path, form, context)?;
-                    shim::merge_projections(&mut model)?;
-                    if let Some(kept) = kept {
-                        to_keep = Some((kept, shim::clone_model(&mut model)?));
-                    }
-                    (model, Some(form), false)
-                }
-            }
-        }
-        Source::Ir(path) => {
-            let mut model = core.read_model(path)?;
-            shim::merge_projections(&mut model)?;
-            (model, None, false)
-        }
-    };
+    let Read { mut model, form, warm, to_keep } = read(config, &source, &core)?;
     done("read the model");
+    let adapters = if config.adapters.is_empty() {
+        Vec::new()
+    } else {
+        let words = adapt(&mut model, &config.adapters, &source)?;
+        done("add the adapters");
+        words
+    };
     shim::make_paged(&mut model)?;
     done("make the attention paged");
     let plan = Plan::of(&mut model, config.unpack, &config.device)?;
@@ -129,12 +117,67 @@ pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVin
         layout,
         inference_precision: graph.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
         cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
+        adapters,
     };
+    let adapters = config.adapters.len() as u32;
     let keeping = to_keep.map(|(kept, model)| kept.write(Arc::clone(&core), model));
     let unpacked = plan.map_or_else(Unpacked::none, |plan| {
         Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
     });
-    Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout })?, loaded))
+    Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout, adapters })?, loaded))
+}
+
+/// A model's graph, not yet paged.
+struct Read {
+    model: Model,
+    form: Option<Form>,
+    /// Whether it is one that was kept.
+    warm: bool,
+    /// What is to be kept of it, and where.
+    to_keep: Option<(Kept, Model)>,
+}
+
+/// Reads a model. Its projections are merged, unless there are adapters to add before.
+fn read(config: &Config, source: &Source, core: &Core) -> Result<Read, Error> {
+    let is_merged = config.adapters.is_empty();
+    let path = match source {
+        Source::Gguf(path) => path,
+        Source::Ir(path) => {
+            let mut model = core.read_model(path)?;
+            if is_merged {
+                shim::merge_projections(&mut model)?;
+            }
+            return Ok(Read { model, form: None, warm: false, to_keep: None });
+        }
+    };
+    let form = resolve(config, path);
+    let context = config.context_tokens_max;
+    let folder = config.graph_folder.as_deref();
+    let kept = folder.and_then(|folder| Kept::of(folder, path, form, (context, is_merged)));
+    if let Some(model) = kept.as_ref().and_then(|kept| kept.read(core)) {
+        return Ok(Read { model, form: Some(form), warm: true, to_keep: None });
+    }
+    let mut model = gguf::read(path, form, context)?;
+    if is_merged {
+        shim::merge_projections(&mut model)?;
+    }
+    let to_keep = match kept {
+        Some(kept) => Some((kept, shim::clone_model(&mut model)?)),
+        None => None,
+    };
+    Ok(Read { model, form: Some(form), warm: false, to_keep })
+}
+
+/// Adds the adapters to a model whose projections are not merged, and merges these.
+fn adapt(model: &mut Model, adapters: &[AdapterSource], source: &Source) -> Result<Vec<String>, Error> {
+    let architecture = match source {
+        Source::Gguf(path) => Some(gguf::architecture(path)?),
+        Source::Ir(_) => None,
+    };
+    let origin = architecture.as_deref().map_or(Origin::Ir, Origin::Gguf);
+    let words = adapters::adapt(model, adapters, origin)?;
+    shim::merge_projections(model)?;
+    Ok(words)
 }
 
 /// The KV cache, and what is `reserved` of memory left free if its size is derived.

@@ -19,6 +19,7 @@ pub struct OpenVinoRunner {
     unpacked: Unpacked,
     _keeping: Option<Keeping>,
     layout: CacheLayout,
+    adapters: u32,
 }
 
 /// What a runner is made of.
@@ -28,16 +29,18 @@ pub(crate) struct Parts {
     pub(crate) keeping: Option<Keeping>,
     pub(crate) cache: Cache,
     pub(crate) layout: CacheLayout,
+    /// How many adapters are in the graph.
+    pub(crate) adapters: u32,
 }
 
 impl OpenVinoRunner {
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let Parts { mut graph, unpacked, keeping, cache, layout } = parts;
+        let Parts { mut graph, unpacked, keeping, cache, layout, adapters } = parts;
         let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
         let inputs = Inputs::new(&names)?;
         inputs.bind(&mut graph.request)?;
         cache.bind(&mut graph.request)?;
-        Ok(Self { inputs, output: None, cache, graph, unpacked, _keeping: keeping, layout })
+        Ok(Self { inputs, output: None, cache, graph, unpacked, _keeping: keeping, layout, adapters })
     }
 
     /// Waits for what [`load`](crate::load()) left to the background, which steps before it do without; for
@@ -105,6 +108,10 @@ impl ModelRunner for OpenVinoRunner {
         self.layout
     }
 
+    fn adapters(&self) -> u32 {
+        self.adapters
+    }
+
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let failed = |error: Error| RunError { message: error.chain(), fatal: false };
         let rows = batch.wanted().count();
@@ -123,11 +130,12 @@ struct Inputs {
     block_indices_begins: Input<i32>,
     max_context_len: Tensor,
     wanted_rows: Input<i64>,
+    adapters: Input<i32>,
 }
 
 impl Inputs {
     fn new(names: &[String]) -> Result<Self, Error> {
-        const KNOWN: [&str; 8] = [
+        const KNOWN: [&str; 9] = [
             "input_ids",
             "position_ids",
             "past_lens",
@@ -136,22 +144,24 @@ impl Inputs {
             "block_indices_begins",
             "max_context_len",
             "wanted_rows",
+            "adapters",
         ];
         if let Some(name) =
             names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
         {
             return Err(Error::Unsupported(format!("it has an input that is not known: {name}")));
         }
-        let has_positions = names.iter().any(|name| name == "position_ids");
+        let has = |wanted: &str| names.iter().any(|name| name == wanted);
         Ok(Self {
             input_ids: Input::new("input_ids", true)?,
-            position_ids: Input::new("position_ids", has_positions)?,
+            position_ids: Input::new("position_ids", has("position_ids"))?,
             past_lens: Input::new("past_lens", true)?,
             subsequence_begins: Input::new("subsequence_begins", true)?,
             block_indices: Input::new("block_indices", true)?,
             block_indices_begins: Input::new("block_indices_begins", true)?,
             max_context_len: Tensor::new(i32::TYPE, &[])?,
             wanted_rows: Input::new("wanted_rows", true)?,
+            adapters: Input::new("adapters", has("adapters"))?,
         })
     }
 
@@ -164,7 +174,8 @@ impl Inputs {
         self.block_indices.bind(request)?;
         self.block_indices_begins.bind(request)?;
         request.set("max_context_len", &self.max_context_len)?;
-        self.wanted_rows.bind(request)
+        self.wanted_rows.bind(request)?;
+        self.adapters.bind(request)
     }
 
     fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
@@ -175,6 +186,10 @@ impl Inputs {
             (0..i64::from(row.tokens.end - row.tokens.start)).map(move |offset| past + offset)
         });
         self.position_ids.write(batch.tokens.len(), positions)?;
+        let adapters = batch.rows.iter().flat_map(|row| {
+            std::iter::repeat_n(row.adapter.cast_signed(), (row.tokens.end - row.tokens.start) as usize)
+        });
+        self.adapters.write(batch.tokens.len(), adapters)?;
         self.past_lens.write(rows, batch.rows.iter().map(|row| row.past.cast_signed()))?;
         let begins = batch.rows.iter().map(|row| row.tokens.end.cast_signed());
         self.subsequence_begins.write(rows + 1, std::iter::once(0).chain(begins))?;

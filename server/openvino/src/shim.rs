@@ -30,6 +30,16 @@ struct RawWeights {
     opaque: [u8; 0],
 }
 
+/// As `ovfleet_adapted` in `shim/shim.h`.
+#[repr(C)]
+struct RawAdapted {
+    projection: *const c_char,
+    ranks: usize,
+    down: *const f32,
+    up: *const f32,
+    owners: *const i32,
+}
+
 unsafe extern "C" {
     fn ovfleet_last_error() -> *const c_char;
     fn ovfleet_read_gguf(path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
@@ -52,6 +62,18 @@ unsafe extern "C" {
     ) -> c_int;
     fn ovfleet_rotate_halves(model: *mut ov_model_t, rotated: *mut usize) -> c_int;
     fn ovfleet_mend_experts(model: *mut ov_model_t, aligned: *mut usize) -> c_int;
+    fn ovfleet_each_projection(
+        model: *const ov_model_t,
+        found: unsafe extern "C" fn(*mut c_void, *const c_char, usize, usize, usize),
+        context: *mut c_void,
+        unknown: *mut usize,
+    ) -> c_int;
+    fn ovfleet_adapt(
+        model: *mut ov_model_t,
+        adapted: *const RawAdapted,
+        count: usize,
+        content: *const c_char,
+    ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
@@ -66,6 +88,29 @@ unsafe extern "C" {
 pub(crate) struct Permuted {
     pub(crate) tensor: String,
     pub(crate) head_size: usize,
+}
+
+/// A projection of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Projection {
+    /// That of its weight in a GGUF file, else its own in the graph.
+    pub(crate) name: String,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// The size of the heads, if a rotary embedding turns adjacent pairs of what it gives.
+    pub(crate) paired: Option<usize>,
+}
+
+/// What adapters add to a projection: `up * (down * x)`, by those ranks that the token's adapter owns.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Adapted {
+    pub(crate) projection: Projection,
+    /// `[ranks, columns]`.
+    pub(crate) down: Vec<f32>,
+    /// `[rows, ranks]`.
+    pub(crate) up: Vec<f32>,
+    /// The number of the adapter that each rank is of.
+    pub(crate) owners: Vec<i32>,
 }
 
 fn check(code: c_int, what: &'static str) -> Result<(), Error> {
@@ -233,6 +278,62 @@ pub(crate) fn mend_experts(model: &mut Model) -> Result<usize, Error> {
     // SAFETY: both pointers are valid for the call.
     check(unsafe { ovfleet_mend_experts(model.as_mut_ptr(), &raw mut aligned) }, "lay out the experts")?;
     Ok(aligned)
+}
+
+/// The projections of a model, none of which is merged, and how many rotary embeddings of pairs turn what comes from
+/// none of them.
+pub(crate) fn projections(model: &mut Model) -> Result<(Vec<Projection>, usize), Error> {
+    unsafe extern "C" fn push(
+        context: *mut c_void,
+        name: *const c_char,
+        rows: usize,
+        columns: usize,
+        paired: usize,
+    ) {
+        // SAFETY: `context` is the vector below, which outlives the call that this is called from; `name` is
+        // NUL-terminated.
+        let (all, name) = unsafe { (&mut *context.cast::<Vec<Projection>>(), CStr::from_ptr(name)) };
+        let paired = (paired > 0).then_some(paired);
+        all.push(Projection { name: name.to_string_lossy().into_owned(), rows, columns, paired });
+    }
+    let mut all = Vec::<Projection>::new();
+    let mut unknown = 0;
+    // SAFETY: see `push`; nothing keeps the context after the call.
+    let code =
+        unsafe { ovfleet_each_projection(model.as_mut_ptr(), push, (&raw mut all).cast(), &raw mut unknown) };
+    check(code, "find the projections")?;
+    Ok((all, unknown))
+}
+
+/// Adds adapters to a model's projections, none of which is merged. `content` is another with other adapters.
+///
+/// # Panics
+/// If matrices are not of the sizes that are said.
+pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted], content: &str) -> Result<(), Error> {
+    let c_string =
+        |text: &str| CString::new(text).map_err(|_| Error::runtime("add the adapters", "NUL in a name"));
+    let content = c_string(content)?;
+    let name = |one: &Adapted| c_string(&one.projection.name);
+    let names = adapted.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+    let raw = |(one, name): (&Adapted, &CString)| {
+        let Adapted { projection: Projection { rows, columns, .. }, down, up, owners } = one;
+        let ranks = owners.len();
+        assert_eq!((down.len(), up.len()), (ranks * columns, rows * ranks), "invariant: whole matrices");
+        RawAdapted {
+            projection: name.as_ptr(),
+            ranks,
+            down: down.as_ptr(),
+            up: up.as_ptr(),
+            owners: owners.as_ptr(),
+        }
+    };
+    let raw: Vec<_> = adapted.iter().zip(&names).map(raw).collect();
+    // SAFETY: the pointers in `raw` are of `names`, and of vectors whose lengths have just been checked against the
+    // ranks and, as the shim checks by the name, the projection's rows and columns; the shim copies before it returns.
+    check(
+        unsafe { ovfleet_adapt(model.as_mut_ptr(), raw.as_ptr(), raw.len(), content.as_ptr()) },
+        "add the adapters",
+    )
 }
 
 /// Merges projections that read the same input; answers how many went into merged ones.

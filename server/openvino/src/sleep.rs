@@ -16,6 +16,8 @@ pub struct Sleeper {
     runner: Option<OpenVinoRunner>,
     config: Config,
     layout: CacheLayout,
+    /// A word for each adapter that changes with its content.
+    adapters: Vec<String>,
 }
 
 impl Sleeper {
@@ -25,13 +27,13 @@ impl Sleeper {
         config.weights = loaded.form.map_or(config.weights, Weights::As);
         let layout = loaded.layout;
         config.cache_bytes = Some(u64::from(layout.blocks_total) * layout.block_bytes);
-        Self { runner: Some(runner), config, layout }
+        Self { runner: Some(runner), config, layout, adapters: loaded.adapters.clone() }
     }
 
     fn reload(&self) -> Result<OpenVinoRunner, Error> {
         let mut progress = |_| {};
         let (runner, loaded) = load(&self.config, &mut progress)?;
-        if loaded.layout != self.layout {
+        if loaded.layout != self.layout || loaded.adapters != self.adapters {
             return Err(Error::Unsupported("it is not the model any more that it was".to_owned()));
         }
         Ok(runner)
@@ -41,6 +43,10 @@ impl Sleeper {
 impl ModelRunner for Sleeper {
     fn layout(&self) -> CacheLayout {
         self.layout
+    }
+
+    fn adapters(&self) -> u32 {
+        self.adapters.len() as u32
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {

@@ -31,6 +31,7 @@ fn sample_with(weights: Weights, unpack: Unpack) -> OpenVinoRunner {
         weights,
         cache_bytes: Some(64 << 20),
         cache_tokens_max: 0,
+        adapters: Vec::new(),
         unpack,
         graph_folder: None,
         context_tokens_max: None,
@@ -70,6 +71,7 @@ impl Stepper {
             samples: samples..batch.samples.len() as u32,
             scored: 0..0,
             drafts: 0,
+            adapter: 0,
         });
         self.past += count;
     }

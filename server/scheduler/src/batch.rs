@@ -47,6 +47,8 @@ pub struct Row {
     /// The last so many of the row's tokens are drafts: nobody has sampled them yet. The scheduler leaves them 0, and
     /// whoever runs the batch writes them into [`Batch::tokens`]. Their logits are wanted too.
     pub drafts: u32,
+    /// The adapter that the tokens are computed with, as the request names it; 0 for none.
+    pub adapter: u32,
 }
 
 impl Row {

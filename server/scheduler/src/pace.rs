@@ -110,6 +110,7 @@ mod tests {
                 samples: 0..0,
                 scored: 0..0,
                 drafts: 0,
+                adapter: 0,
             });
         };
         (0..8).for_each(|_| push(1, 300));

@@ -124,7 +124,7 @@ impl Scheduler {
     /// If the request has no sequence, or an id is in use.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejected> {
         self.accept(&request)?;
-        let NewRequest { sequences, prompt, stop, in_step, scores_prompt, root } = request;
+        let NewRequest { sequences, prompt, stop, in_step, scores_prompt, root, adapter } = request;
         let prompt_tokens = prompt.len() as u32;
         let mut siblings = sequences;
         let id = siblings.remove(0);
@@ -141,7 +141,9 @@ impl Scheduler {
             computed: 0,
             table: Vec::new(),
             unscored: if scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
-            root,
+            // Hashes of different adapters are different, so that none is in the other's way.
+            root: if adapter == 0 { root } else { (self.hash)(root, &[adapter]) },
+            adapter,
             hashes: Vec::new(),
             registered: 0,
             claims: 0..0,

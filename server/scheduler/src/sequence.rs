@@ -28,12 +28,23 @@ pub struct NewRequest {
     pub scores_prompt: bool,
     /// What the hash of the first block follows. What sequences of different roots have in common is not shared.
     pub root: BlockHash,
+    /// What else than the model its tokens are computed with: a number that means nothing here but that what is
+    /// computed with another is never shared. 0 for nothing.
+    pub adapter: u32,
 }
 
 impl NewRequest {
     /// A request without anything special about it.
     pub fn new(sequences: Vec<SequenceId>, prompt: Vec<TokenId>, stop: StopRule) -> Self {
-        Self { sequences, prompt, stop, in_step: false, scores_prompt: false, root: BlockHash::ROOT }
+        Self {
+            sequences,
+            prompt,
+            stop,
+            in_step: false,
+            scores_prompt: false,
+            root: BlockHash::ROOT,
+            adapter: 0,
+        }
     }
 }
 
@@ -150,6 +161,7 @@ pub(crate) struct Sequence {
     pub(crate) unscored: Range<u32>,
     /// What the first block follows.
     pub(crate) root: BlockHash,
+    pub(crate) adapter: u32,
     /// Hashes of leading full blocks, as far as they were needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Leading blocks that are in the prefix cache.
@@ -254,6 +266,7 @@ impl Sequence {
             table,
             unscored: 0..0,
             root: self.root,
+            adapter: self.adapter,
             hashes,
             registered: self.registered,
             claims: 0..0,
@@ -293,6 +306,7 @@ impl Sequence {
             blocks: blocks as u32..batch.blocks.len() as u32,
             samples: samples as u32..batch.samples.len() as u32,
             drafts,
+            adapter: self.adapter,
         });
     }
 }

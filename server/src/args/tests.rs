@@ -37,6 +37,16 @@ fn times_are_read() {
 }
 
 #[test]
+fn adapters_have_names_and_paths() {
+    let args = parse(&["--backend=sim", "--lora=a=/x/y=z", "--lora", "b/c=d"]).unwrap();
+    let named = |name: &str, path: &str| NamedAdapter { name: name.to_owned(), path: path.into() };
+    assert_eq!(args.adapters, [named("a", "/x/y=z"), named("b/c", "d")]);
+    for wrong in ["--lora=a", "--lora==b", "--lora=a="] {
+        assert!(parse(&["--backend=sim", wrong]).unwrap_err().to_string().contains("NAME=PATH"));
+    }
+}
+
+#[test]
 fn plugin_properties_are_pairs_or_json() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(plugin_config("A=b=c").unwrap().0, [pair("A", "b=c")]);

@@ -84,6 +84,7 @@ pub(super) fn resolve(
         token_ids,
         names_by_id: generation.return_tokens_as_token_ids.unwrap_or(false),
         salt: salt(generation)?,
+        adapter: generation.model.as_deref().map_or(0, |name| target.model.adapter_number(name)),
         guide: None,
     })
 }

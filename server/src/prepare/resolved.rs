@@ -55,6 +55,8 @@ pub(super) struct Resolved {
     pub(super) token_ids: bool,
     pub(super) names_by_id: bool,
     pub(super) salt: u64,
+    /// The number of the adapter.
+    pub(super) adapter: u32,
     /// What answers are held to.
     pub(super) guide: Option<Arc<dyn Guide>>,
 }
@@ -137,6 +139,7 @@ impl Resolved {
             stop,
             guide,
             salt: self.salt,
+            adapter: self.adapter,
         })
     }
 

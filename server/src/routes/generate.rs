@@ -233,6 +233,7 @@ pub(super) fn submit(
     prompts: Vec<server_engine::Request>,
 ) -> Result<Vec<Submitted>, Error> {
     let limits = serving.engine.limits();
+    let adapter = prompts.first().and_then(|prompt| serving.model.adapter(prompt.adapter));
     let submit = |prompt: server_engine::Request| {
         let (choices, prompt_tokens) = (prompt.results(), prompt.prompt.len());
         let scored = prompt.sampling.prompt_logprobs.is_some();
@@ -244,7 +245,11 @@ pub(super) fn submit(
             }
         }
     };
-    prompts.into_iter().map(submit).collect()
+    let submitted = prompts.into_iter().map(submit).collect();
+    if let (Ok(_), Some(adapter)) = (&submitted, adapter) {
+        app.metrics().count_adapter(&adapter.name);
+    }
+    submitted
 }
 
 async fn whole<S: Shape>(mut head: Head, mut answer: Deltas) -> Response {

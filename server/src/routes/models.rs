@@ -13,7 +13,7 @@ const KEEPER: &str = "x-ovfleet-keeper";
 
 pub(super) async fn list(State(app): State<App>) -> Result<impl IntoResponse, Error> {
     let serving = app.serving()?;
-    let data = serving.model.names().iter().map(|name| describe(name, serving)).collect();
+    let data = serving.model.served_names().map(|name| describe(name, serving)).collect();
     let keeper = if app.store().is_on() { app.store().keeper() } else { 0 };
     Ok(([(KEEPER, format!("{keeper:016x}"))], Json(ModelList { object: "list", data })))
 }
@@ -25,11 +25,14 @@ pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> 
 }
 
 fn describe(name: &str, serving: &Serving) -> Model {
+    let adapter = serving.model.adapter(serving.model.adapter_number(name));
     Model {
         id: name.to_owned(),
         object: "model",
         created: serving.model.created,
         owned_by: "ovfleet",
+        root: adapter.map(|adapter| adapter.path.to_string_lossy().into_owned()),
+        parent: adapter.map(|_| serving.model.name().to_owned()),
         max_model_len: serving.engine.limits().sequence_tokens_max,
     }
 }

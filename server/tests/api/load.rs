@@ -7,7 +7,7 @@ use proto::v1alpha1::replica_client::ReplicaClient;
 use proto::v1alpha1::replica_server::ReplicaServer;
 use proto::v1alpha1::{DrainRequest, Load, State, WatchLoadRequest};
 use serde_json::json;
-use server::{ReplicaService, publish};
+use server::{Model, NamedAdapter, ReplicaService, built_in_text, publish};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -38,7 +38,10 @@ async fn serve(server: &Server) -> (ReplicaClient<Channel>, JoinSet<()>) {
 #[tokio::test]
 async fn the_load_follows_a_request_and_reports_are_in_order() {
     let (runner, permits) = Gated::new("x");
-    let server = Setup::new(runner).start();
+    let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
+    let adapter = NamedAdapter { name: "sql".to_owned(), path: "sql".into() };
+    let model = Model::new(names, built_in_text().unwrap(), "test").with_adapters(vec![adapter]);
+    let server = Setup { model: Some(model), ..Setup::new(runner) }.start();
     let (mut client, _tasks) = serve(&server).await;
     let mut reports = client.watch_load(WatchLoadRequest::default()).await.unwrap().into_inner();
     let mut first = reports.message().await.unwrap().unwrap();
@@ -47,7 +50,7 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
     }
     assert_ne!(first.epoch, 0);
     assert_eq!(first.state(), State::Serving);
-    assert_eq!(first.models, ["parrot", "group/parrot"]);
+    assert_eq!(first.models, ["parrot", "group/parrot", "sql"]);
     assert_eq!((first.blocks_total, first.blocks_free, first.block_tokens), (64, 64, 16));
     assert_eq!((first.sequences_max, first.requests_max), (32, 64));
 

@@ -1,6 +1,7 @@
 //! The HTTP and gRPC contract: the router in process, over a simulated model.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapters;
 mod beams;
 mod bodies;
 mod cancellation;

@@ -2,6 +2,8 @@
 //! cache would say, whatever else happens at the same time. No test waits for time to pass.
 
 #[cfg(test)]
+mod adapters;
+#[cfg(test)]
 mod beams;
 mod drafts;
 mod faults;

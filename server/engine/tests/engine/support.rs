@@ -15,6 +15,7 @@ pub(crate) const VOCABULARY: u32 = 300;
 pub(crate) struct Setup {
     pub(crate) sim: SimConfig,
     pub(crate) engine: EngineConfig,
+    pub(crate) adapters: u32,
 }
 
 impl Setup {
@@ -39,11 +40,12 @@ impl Setup {
                 prefix_caching: true,
                 clock,
             },
+            adapters: 0,
         }
     }
 
     pub(crate) fn runner(&self) -> SimRunner {
-        SimRunner::new(self.sim.clone(), self.engine.clock.clone())
+        SimRunner::new(self.sim.clone(), self.engine.clock.clone()).adapted(self.adapters)
     }
 
     pub(crate) fn start(self) -> Engine {
@@ -105,6 +107,10 @@ impl ModelRunner for Gated {
         self.inner.layout()
     }
 
+    fn adapters(&self) -> u32 {
+        self.inner.adapters()
+    }
+
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         // Both fail once the gate is gone.
         let _ = self.batches.send(batch.clone());
@@ -123,6 +129,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
         guide: None,
         salt: 0,
+        adapter: 0,
     }
 }
 

@@ -83,7 +83,7 @@ fn submit_due(
             continue;
         }
         one.arrived = clock.elapsed().as_secs_f64();
-        match handle.submit(request(args, &work[index])) {
+        match handle.submit(Request { adapter: args.adapter_of(index), ..request(args, &work[index]) }) {
             Ok(stream) => one.stream = Some(stream),
             Err(error) => {
                 one.error = Some(error.to_string());
@@ -107,6 +107,7 @@ fn request(args: &Args, work: &Work) -> Request {
         },
         guide: None,
         salt: 0,
+        adapter: 0,
     }
 }
 

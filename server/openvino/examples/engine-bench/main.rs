@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
+use server_openvino::{AdapterSource, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -54,6 +54,12 @@ struct Args {
     /// A property for the device's plugin, `KEY=VALUE`; may be repeated.
     #[arg(long)]
     plugin_config: Vec<String>,
+    /// The folder of an adapter; may be repeated.
+    #[arg(long)]
+    lora: Vec<PathBuf>,
+    /// The numbers of the adapters that requests take in turn, 0 for none. Without it each in turn, if there are any.
+    #[arg(long, value_delimiter = ',')]
+    lora_turns: Vec<u32>,
     /// A token that ends a sequence unless `ignore_eos`; may be repeated.
     #[arg(long)]
     stop_token: Vec<u32>,
@@ -113,7 +119,25 @@ impl Args {
             graph_folder: None,
             context_tokens_max: None,
             cache_tokens_max: 0,
+            adapters: self.adapters(),
         })
+    }
+
+    fn adapters(&self) -> Vec<AdapterSource> {
+        let source = |(number, path): (usize, &PathBuf)| AdapterSource {
+            name: (number + 1).to_string(),
+            path: path.clone(),
+        };
+        self.lora.iter().enumerate().map(source).collect()
+    }
+
+    /// The adapter of the request of this index.
+    fn adapter_of(&self, index: usize) -> u32 {
+        match (&self.lora_turns[..], self.lora.len()) {
+            ([], 0) => 0,
+            ([], count) => (index % count) as u32 + 1,
+            (turns, _) => turns[index % turns.len()],
+        }
     }
 
     fn head(&self, kind: &str, loaded: &Loaded) -> Value {

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod adapter;
+mod adapters;
 mod architectures;
 mod quantised;
 mod reference;

@@ -10,12 +10,12 @@ use std::path::Path;
 use server_gguf::TensorType;
 use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
 
-pub(crate) use file::{CONTEXT, EXPERTS, Recipe};
+pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
-pub(crate) use steps::worst_difference;
+pub(crate) use steps::{worst_difference, worst_difference_with};
 
 /// Tokens of a test's sequence: past two blocks of 32, and more than twice gemma's window.
-const LENGTH: usize = 80;
+pub(crate) const LENGTH: usize = 80;
 
 /// What computes exactly: f32 throughout, and activations not quantised on their way into a projection.
 pub(crate) const EXACT: [(&str, &str); 3] = [
@@ -84,7 +84,7 @@ pub(crate) fn load_file(
     load(&config(path, form, properties), &mut |_| {})
 }
 
-fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Config {
+pub(crate) fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Config {
     Config {
         model: path.to_owned(),
         device: "CPU".to_owned(),
@@ -95,6 +95,7 @@ fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Config {
         context_tokens_max: None,
         cache_bytes: Some(32 << 20),
         cache_tokens_max: 0,
+        adapters: Vec::new(),
     }
 }
 
@@ -108,6 +109,7 @@ pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
         rope_factors: false,
         original_context: None,
         tied: matches!(architecture, "qwen2" | "gemma3"),
+        biased: architecture == "qwen2",
     }
 }
 

@@ -31,9 +31,9 @@ fn blocks_are_given_out_once_and_come_back() {
 #[test]
 fn free_blocks_go_before_evictable_ones_and_the_least_recently_used_of_those_first() {
     let mut pool = BlockPool::new(4, 1);
-    let (a, _) = cached(&mut pool, 1, Serial::ROOT, &[1]);
-    let (b, _) = cached(&mut pool, 2, Serial::ROOT, &[2]);
-    let (c, _) = cached(&mut pool, 3, Serial::ROOT, &[3]);
+    let (a, _) = cached(&mut pool, 1, Serial::root(0), &[1]);
+    let (b, _) = cached(&mut pool, 2, Serial::root(0), &[2]);
+    let (c, _) = cached(&mut pool, 3, Serial::root(0), &[3]);
     for block in [a, b, c] {
         pool.release(block);
     }
@@ -50,7 +50,7 @@ fn free_blocks_go_before_evictable_ones_and_the_least_recently_used_of_those_fir
 #[test]
 fn a_block_is_taken_out_of_the_middle_of_the_evictable_ones() {
     let mut pool = BlockPool::new(3, 1);
-    let blocks = [1, 2, 3].map(|token| cached(&mut pool, u64::from(token), Serial::ROOT, &[token]).0);
+    let blocks = [1, 2, 3].map(|token| cached(&mut pool, u64::from(token), Serial::root(0), &[token]).0);
     for block in blocks {
         pool.release(block);
     }
@@ -63,30 +63,30 @@ fn a_block_is_taken_out_of_the_middle_of_the_evictable_ones() {
 #[test]
 fn equal_hashes_with_other_tokens_or_another_parent_are_no_hit() {
     let mut pool = BlockPool::new(3, 2);
-    let (a, serial) = cached(&mut pool, 9, Serial::ROOT, &[1, 2]);
-    assert_eq!(pool.find(content(9, Serial::ROOT, &[1, 2])), Some(a));
-    assert_eq!(pool.find(content(9, Serial::ROOT, &[1, 3])), None);
+    let (a, serial) = cached(&mut pool, 9, Serial::root(0), &[1, 2]);
+    assert_eq!(pool.find(content(9, Serial::root(0), &[1, 2])), Some(a));
+    assert_eq!(pool.find(content(9, Serial::root(0), &[1, 3])), None);
     assert_eq!(pool.find(content(9, serial, &[1, 2])), None);
 
     let other = pool.allocate().unwrap();
-    assert_eq!(pool.register(other, None, content(9, Serial::ROOT, &[1, 3])), Registered::Collision);
-    assert_eq!(pool.register(other, None, content(9, Serial::ROOT, &[1, 2])), Registered::Duplicate(a));
+    assert_eq!(pool.register(other, None, content(9, Serial::root(0), &[1, 3])), Registered::Collision);
+    assert_eq!(pool.register(other, None, content(9, Serial::root(0), &[1, 2])), Registered::Duplicate(a));
     pool.check_invariants([a, other].into_iter());
 }
 
 #[test]
 fn content_that_is_computed_again_has_another_serial() {
     let mut pool = BlockPool::new(1, 1);
-    let (block, first) = cached(&mut pool, 1, Serial::ROOT, &[1]);
+    let (block, first) = cached(&mut pool, 1, Serial::root(0), &[1]);
     pool.release(block);
     assert_eq!(pool.allocate(), Some(block));
-    assert_eq!(pool.register(block, None, content(1, Serial::ROOT, &[1])), Registered::New);
+    assert_eq!(pool.register(block, None, content(1, Serial::root(0), &[1])), Registered::New);
     assert_ne!(pool.serial(block), Some(first));
 }
 
 /// Caches a chain of tokens, hashed as themselves; nobody holds it afterwards.
 fn chain(pool: &mut BlockPool, tokens: &[TokenId]) -> Vec<BlockId> {
-    let (mut blocks, mut parent) = (Vec::new(), Serial::ROOT);
+    let (mut blocks, mut parent) = (Vec::new(), Serial::root(0));
     for token in tokens {
         let content = content(u64::from(*token), parent, std::slice::from_ref(token));
         let block = pool.find(content).inspect(|&block| pool.share(block)).unwrap_or_else(|| {
@@ -184,14 +184,14 @@ fn sharing_a_free_block_is_caught() {
 #[test]
 fn what_nobody_holds_is_forgotten_and_what_is_held_is_not() {
     let mut pool = BlockPool::new(4, 1);
-    let (held, serial) = cached(&mut pool, 1, Serial::ROOT, &[1]);
+    let (held, serial) = cached(&mut pool, 1, Serial::root(0), &[1]);
     let (left, _) = cached(&mut pool, 2, serial, &[2]);
-    let (alone, _) = cached(&mut pool, 3, Serial::ROOT, &[3]);
+    let (alone, _) = cached(&mut pool, 3, Serial::root(0), &[3]);
     pool.release(left);
     pool.release(alone);
     pool.forget_evictable();
     assert_eq!((pool.blocks_free(), pool.blocks_evictable()), (3, 0));
-    assert_eq!(pool.find(content(1, Serial::ROOT, &[1])), Some(held));
+    assert_eq!(pool.find(content(1, Serial::root(0), &[1])), Some(held));
     assert!(!pool.may_have(BlockHash(2)) && !pool.may_have(BlockHash(3)));
     pool.check_invariants([held].into_iter());
 }

@@ -73,7 +73,7 @@ impl Replay {
             let oldest = self.in_use.pop_front().unwrap();
             oldest.into_iter().rev().for_each(|block| self.pool.release(block));
         }
-        let (mut table, mut parent, mut hash) = (Vec::new(), Serial::ROOT, BlockHash::ROOT);
+        let (mut table, mut parent, mut hash) = (Vec::new(), Serial::root(0), BlockHash::ROOT);
         let prompt = tokens.len();
         for _ in 0..answer {
             tokens.push(self.answers);

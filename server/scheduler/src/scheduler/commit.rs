@@ -93,7 +93,7 @@ impl Scheduler {
             let after = index.checked_sub(1).map(|before| sequence.table[before]);
             let parent = match after {
                 Some(after) => self.pool.serial(after).expect("invariant: a registered block is cached"),
-                None => Serial::ROOT,
+                None => Serial::root(sequence.adapter),
             };
             if sequence.hashes.len() == index {
                 let parent = sequence.hashes.last().copied().unwrap_or(sequence.root);

@@ -385,7 +385,7 @@ impl Scheduler {
         let block_tokens = self.config.block_tokens as usize;
         let sequence = self.sequences.get_mut(slot);
         let most = sequence.cacheable() as usize / block_tokens;
-        let mut parent = Serial::ROOT;
+        let mut parent = Serial::root(sequence.adapter);
         for (&hash, tokens) in
             sequence.hashes.iter().zip(sequence.tokens.chunks_exact(block_tokens)).take(most)
         {

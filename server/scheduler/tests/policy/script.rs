@@ -4,6 +4,7 @@
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
 //!        min=1 stop=xy      the rest of the stop rule
 //!        root=7             what its first block follows
+//!        adapter=1          what it is computed with besides
 //!        scores=prompt      the logits of the prompt are wanted
 //!        go=in-step         they take their tokens together
 //! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
@@ -135,6 +136,7 @@ impl Run {
                 ("min", value) => request.stop.tokens_min = number(value) as u32,
                 ("stop", value) => request.stop.tokens = tokens(value),
                 ("root", value) => request.root = BlockHash(number(value)),
+                ("adapter", value) => request.adapter = number(value) as u32,
                 ("scores", value) => request.scores_prompt = value == "prompt",
                 ("go", value) => request.in_step = value == "in-step",
                 (other, _) => panic!("unknown word {other}"),
@@ -173,6 +175,9 @@ impl Run {
             }
             if row.drafts > 0 {
                 write!(line, " drafts {}", row.drafts).expect("a string takes all");
+            }
+            if row.adapter > 0 {
+                write!(line, " adapter {}", row.adapter).expect("a string takes all");
             }
             if !row.samples.is_empty() {
                 write!(line, " -> {}", ids(batch.row_samples(row))).expect("a string takes all");

@@ -11,9 +11,9 @@ pub(crate) struct Cache {
     slots: Vec<Entry>,
 }
 
-/// The entries of a sequence's tokens.
-pub(crate) fn history(tokens: &[TokenId]) -> impl Iterator<Item = u64> {
-    tokens.iter().scan(0u64, |state, &token| {
+/// The entries of a sequence's tokens, computed with an adapter.
+fn history(adapter: u32, tokens: &[TokenId]) -> impl Iterator<Item = u64> {
+    tokens.iter().scan(u64::from(adapter), |state, &token| {
         *state = (*state ^ (u64::from(token) + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(23);
         Some(*state)
     })
@@ -36,7 +36,7 @@ impl Cache {
     /// Computes the tokens of `row`, the last of a sequence's first `tokens`.
     pub(crate) fn write(&mut self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
         let end = row.past as usize + row.tokens.len();
-        for (position, entry) in history(&tokens[..end]).enumerate().skip(row.past as usize) {
+        for (position, entry) in history(row.adapter, &tokens[..end]).enumerate().skip(row.past as usize) {
             let at = self.at(batch.row_blocks(row), position);
             self.slots[at] = Some(entry);
         }
@@ -45,7 +45,7 @@ impl Cache {
     /// Asserts that `row` finds the whole history of its sequence.
     pub(crate) fn read(&self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
         let end = row.past as usize + row.tokens.len();
-        for (position, entry) in history(&tokens[..end]).enumerate() {
+        for (position, entry) in history(row.adapter, &tokens[..end]).enumerate() {
             let at = self.at(batch.row_blocks(row), position);
             assert_eq!(self.slots[at], Some(entry), "{:?} finds its token {position}", row.sequence);
         }

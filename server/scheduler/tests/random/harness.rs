@@ -45,6 +45,7 @@ struct Known {
     request: u32,
     tokens: Vec<TokenId>,
     prompt_tokens: usize,
+    adapter: u32,
     alive: bool,
 }
 
@@ -160,6 +161,8 @@ impl Harness {
         let in_step = request.in_step;
         request.scores_prompt = random.once_in(6);
         request.root = if random.once_in(3) { BlockHash(7) } else { BlockHash::ROOT };
+        request.adapter = if random.once_in(12) { random.below(3) } else { 0 };
+        let adapter = request.adapter;
         let to_score = if request.scores_prompt { prompt_tokens.saturating_sub(1) } else { 0 };
         let result = self.scheduler.submit(request);
         let config = &self.config;
@@ -187,7 +190,7 @@ impl Harness {
         self.totals.submitted += 1;
         for id in sequences {
             let tokens = prompt.clone();
-            let known = Known { request: number, prompt_tokens: tokens.len(), tokens, alive: true };
+            let known = Known { request: number, prompt_tokens: tokens.len(), tokens, adapter, alive: true };
             self.sequences.insert(id, known);
         }
         let request =
@@ -272,6 +275,7 @@ impl Harness {
             let range = row.past as usize..row.past as usize + row.tokens.len();
             assert!(!range.is_empty());
             assert_eq!(batch.row_tokens(row), &tokens[range.clone()], "a row has its own tokens");
+            assert_eq!(row.adapter, known.adapter, "a row has its own adapter");
             let generated = tokens.len() - known.prompt_tokens;
             let stop = &self.requests[&known.request].stop;
             assert!(row.drafts == 0 || generated < stop.tokens_max as usize, "a token can follow");

@@ -65,7 +65,17 @@ impl Requests {
     /// Hands a request to the scheduler, unless its client has gone.
     pub(super) fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) {
         let Submission {
-            prompt, sampling, beams, salt, histories, events, aborts, permit, submitted, ..
+            prompt,
+            sampling,
+            beams,
+            salt,
+            adapter,
+            histories,
+            events,
+            aborts,
+            permit,
+            submitted,
+            ..
         } = submission;
         let (stop, guide, drafters) = (submission.stop, submission.guide, submission.drafters);
         // Counted whatever becomes of it, as the handle counts: the two are compared.
@@ -86,6 +96,7 @@ impl Requests {
             in_step: beams.is_some(),
             scores_prompt: scores.is_some(),
             root: BlockHash(salt),
+            adapter,
         };
         if let Err(rejected) = scheduler.submit(request) {
             // Not reached: the handle keeps the same limits.

@@ -32,6 +32,8 @@ pub(crate) struct Recipe {
     pub(crate) original_context: Option<u32>,
     /// Whether the vocabulary projection is the embeddings.
     pub(crate) tied: bool,
+    /// Whether q, k and v have biases.
+    pub(crate) biased: bool,
 }
 
 impl Recipe {
@@ -148,7 +150,7 @@ impl Recipe {
         }
         to.matrix(&name("attn_output.weight"), q, HIDDEN);
         to.norm(&name("ffn_norm.weight"), HIDDEN);
-        if self.is("qwen2") {
+        if self.biased {
             to.bias(&name("attn_q.bias"), q);
             to.bias(&name("attn_k.bias"), kv);
             to.bias(&name("attn_v.bias"), kv);
@@ -208,10 +210,10 @@ impl Tensors<'_> {
 }
 
 /// SplitMix64.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -219,7 +221,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn normals(&mut self, count: u64, size: f32) -> Vec<f32> {
+    pub(crate) fn normals(&mut self, count: u64, size: f32) -> Vec<f32> {
         (0..count).map(|_| size * self.normal()).collect()
     }
 

@@ -78,6 +78,42 @@ impl Reference {
         }
     }
 
+    /// Rows and columns of a matrix.
+    pub(crate) fn shape(&self, tensor: &str) -> (usize, usize) {
+        let Tensor { columns, values } = &self.tensors[tensor];
+        (values.len() / columns, *columns)
+    }
+
+    pub(crate) fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// Whether q, k and v are one matrix.
+    pub(crate) fn is_fused(&self) -> bool {
+        self.has("blk.0.attn_qkv")
+    }
+
+    /// The rows of a projection as its file has them: llama's have the two halves of each head of q and k interleaved.
+    pub(crate) fn in_file_order(&self, part: &str, values: &[f32], columns: usize) -> Vec<f32> {
+        if self.architecture != "llama" || !matches!(part, "attn_q" | "attn_k") {
+            return values.to_vec();
+        }
+        let half = self.head_size / 2;
+        let heads = values.chunks_exact(self.head_size * columns);
+        let interleaved = heads.flat_map(|head| {
+            let row = |row: usize| head[row * columns..(row + 1) * columns].iter().copied();
+            (0..half).flat_map(move |i| row(i).chain(row(half + i)))
+        });
+        interleaved.collect()
+    }
+
+    /// Adds to a matrix.
+    pub(crate) fn add(&mut self, tensor: &str, change: &[f32]) {
+        let values = &mut self.tensors.get_mut(tensor).unwrap().values;
+        assert_eq!(values.len(), change.len(), "{tensor}");
+        values.iter_mut().zip(change).for_each(|(value, change)| *value += change);
+    }
+
     /// The logits behind each of the tokens.
     pub(crate) fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
         let mut past: Vec<Past> = (0..self.layers).map(|_| Past::default()).collect();

@@ -10,6 +10,15 @@ const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
 /// The largest difference of any logit at any position, as a part of the reference's standard deviation.
 pub(crate) fn worst_difference(runner: &mut OpenVinoRunner, tokens: &[u32], expected: &[Vec<f32>]) -> f64 {
+    worst_difference_with(runner, tokens, [(0, expected); 4])
+}
+
+/// The same where the sequences have adapters, and each its own expected logits.
+pub(crate) fn worst_difference_with(
+    runner: &mut OpenVinoRunner,
+    tokens: &[u32],
+    expected: [(u32, &[Vec<f32>]); CHUNKS.len()],
+) -> f64 {
     let block_tokens = runner.layout().block_tokens as usize;
     let blocks_each = tokens.len().div_ceil(block_tokens);
     let mut past = [0; CHUNKS.len()];
@@ -25,25 +34,30 @@ pub(crate) fn worst_difference(runner: &mut OpenVinoRunner, tokens: &[u32], expe
             let used = (*past + count).div_ceil(block_tokens);
             // The tables of the sequences are interleaved, so none has neighbouring blocks.
             let table = (0..used).map(|i| BlockId((i * CHUNKS.len() + sequence) as u32));
-            push(&mut batch, &tokens[*past..*past + count], *past, table);
+            push(&mut batch, &tokens[*past..*past + count], (*past, expected[sequence].0), table);
             *past += count;
-            positions.push(*past - 1);
+            positions.push((sequence, *past - 1));
         }
         let logits = runner.run(&batch).unwrap();
         assert_eq!(logits.rows().count(), positions.len());
-        for (row, position) in logits.rows().zip(positions) {
+        for (row, (sequence, position)) in logits.rows().zip(positions) {
             let difference = |(a, b): (&f32, &f32)| (a - b).abs();
-            for one in row.iter().zip(&expected[position]).map(difference) {
+            for one in row.iter().zip(&expected[sequence].1[position]).map(difference) {
                 // A NaN must not get lost in a maximum.
                 worst = if one <= worst { worst } else { one };
             }
         }
     }
     assert!(blocks_each * CHUNKS.len() <= runner.layout().blocks_total as usize);
-    f64::from(worst) / deviation(expected)
+    f64::from(worst) / deviation(expected[0].1)
 }
 
-fn push(batch: &mut Batch, tokens: &[u32], past: usize, table: impl Iterator<Item = BlockId>) {
+fn push(
+    batch: &mut Batch,
+    tokens: &[u32],
+    (past, adapter): (usize, u32),
+    table: impl Iterator<Item = BlockId>,
+) {
     let start = (batch.tokens.len() as u32, batch.blocks.len() as u32, batch.samples.len() as u32);
     let sequence = SequenceId(batch.rows.len() as u64);
     batch.tokens.extend(tokens);
@@ -57,6 +71,7 @@ fn push(batch: &mut Batch, tokens: &[u32], past: usize, table: impl Iterator<Ite
         samples: start.2..batch.samples.len() as u32,
         scored: 0..0,
         drafts: 0,
+        adapter,
     });
 }
 

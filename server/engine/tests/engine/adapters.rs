@@ -1,0 +1,81 @@
+//! Adapters: each request has what its own says, whoever else is in the batch and in the cache.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::sim::expected_tokens_with;
+use server_engine::{Beams, Event, PromptLookup, Request, SearchEnd, SubmitError};
+use tokio::task::JoinSet;
+
+use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
+
+fn setup(blocks_total: u32) -> Setup {
+    Setup { adapters: 3, ..Setup::new(blocks_total) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
+    let mut rng = StdRng::seed_from_u64(4);
+    let (engine, reports) = setup(40).start_observed();
+    let handle = engine.handle();
+    let mut tasks = JoinSet::new();
+    for which in 0..150 {
+        let adapter = which % 4;
+        // Few prompts: the same one comes with each adapter.
+        let mut one = Request { adapter, ..request(&prompt(which / 4 % 3, 45), rng.random_range(1..60)) };
+        match rng.random_range(0..3) {
+            0 => {
+                one.lookup = Some(PromptLookup { ngram_max: 3, tokens_max: 5, prediction: vec![1, 2, 3] });
+            }
+            1 => one.beams = Some(one_beam()),
+            _ => {}
+        }
+        let expected = expected_tokens_with(adapter, &one.prompt, one.stop.tokens_max, VOCABULARY);
+        let stream = handle.submit(one).unwrap();
+        tasks.spawn(async move { assert_eq!(tokens(stream).await, expected, "of {which}") });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+    let reports: Vec<_> = reports.iter().collect();
+    assert!(reports.iter().any(|report| report.preemptions > 0), "some were preempted");
+    assert!(reports.iter().any(|report| report.cached_tokens > 0), "and some found what was cached");
+}
+
+fn one_beam() -> Beams {
+    Beams {
+        results: 1,
+        groups: 1,
+        length_penalty: 1.0,
+        diversity_penalty: 0.0,
+        end: SearchEnd::Never,
+        stops: None,
+    }
+}
+
+#[tokio::test]
+async fn what_is_cached_is_found_with_the_same_adapter_and_salt_only() {
+    let engine = setup(100).start();
+    let handle = engine.handle();
+    let cached = async |adapter, salt| {
+        let request = Request { adapter, salt, ..request(&prompt(1, 33), 1) };
+        let mut stream = handle.submit(request).unwrap();
+        let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
+        while stream.next().await.is_some() {}
+        cached_tokens
+    };
+    for (adapter, salt) in [(0, 0), (1, 0), (2, 0), (1, 7), (2, 7), (0, 7)] {
+        assert_eq!((cached(adapter, salt).await, cached(adapter, salt).await), (0, 32), "{adapter} {salt}");
+    }
+}
+
+#[tokio::test]
+async fn an_adapter_that_is_not_there_is_refused() {
+    let invalid = |adapters, adapter| {
+        let engine = Setup { adapters, ..Setup::new(10) }.start();
+        engine.handle().submit(Request { adapter, ..request(&[1], 1) }).err()
+    };
+    let refused = Some(SubmitError::Invalid { parameter: "adapter" });
+    assert_eq!((invalid(0, 0), invalid(0, 1), invalid(3, 3), invalid(3, 4)), (None, refused, None, refused));
+}

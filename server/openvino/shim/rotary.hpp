@@ -1,0 +1,14 @@
+// What rotary embeddings turn.
+#pragma once
+
+#include <map>
+
+#include <openvino/core/model.hpp>
+
+namespace ovfleet {
+
+// The projections whose output a rotary embedding of adjacent pairs turns, with the size of the heads. `unknown` counts
+// the embeddings whose projection is not found.
+std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
+
+}  // namespace ovfleet

@@ -1,0 +1,132 @@
+//! Adapters of random weights: their folders, as PEFT writes them, and what they add to the weights of a file.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use server_gguf::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+use crate::reference::{Random, Reference};
+
+/// What a file's projection is called in the code that adapters are made for.
+const MODULES: [(&str, &str); 7] = [
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// The same of files that have q, k and v in one, and gate and up.
+const FUSED: [(&str, &str); 4] = [
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_up", "mlp.gate_up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// What an adapter is made of. The same recipe gives the same adapter.
+#[derive(Clone)]
+pub(crate) struct AdapterRecipe {
+    pub(crate) seed: u64,
+    pub(crate) rank: usize,
+    pub(crate) dtype: Dtype,
+    /// What of a layer it changes, as it is called in the file.
+    pub(crate) changes: Vec<&'static str>,
+    /// What is in its configuration besides.
+    pub(crate) config: Value,
+}
+
+impl AdapterRecipe {
+    pub(crate) fn of(architecture: &str, seed: u64) -> Self {
+        let changes: Vec<_> = match architecture {
+            "phi3" => FUSED.map(|(part, _)| part).to_vec(),
+            "qwen3moe" => MODULES[..4].iter().map(|(part, _)| *part).collect(),
+            _ => MODULES.map(|(part, _)| part).to_vec(),
+        };
+        Self { seed, rank: 8, dtype: Dtype::F32, changes, config: json!({}) }
+    }
+
+    /// Writes the folder for a model, and adds to the model what it does.
+    pub(crate) fn write(&self, folder: &Path, model: &mut Reference, scale: f32) -> PathBuf {
+        let mut random = Random(self.seed);
+        let mut tensors = Vec::new();
+        for layer in 0..model.layers() {
+            for part in &self.changes {
+                let tensor = format!("blk.{layer}.{part}.weight");
+                let (rows, columns) = model.shape(&tensor);
+                let down =
+                    self.rounded(random.normals((self.rank * columns) as u64, 1.0 / (columns as f32).sqrt()));
+                let up =
+                    self.rounded(random.normals((rows * self.rank) as u64, 0.5 / (self.rank as f32).sqrt()));
+                let change = product((&up, &down), (rows, self.rank, columns), scale);
+                model.add(&tensor, &model.in_file_order(part, &change, columns));
+                let fused = FUSED.iter().filter(|_| model.is_fused());
+                let (_, module) = fused.chain(&MODULES).find(|(known, _)| known == part).unwrap();
+                let name = format!("base_model.model.model.layers.{layer}.{module}");
+                tensors.push((format!("{name}.lora_A.weight"), vec![self.rank, columns], self.bytes(&down)));
+                tensors.push((format!("{name}.lora_B.weight"), vec![rows, self.rank], self.bytes(&up)));
+            }
+        }
+        let mut config = json!({
+            "peft_type": "LORA", "r": self.rank, "lora_alpha": self.rank as f32 * scale, "bias": "none",
+            "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "base_model_name_or_path": "someone/some-model",
+        });
+        config.as_object_mut().unwrap().extend(self.config.as_object().unwrap().clone());
+        write_folder(folder, &config, &tensors, self.dtype)
+    }
+
+    fn rounded(&self, values: Vec<f32>) -> Vec<f32> {
+        let round = |value: f32| match self.dtype {
+            Dtype::F16 => f16_to_f32(f32_to_f16(value)),
+            Dtype::BF16 => bf16_to_f32(f32_to_bf16(value)),
+            _ => value,
+        };
+        values.into_iter().map(round).collect()
+    }
+
+    fn bytes(&self, values: &[f32]) -> Vec<u8> {
+        let bytes = |value: &f32| match self.dtype {
+            Dtype::F16 => f32_to_f16(*value).to_le_bytes().to_vec(),
+            Dtype::BF16 => f32_to_bf16(*value).to_le_bytes().to_vec(),
+            _ => value.to_le_bytes().to_vec(),
+        };
+        values.iter().flat_map(bytes).collect()
+    }
+}
+
+/// Writes a folder with these tensors.
+pub(crate) fn write_folder(
+    folder: &Path,
+    config: &Value,
+    tensors: &[(String, Vec<usize>, Vec<u8>)],
+    dtype: Dtype,
+) -> PathBuf {
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    let views = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (name.as_str(), TensorView::new(dtype, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).unwrap();
+    folder.to_owned()
+}
+
+/// `scale * up * down`, row after row.
+fn product(
+    (up, down): (&[f32], &[f32]),
+    (rows, rank, columns): (usize, usize, usize),
+    scale: f32,
+) -> Vec<f32> {
+    let mut product = vec![0f64; rows * columns];
+    for (row, out) in product.chunks_exact_mut(columns).enumerate() {
+        for r in 0..rank {
+            let factor = f64::from(up[row * rank + r]) * f64::from(scale);
+            let from = &down[r * columns..(r + 1) * columns];
+            out.iter_mut().zip(from).for_each(|(out, value)| *out += factor * f64::from(*value));
+        }
+    }
+    product.into_iter().map(|value| value as f32).collect()
+}
