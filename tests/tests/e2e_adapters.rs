@@ -58,7 +58,7 @@ async fn ask(url: &str, model: &str) -> Answer {
 async fn requests_have_the_adapter_they_name_alone_together_and_through_the_router() {
     let folder = tempfile::tempdir().unwrap();
     let still = adapter(&folder.path().join("still"), 0.0);
-    let loud = adapter(&folder.path().join("loud"), 1.0);
+    let loud = adapter(&folder.path().join("loud"), 20.0);
     let flags =
         [("still", still), ("loud", loud)].map(|(name, path)| format!("--lora={name}={}", path.display()));
     let arguments: Vec<&str> =
