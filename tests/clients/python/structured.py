@@ -109,8 +109,9 @@ def keeps_to_other_forms(client, model):
 def keeps_completions_to_forms(client, model):
     schema = Day.model_json_schema()
     completion = client.completions.create(
-        model=model, prompt="The weather: ", max_tokens=200, extra_body={"guided_json": schema}
+        model=model, prompt="The weather: ", max_tokens=400, temperature=0, extra_body={"guided_json": schema}
     )
+    assert completion.choices[0].finish_reason == "stop", completion
     Day.model_validate_json(completion.choices[0].text)
 
 
