@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::clock::Clock;
 use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Limits, Shared};
 use crate::report::{EngineLoad, EngineState, Observer};
-use crate::runner::{CacheLayout, ModelRunner};
+use crate::runner::{CacheLayout, ModelRunner, Runners};
 
 mod core;
 
@@ -58,6 +58,17 @@ pub enum StartError {
     /// More may never wait: the queue is allocated at once.
     #[error("waiting_max is greater than {WAITING_MAX}")]
     TooManyWaiting,
+    /// The draft model cannot share the target's block tables.
+    #[error(
+        "the draft model's cache has {} blocks of {} tokens, the model's {} of {}",
+        draft.blocks_total, draft.block_tokens, target.blocks_total, target.block_tokens
+    )]
+    DraftCache {
+        /// The cache of the model.
+        target: CacheLayout,
+        /// The cache of the draft model.
+        draft: CacheLayout,
+    },
     /// The operating system has no thread for it.
     #[error("failed to start the engine's thread")]
     Thread(#[source] std::io::Error),
@@ -81,7 +92,29 @@ impl Engine {
         runner: Box<dyn ModelRunner>,
         observer: Observer,
     ) -> Result<Self, StartError> {
-        let layout = runner.layout();
+        Self::start_runners(config, Runners { target: runner, draft: None }, observer)
+    }
+
+    /// As [`Self::start`], with a model that guesses what `runner` will say, for requests with
+    /// [`Request::draft`](crate::Request::draft). Its cache has blocks of the same size, and at least as many.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_with_draft(
+        config: EngineConfig,
+        runner: Box<dyn ModelRunner>,
+        draft: Box<dyn ModelRunner>,
+        observer: Observer,
+    ) -> Result<Self, StartError> {
+        let (target, other) = (runner.layout(), draft.layout());
+        if other.block_tokens != target.block_tokens || other.blocks_total < target.blocks_total {
+            return Err(StartError::DraftCache { target, draft: other });
+        }
+        Self::start_runners(config, Runners { target: runner, draft: Some(draft) }, observer)
+    }
+
+    fn start_runners(config: EngineConfig, runners: Runners, observer: Observer) -> Result<Self, StartError> {
+        let layout = runners.target.layout();
         let scheduler = scheduler_config(&config, layout)?;
         let limits = Limits {
             vocabulary: layout.vocabulary,
@@ -98,6 +131,7 @@ impl Engine {
             load: watch::Sender::new(EngineLoad::default()),
             limits,
             clock: config.clock,
+            has_draft_model: runners.draft.is_some(),
             waiting: Arc::new(AtomicU32::new(0)),
             submissions: AtomicU64::new(0),
             draining: AtomicBool::new(false),
@@ -105,7 +139,7 @@ impl Engine {
             death: OnceLock::new(),
         });
         let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let core = core::Core::new(scheduler, runner, observer, receiver);
+        let core = core::Core::new(scheduler, runners, observer, receiver);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(core, &shared))

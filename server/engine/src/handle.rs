@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::engine::Drafter;
 use crate::guide::Guide;
 use crate::report::{EngineLoad, EngineState};
-use crate::request::{Event, Request, Sampling};
+use crate::request::{DraftRule, Event, Request, Sampling};
 use crate::sampler::History;
 use crate::search::Beams;
 use crate::sleep::SleepCommand;
@@ -35,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) load: watch::Sender<EngineLoad>,
     pub(crate) limits: Limits,
     pub(crate) clock: Clock,
+    pub(crate) has_draft_model: bool,
     /// Sequences that are submitted and not started.
     pub(crate) waiting: Arc<AtomicU32>,
     /// Requests handed to the engine, or about to be.
@@ -175,7 +176,7 @@ impl EngineHandle {
         self.check_state()?;
         limits.check(&request)?;
         let results = request.results() as usize;
-        let Request { prompt, sequences, beams, lookup, sampling, stop, guide, salt, adapter } = request;
+        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter } = request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 
@@ -183,8 +184,10 @@ impl EngineHandle {
         let events_max = 3 + results * (stop.tokens_max.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
-        let lookup = lookup.filter(|_| beams.is_none() && guide.is_none());
-        let drafter = lookup.map(|lookup| Drafter::new(&lookup, &prompt));
+        let may_guess = beams.is_none() && guide.is_none();
+        let lookup = lookup.filter(|_| may_guess);
+        let draft = draft.filter(|_| may_guess && self.shared.has_draft_model);
+        let drafter = Drafter::new(lookup.as_ref(), draft, &prompt);
         let drafters = drafter.map_or(Vec::new(), |drafter| vec![drafter; sequences as usize]);
         let submitted = self.shared.clock.now();
         let aborts = Aborts::new(results as u32);
@@ -313,11 +316,13 @@ impl Limits {
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, beams, lookup, sampling, stop, adapter, .. } = request;
+        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, adapter, .. } = request;
         let sequences = *sequences;
         let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
         let invalid = invalid.or_else(|| (*adapter > self.adapters).then_some("adapter"));
         let invalid = invalid.or_else(|| beams.as_ref().and_then(|beams| beams.invalid(sequences)));
+        let probability = |rule: &DraftRule| (0.0..=1.0).contains(&rule.probability_min);
+        let invalid = invalid.or((!draft.as_ref().is_none_or(probability)).then_some("draft"));
         if let Some(parameter) = invalid {
             return Err(SubmitError::Invalid { parameter });
         }

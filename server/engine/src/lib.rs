@@ -28,7 +28,9 @@ pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use lookup::PromptLookup;
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
-pub use request::{DraftCounts, Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
+pub use request::{
+    DraftCounts, DraftRule, Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs,
+};
 pub use runner::{ADAPTERS_MAX, CacheLayout, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use search::{Beams, SearchEnd, TextStop};

@@ -32,6 +32,8 @@ pub struct StepReport {
     pub queue_times: Vec<Duration>,
     /// Requests that failed with the step, or for their logits in it.
     pub requests_failed: u32,
+    /// The time in which the draft model guessed.
+    pub draft_time: Duration,
     /// The time the model ran.
     pub run_time: Duration,
     /// Sequences whose guides were asked what may come next.

@@ -21,6 +21,8 @@ pub struct Request {
     /// Whether and how what comes next is guessed, so that several tokens can be taken in a step. It changes the time and
     /// nothing else. Sequences that search or have a guide are not guessed.
     pub lookup: Option<PromptLookup>,
+    /// Whether and how the engine's draft model guesses, if it has one: instead, or where lookup has no better guess.
+    pub draft: Option<DraftRule>,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// When sequences end. With a guide also when nothing can follow, and by stop tokens only where they may.
@@ -150,6 +152,15 @@ pub enum Event {
     },
     /// The request ended without a result.
     Failed(Failure),
+}
+
+/// How a draft model guesses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftRule {
+    /// Most tokens that are guessed at a time.
+    pub tokens_max: u32,
+    /// It guesses no further once its guess is less probable than this, by its own distribution; 0 is any.
+    pub probability_min: f32,
 }
 
 /// How many guessed tokens were computed, and which way they went.

@@ -41,6 +41,13 @@ pub trait ModelRunner: Send {
     }
 }
 
+/// What an engine computes with.
+pub(crate) struct Runners {
+    pub(crate) target: Box<dyn ModelRunner>,
+    /// Guesses what the target will say.
+    pub(crate) draft: Option<Box<dyn ModelRunner>>,
+}
+
 /// What a runner's cache looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLayout {

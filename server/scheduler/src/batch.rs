@@ -105,8 +105,66 @@ impl Batch {
         (row.tokens.end - row.drafts) as usize..row.tokens.end as usize
     }
 
+    /// Takes drafts back, the last ones of their rows: of each row as many stay as `kept` says, or all if that is more.
+    /// Whoever runs the batch may, where there are fewer guesses than there is room for. Blocks that are thus not written
+    /// leave the batch and stay their sequence's.
+    ///
+    /// # Panics
+    /// If blocks hold no tokens.
+    pub fn drop_drafts(&mut self, block_tokens: u32, mut kept: impl FnMut(&Row) -> u32) {
+        let (mut tokens, mut blocks) = (0, 0);
+        for row in &mut self.rows {
+            let dropped = if row.drafts > 0 { row.drafts - kept(row).min(row.drafts) } else { 0 };
+            let from = row.tokens.start;
+            let count = row.tokens.len() as u32 - dropped;
+            let held = (row.past + count).div_ceil(block_tokens).min(row.blocks.len() as u32);
+            self.tokens.copy_within(from as usize..(from + count) as usize, tokens as usize);
+            let first = row.blocks.start as usize;
+            self.blocks.copy_within(first..first + held as usize, blocks as usize);
+            // Nothing that is scored is a draft.
+            row.scored = row.scored.start - from + tokens..row.scored.end - from + tokens;
+            row.tokens = tokens..tokens + count;
+            row.blocks = blocks..blocks + held;
+            row.drafts -= dropped;
+            tokens += count;
+            blocks += held;
+        }
+        self.tokens.truncate(tokens as usize);
+        self.blocks.truncate(blocks as usize);
+    }
+
     /// The rows whose last token is sampled from, in order.
     pub fn sampling_rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(|row| !row.samples.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafts_that_are_taken_back_leave_the_rest_as_it_would_be_without_them() {
+        let row = |past, tokens, blocks, drafts| Row {
+            sequence: SequenceId(u64::from(past)),
+            past,
+            tokens,
+            blocks,
+            samples: 0..0,
+            scored: 0..0,
+            drafts,
+        };
+        let scored = Row { scored: 8..10, ..row(0, 7..11, 5..6, 0) };
+        let mut batch = Batch {
+            rows: vec![row(7, 0..4, 0..3, 3), row(2, 4..7, 3..5, 2), scored],
+            tokens: (0..11).collect(),
+            blocks: (10..16).map(BlockId).collect(),
+            ..Batch::default()
+        };
+        batch.drop_drafts(4, |row| if row.past == 7 { 0 } else { 9 });
+        assert_eq!(batch.tokens, [0, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(batch.blocks.iter().map(|block| block.0).collect::<Vec<_>>(), [10, 11, 13, 14, 15]);
+        let scored = Row { scored: 5..7, ..row(0, 4..8, 4..5, 0) };
+        assert_eq!(batch.rows, [row(7, 0..1, 0..2, 0), row(2, 1..4, 2..4, 2), scored]);
     }
 }

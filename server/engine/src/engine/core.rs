@@ -10,7 +10,7 @@ use server_scheduler::{
 use crate::handle::{Command, Shared};
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::Failure;
-use crate::runner::{Logits, ModelRunner, RunError};
+use crate::runner::{Logits, ModelRunner, RunError, Runners};
 use crate::sampler::Sampler;
 use crate::sleep::SleepLevel;
 pub(crate) use drafts::Drafter;
@@ -57,11 +57,13 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(
         config: SchedulerConfig,
-        runner: Box<dyn ModelRunner>,
+        Runners { target: runner, draft }: Runners,
         observer: Observer,
         commands: mpsc::Receiver<Command>,
     ) -> Self {
-        let guides = Guides::new(runner.layout().vocabulary);
+        let vocabulary = runner.layout().vocabulary;
+        let guides = Guides::new(vocabulary);
+        let drafting = Drafting::new(draft, vocabulary, config.chunk_tokens_max);
         Self {
             requests: Requests::default(),
             commands,
@@ -69,7 +71,7 @@ impl Core {
             runner,
             sampler: Sampler::new(),
             guides,
-            drafting: Drafting::default(),
+            drafting,
             observer,
             state: EngineState::Starting,
             asleep: None,
@@ -132,11 +134,12 @@ impl Core {
         let began = shared.clock.now();
         self.drafting.propose(&mut self.requests, &mut self.scheduler);
         self.scheduler.schedule(&mut self.batch);
-        Drafting::fill(&mut self.batch, &self.requests);
         assert!(!self.batch.rows.is_empty(), "invariant: unless it is idle, the scheduler has a row");
         self.publish(shared);
         self.report.clear();
         self.changes.clear();
+        let tools = (&shared.clock, &mut self.report);
+        self.drafting.fill(&mut self.batch, &mut self.requests, tools);
         self.count_batch();
 
         self.report.guided_sequences = self.guides.send(&self.batch, &mut self.requests);
@@ -160,8 +163,8 @@ impl Core {
 
         self.report.step_time = shared.clock.now() - began;
         let StepReport { prefill_tokens, generated_tokens, step_time, .. } = self.report;
-        if prefill_tokens == 0 && self.requests.have_drafters {
-            self.drafting.took(&self.batch, step_time);
+        if self.requests.have_drafters {
+            self.drafting.took(&self.report);
         }
         self.scheduler.took(&self.batch, step_time);
         self.prefill_rate.add(prefill_tokens, step_time);

@@ -15,7 +15,7 @@ fn lookup() -> Option<PromptLookup> {
 }
 
 /// A request that can say a few words only, so that it says them again and again.
-fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
+pub(crate) fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
     let tokens_max = rng.random_range(1..60);
     let tokens = prompt(which % 5, rng.random_range(1..50));
     let base = if rng.random_bool(0.5) {
@@ -43,7 +43,7 @@ fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
     Request { sampling, stop, sequences: rng.random_range(1..4), lookup: Some(lookup), ..base }
 }
 
-async fn events(mut stream: server_engine::TokenStream) -> Vec<Event> {
+pub(crate) async fn events(mut stream: server_engine::TokenStream) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some(event) = stream.next().await {
         events.push(event);
@@ -52,7 +52,7 @@ async fn events(mut stream: server_engine::TokenStream) -> Vec<Event> {
 }
 
 /// What was generated, and what was told of it, by sequence.
-fn told(events: &[Event]) -> Vec<Vec<Event>> {
+pub(crate) fn told(events: &[Event]) -> Vec<Vec<Event>> {
     let mut told: Vec<Vec<Event>> = Vec::new();
     for event in events {
         let (index, event) = match event {
@@ -125,7 +125,7 @@ async fn steps(request: Request, costs: SimCosts) -> Vec<StepReport> {
     reports.iter().collect()
 }
 
-fn costs(step: u64, prefill_token: u64, decode_row: u64) -> SimCosts {
+pub(crate) fn costs(step: u64, prefill_token: u64, decode_row: u64) -> SimCosts {
     let [step, prefill_token, decode_row] = [step, prefill_token, decode_row].map(Duration::from_millis);
     SimCosts { step, prefill_token, decode_row }
 }

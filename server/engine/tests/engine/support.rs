@@ -125,6 +125,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         sequences: 1,
         beams: None,
         lookup: None,
+        draft: None,
         sampling: Sampling::greedy(),
         stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
         guide: None,

@@ -99,6 +99,7 @@ fn request(args: &Args, work: &Work) -> Request {
         sequences: 1,
         beams: None,
         lookup: None,
+        draft: None,
         sampling: Sampling { logprobs: work.logprobs, ..Sampling::greedy() },
         stop: StopRule {
             tokens: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },

@@ -1,155 +1,159 @@
-//! Which guesses of what comes next are worth computing beside the token that is known.
+//! Which guesses of what comes next are worth computing beside the token that is known, and where they come from: from what
+//! was there before, or from a draft model.
 //!
-//! A guess that is right saves its sequence a step, and costs what one more token costs in a step. So what is worth it
-//! is decided from two things that are measured all the time: how often guesses are right (also of those that were not
-//! computed), and what tokens and steps cost with as many sequences as there are. Nothing is computed that would cost
-//! more than it is likely to save.
+//! A guess that is right saves its sequence a step, and costs what one more token costs in a step; that of the draft model
+//! costs a run of it besides. So what is worth it is decided from what is measured all the time: how often guesses are
+//! right, and what tokens, steps and runs cost with as many sequences as there are. Nothing is computed that would cost
+//! more than it is likely to save, and where guesses lose more than a small part of the time after all, there are none for
+//! a while.
 //!
 //! Guesses change nothing but the time: each token is sampled as it would be without them.
 
-use std::time::Duration;
+use server_scheduler::{Batch, Row, Scheduler, SequenceId, TokenId};
 
-use server_scheduler::{Batch, Row, Scheduler, TokenId};
+use super::{Live, Requests, index_of, request_of, sequence_of};
+use crate::clock::Clock;
+use crate::report::StepReport;
+use crate::runner::ModelRunner;
+use costs::{Costs, Prices, Took};
+pub(crate) use drafter::Drafter;
+use drafter::{Learned, Source};
+use model::DraftModel;
 
-use super::{Requests, index_of, request_of, sequence_of};
-use crate::lookup::{Lookup, MATCH_MAX, PromptLookup};
-use crate::request::DraftCounts;
-
-/// Guesses the next tokens of a sequence.
-#[derive(Clone, Debug)]
-pub(crate) struct Drafter {
-    lookup: Lookup,
-    tokens_max: usize,
-    /// How often it was right; unknown before its sequence runs.
-    hits: Option<Hits>,
-    /// Most guesses that are computed in a step: twice as many when all were right, half when none was, so that a text
-    /// that is like none before costs little until that is known.
-    limit: usize,
-    /// For the step to come.
-    guess: Vec<TokenId>,
-    matched: usize,
-    pub(super) counts: DraftCounts,
-}
-
-/// The probability that a guessed token is right if those before it were, by how many of the last tokens led to it.
-#[derive(Clone, Copy, Debug)]
-struct Hits([f32; MATCH_MAX]);
-
-/// What steps cost in which only one token is taken by each sequence, and what every token beside these costs.
-#[derive(Debug)]
-struct Costs {
-    /// By the number of sequences: see [`place`].
-    by_rows: [Cost; PLACES],
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Cost {
-    /// Seconds for a sequence.
-    row: Option<f64>,
-    /// Seconds for a draft.
-    draft: Option<f64>,
-    /// Steps with drafts since the last one without.
-    since_plain: u32,
-}
+mod costs;
+mod drafter;
+mod model;
+mod text;
 
 /// All that is known of guesses.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Drafting {
     costs: Costs,
-    /// Of all sequences.
-    hits: Hits,
+    learned: Learned,
+    model: Option<DraftModel>,
+    // Kept from step to step for their memory.
+    plan: Vec<Asked>,
 }
 
-/// After so many steps with drafts one without tells what they save.
-const PLAIN_EVERY: u32 = 64;
-/// A draft has to be so many times as probable as one that just pays: what is measured is not exact.
-const MARGIN: f32 = 1.15;
-/// What a draft is thought to cost before that is measured, as part of what a sequence costs.
-const DRAFT_COST: f64 = 0.4;
-/// How fast the averages follow.
-const WEIGHT: f64 = 0.2;
-const HIT_WEIGHT: f32 = 0.15;
-const HIT_WEIGHT_ALL: f32 = 0.02;
-
-/// How many guesses are computed in the first step that has any.
-const LIMIT: usize = 2;
-
-const EXACT_ROWS: usize = 16;
-const PLACES: usize = EXACT_ROWS + 4 * 16;
-
-/// Where the costs with so many sequences are kept: each by itself while they are few, then by quarters of an octave.
-fn place(rows: u32) -> usize {
-    let rows = rows.max(1) as usize;
-    if rows <= EXACT_ROWS {
-        return rows - 1;
-    }
-    let octaves = (rows as f64 / EXACT_ROWS as f64).log2();
-    (EXACT_ROWS + (octaves * 4.0) as usize).min(PLACES - 1)
+/// A sequence for which the draft model might guess.
+struct Asked {
+    sequence: SequenceId,
+    /// How probably each guess is right if those before it are.
+    hit: f32,
+    most: usize,
+    /// Whether it is asked to learn how good it is by now.
+    is_probe: bool,
+    /// Guesses that are worth it so far, and the probability that all are right.
+    count: usize,
+    probability: f32,
+    /// Guesses by lookup that are worth it instead.
+    looked: usize,
 }
 
-impl Drafter {
-    pub(crate) fn new(config: &PromptLookup, prompt: &[TokenId]) -> Self {
-        Self {
-            lookup: Lookup::new(config, prompt),
-            tokens_max: config.tokens_max as usize,
-            hits: None,
-            limit: LIMIT,
-            guess: Vec::new(),
-            matched: 0,
-            counts: DraftCounts::default(),
-        }
-    }
-
-    /// Adds a token of the output.
-    pub(super) fn push(&mut self, token: TokenId) {
-        self.lookup.push(token);
-    }
-
-    /// Guesses anew.
-    fn look(&mut self) {
-        self.matched = self.lookup.guess(self.tokens_max, &mut self.guess);
-    }
-}
-
-impl Default for Drafting {
-    fn default() -> Self {
-        let unknown = std::array::from_fn(|matched| [0.2, 0.4, 0.6].get(matched).copied().unwrap_or(0.7));
-        Self { costs: Costs { by_rows: [Cost::default(); PLACES] }, hits: Hits(unknown) }
-    }
-}
+/// After so many steps of a sequence without the draft model it is asked again, if that costs little.
+const PROBE_EVERY: u32 = 64;
+const PROBE_GUESSES: usize = 2;
+/// Most that reading a text may cost, as part of what guesses are likely to save until the answer has all its tokens: it may
+/// end before.
+const READING_MAX: f64 = 0.5;
+/// The same of asking to learn, as part of what the rest of the answer takes.
+const PROBE_MAX: f64 = 0.02;
 
 impl Drafting {
-    /// Guesses for all sequences that generate, and asks for room for the guesses that are worth it.
+    /// With a draft model for a target of this `vocabulary`, or without. It reads so many tokens in a step at most.
+    pub(super) fn new(model: Option<Box<dyn ModelRunner>>, vocabulary: u32, read_max: u32) -> Self {
+        let model = model.map(|runner| DraftModel::new(runner, vocabulary, read_max));
+        Self { model, ..Self::default() }
+    }
+
+    /// Decides for all sequences that generate how many guesses are worth it, and asks for room for them.
     pub(super) fn propose(&mut self, requests: &mut Requests, scheduler: &mut Scheduler) {
         if !requests.have_drafters {
             return;
         }
-        let threshold = self.costs.threshold(scheduler.load().running);
+        let prices = self.costs.prices(scheduler.load().running);
+        let threshold = prices.map_or(f32::INFINITY, |prices| prices.threshold(0.0));
+        self.plan.clear();
         for (&number, live) in &mut requests.live {
-            for (index, drafter) in (0..).zip(&mut live.drafters) {
-                let place = index as usize;
-                if live.ended[place] || live.histories[place].generated() == 0 {
+            for index in 0..live.drafters.len() {
+                let generated = live.histories[index].generated();
+                let drafter = &mut live.drafters[index];
+                drafter.rest();
+                if live.ended[index] || generated == 0 {
                     continue;
                 }
-                drafter.look();
-                let hit = drafter.hits.get_or_insert(self.hits).0[drafter.matched.max(1) - 1];
-                let mut probability = hit;
-                let mut count = 0;
-                while count < drafter.guess.len().min(drafter.limit) && probability >= threshold {
-                    count += 1;
-                    probability *= hit;
+                let (looked, hit) = match &mut drafter.looking {
+                    Some(looking) => looking.look(&self.learned.hits, threshold),
+                    None => (0, 0.0),
+                };
+                let sequence = sequence_of(number, index as u32);
+                let rest = live.stop.tokens_max.saturating_sub(generated);
+                let asked = prices.and_then(|prices| self.consider(sequence, drafter, (prices, rest)));
+                match asked {
+                    Some(asked) if looked == 0 || asked.hit > hit => {
+                        self.plan.push(Asked { looked, ..asked })
+                    }
+                    _ => look(sequence, looked, drafter, scheduler),
                 }
-                scheduler.propose(sequence_of(number, index), count as u32);
             }
+        }
+        if let Some(prices) = prices {
+            deepen(&mut self.plan, prices, &self.costs);
+        }
+        for Asked { sequence, count, looked, .. } in self.plan.drain(..) {
+            let Some(drafter) = requests.drafter(sequence) else { continue };
+            let Some(asking) = drafter.asking.as_mut().filter(|_| count > 0) else {
+                look(sequence, looked, drafter, scheduler);
+                continue;
+            };
+            asking.idle = 0;
+            drafter.source = Some(Source::Model);
+            scheduler.propose(sequence, count as u32);
         }
     }
 
-    /// Writes the guesses into a batch that has room for them.
-    pub(super) fn fill(batch: &mut Batch, requests: &Requests) {
+    /// Whether the draft model is to be asked for a sequence of which at most `rest` tokens are to come.
+    fn consider(
+        &self,
+        sequence: SequenceId,
+        drafter: &mut Drafter,
+        (prices, rest): (Prices, u32),
+    ) -> Option<Asked> {
+        let model = self.model.as_ref()?;
+        let asking = drafter.asking.as_mut().filter(|asking| asking.text.is_known_to(model.vocabulary()))?;
+        let hit = *asking.hit.get_or_insert(self.learned.hit);
+        let (most, rest) = (asking.most(), f64::from(rest));
+        let making = self.costs.run(1.max(self.plan.len() as u32));
+        let reading = asking.unread() as f64 * self.costs.reading();
+        let gain = prices.gain(hit, most, making);
+        let is_probe = asking.idle >= PROBE_EVERY;
+        let is_worth_it = reading <= READING_MAX * rest * gain
+            || is_probe && reading + making <= PROBE_MAX * rest * prices.row;
+        let asked = Asked { sequence, hit, most, is_probe, count: 0, probability: hit, looked: 0 };
+        is_worth_it.then_some(asked)
+    }
+
+    /// Writes the guesses into a batch that has room for them. What room is left over is taken back.
+    pub(super) fn fill(
+        &mut self,
+        batch: &mut Batch,
+        requests: &mut Requests,
+        tools: (&Clock, &mut StepReport),
+    ) {
+        if batch.rows.iter().all(|row| row.drafts == 0) {
+            return;
+        }
+        let (clock, report) = tools;
+        if let Some(model) = &mut self.model {
+            let began = clock.now();
+            model.guess(batch, requests, (clock, &mut self.costs));
+            report.draft_time = clock.now() - began;
+            let guessed = |row: &Row| requests.drafter_of(row.sequence).guess().len() as u32;
+            batch.drop_drafts(model.block_tokens(), guessed);
+        }
         let Batch { rows, tokens, .. } = batch;
         for row in rows.iter().filter(|row| row.drafts > 0) {
-            let live = &requests.live[&request_of(row.sequence)];
-            let guess = &live.drafters[index_of(row.sequence) as usize].guess[..row.drafts as usize];
+            let guess = &requests.drafter_of(row.sequence).guess()[..row.drafts as usize];
             let end = row.tokens.end as usize;
             tokens[end - guess.len()..end].copy_from_slice(guess);
         }
@@ -157,68 +161,70 @@ impl Drafting {
 
     /// Takes in which guesses for a row were right: so many of its drafts, after which `token` was sampled.
     pub(super) fn learn(&mut self, row: &Row, drafter: &mut Drafter, accepted: u32, token: TokenId) {
-        drafter.counts.accepted += accepted;
-        drafter.counts.rejected += row.drafts - accepted;
-        if row.drafts > 0 {
-            drafter.limit = match accepted {
-                0 => (drafter.limit / 2).max(1),
-                all if all == row.drafts => (drafter.limit * 2).min(drafter.tokens_max.max(1)),
-                _ => drafter.limit,
-            };
-        }
-        let place = drafter.matched.max(1) - 1;
-        let mut hit = |is_right: bool| {
-            let right = f32::from(u8::from(is_right));
-            if let Some(Hits(hits)) = &mut drafter.hits {
-                hits[place] += HIT_WEIGHT * (right - hits[place]);
-            }
-            self.hits.0[place] += HIT_WEIGHT_ALL * (right - self.hits.0[place]);
-        };
-        (0..accepted).for_each(|_| hit(true));
-        if accepted < row.drafts {
-            hit(false);
-        } else if row.drafts == 0
-            && let Some(&first) = drafter.guess.first()
-        {
-            // It was not computed, but is known now.
-            hit(first == token);
-        }
+        drafter.learn(row, (accepted, token), &mut self.learned);
     }
 
-    /// Takes in what a step took that computed nothing but a token of each sequence and drafts.
-    pub(super) fn took(&mut self, batch: &Batch, time: Duration) {
-        let drafts = batch.rows.iter().map(|row| row.drafts).sum();
-        self.costs.took(batch.rows.len() as u32, drafts, time.as_secs_f64());
+    /// Takes in what a step took.
+    pub(super) fn took(&mut self, report: &StepReport) {
+        self.costs.took(Took {
+            rows: report.rows,
+            drafts: report.drafted_tokens,
+            accepted: report.accepted_tokens,
+            only_decodes: report.prefill_tokens == 0,
+            step: report.step_time.as_secs_f64(),
+            model: report.draft_time.as_secs_f64(),
+        });
     }
 }
 
-impl Costs {
-    fn took(&mut self, rows: u32, drafts: u32, seconds: f64) {
-        let cost = &mut self.by_rows[place(rows)];
-        let follow = |average: &mut Option<f64>, value: f64| {
-            *average = Some(average.map_or(value, |average| average + WEIGHT * (value - average)));
+/// Asks for room for guesses by lookup, if any are worth it.
+fn look(sequence: SequenceId, count: usize, drafter: &mut Drafter, scheduler: &mut Scheduler) {
+    if count > 0 {
+        drafter.source = Some(Source::Lookup);
+    }
+    scheduler.propose(sequence, count as u32);
+}
+
+/// Decides how many guesses each sequence is to have from the draft model: one more for all for whom it is worth it, as
+/// long as there are any. The fewer these are, the more costs a run of the model for each.
+fn deepen(plan: &mut [Asked], prices: Prices, costs: &Costs) {
+    for depth in 1.. {
+        let mut active = plan.len() as u32;
+        let threshold = loop {
+            let threshold = prices.threshold(costs.run(active));
+            let still = plan.iter().filter(|asked| asked.goes_on(depth, threshold)).count() as u32;
+            if still == 0 {
+                return;
+            }
+            if still >= active {
+                break threshold;
+            }
+            active = still;
         };
-        if drafts == 0 {
-            follow(&mut cost.row, seconds / f64::from(rows));
-            cost.since_plain = 0;
-        } else if let Some(row) = cost.row {
-            let more = (seconds - row * f64::from(rows)).max(0.0);
-            follow(&mut cost.draft, more / f64::from(drafts));
-            cost.since_plain += 1;
+        for asked in plan.iter_mut().filter(|asked| asked.goes_on(depth, threshold)) {
+            asked.count = depth;
+            asked.probability *= asked.hit;
         }
     }
+}
 
-    /// How probable it has to be that a draft is accepted.
-    fn threshold(&self, rows: u32) -> f32 {
-        let Cost { row, draft, since_plain } = self.by_rows[place(rows)];
-        match row {
-            Some(row) if row > 0.0 && since_plain < PLAIN_EVERY => {
-                MARGIN * draft.map_or(DRAFT_COST, |draft| draft / row) as f32
-            }
-            // Nothing takes any time, as in a simulation: everything is worth it.
-            Some(row) if row <= 0.0 => 0.0,
-            _ => f32::INFINITY,
-        }
+impl Asked {
+    /// Whether it is to have a guess at this depth too.
+    fn goes_on(&self, depth: usize, threshold: f32) -> bool {
+        let is_worth_it = self.probability >= threshold || (self.is_probe && depth <= PROBE_GUESSES);
+        self.count + 1 == depth && depth <= self.most && is_worth_it
+    }
+}
+
+impl Requests {
+    fn drafter(&mut self, sequence: SequenceId) -> Option<&mut Drafter> {
+        self.live.get_mut(&request_of(sequence))?.drafters.get_mut(index_of(sequence) as usize)
+    }
+
+    /// Of a sequence that has drafts.
+    fn drafter_of(&self, sequence: SequenceId) -> &Drafter {
+        let live: &Live = &self.live[&request_of(sequence)];
+        &live.drafters[index_of(sequence) as usize]
     }
 }
 
@@ -226,28 +232,34 @@ impl Costs {
 mod tests {
     use super::*;
 
-    #[test]
-    fn costs_are_kept_apart_by_the_number_of_sequences() {
-        let places: Vec<usize> = (1..2000).map(place).collect();
-        assert!(places.is_sorted() && places[..16].iter().copied().eq(0..16) && places[16] == 16);
-        assert_eq!((place(32), place(64), place(u32::MAX)), (20, 24, PLACES - 1));
+    fn asked(hit: f32, most: usize, is_probe: bool) -> Asked {
+        Asked { sequence: SequenceId(0), hit, most, is_probe, count: 0, probability: hit, looked: 0 }
+    }
+
+    fn counts(plan: &mut [Asked], prices: Prices, costs: &Costs) -> Vec<usize> {
+        deepen(plan, prices, costs);
+        plan.iter().map(|asked| asked.count).collect()
     }
 
     #[test]
-    fn a_draft_is_worth_it_where_it_saves_more_than_it_costs() {
-        let mut costs = Drafting::default().costs;
-        assert_eq!(costs.threshold(4), f32::INFINITY, "nothing is known");
-        costs.took(4, 0, 0.040);
-        assert!((costs.threshold(4) - MARGIN * DRAFT_COST as f32).abs() < 1e-6);
-        // Each of the six drafts costs half of what a sequence does.
-        costs.took(4, 6, 0.070);
-        assert!((costs.threshold(4) - MARGIN * 0.5).abs() < 1e-6);
-        assert_eq!(costs.threshold(5), f32::INFINITY);
-        for _ in 0..PLAIN_EVERY {
-            costs.took(4, 6, 0.070);
-        }
-        assert_eq!(costs.threshold(4), f32::INFINITY, "one without is due");
-        costs.took(4, 0, 0.040);
-        assert!(costs.threshold(4) < 1.0);
+    fn guesses_go_as_deep_as_they_pay() {
+        let mut costs = Costs::default();
+        let prices = Prices { row: 1.0, draft: 0.1 };
+        (1..=3).for_each(|rows| (0..3).for_each(|_| costs.ran(rows, rows, 0.3)));
+        // Alone a run costs 0.3, with the draft 0.4: worth it down to a probability of 0.46.
+        assert_eq!(counts(&mut [asked(0.8, 9, false)], prices, &costs), [3]);
+        assert_eq!(counts(&mut [asked(0.8, 2, false)], prices, &costs), [2]);
+        assert_eq!(counts(&mut [asked(0.4, 9, false)], prices, &costs), [0]);
+        assert_eq!(counts(&mut [asked(0.4, 9, true)], prices, &costs), [PROBE_GUESSES]);
+        // Three share a run, and then go less deep one after the other.
+        let mut three = [asked(0.4, 9, false), asked(0.8, 9, false), asked(0.8, 9, false)];
+        assert_eq!(counts(&mut three, prices, &costs), [1, 5, 5]);
+        assert!(counts(&mut [], prices, &costs).is_empty());
+    }
+
+    #[test]
+    fn in_a_simulation_without_time_everything_is_worth_it() {
+        let prices = Prices { row: 0.0, draft: 0.0 };
+        assert_eq!(counts(&mut [asked(0.01, 7, false)], prices, &Costs::default()), [7]);
     }
 }

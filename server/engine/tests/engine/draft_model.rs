@@ -1,0 +1,356 @@
+//! A draft model: whatever it says, and whatever becomes of its cache, changes how many steps there are, and nothing else.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::sim::{SimCosts, SimFault, SimFaultKind, SimRunner};
+use server_engine::{
+    CacheLayout, DraftCounts, DraftRule, Engine, EngineHandle, Event, Logits, ModelRunner, Request, RunError,
+    Sampling, StartError, StepReport,
+};
+use server_scheduler::Batch;
+use tokio::task::JoinSet;
+
+use crate::drafts::{costs, events, of_few_words, told};
+use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
+
+/// The model itself as its own draft model, but that of some tokens it says something else.
+struct Draft {
+    inner: SimRunner,
+    /// Of a thousand.
+    wrong: u64,
+    logits: Vec<f32>,
+}
+
+impl ModelRunner for Draft {
+    fn layout(&self) -> CacheLayout {
+        self.inner.layout()
+    }
+
+    fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        let CacheLayout { vocabulary, .. } = self.layout();
+        assert!(batch.tokens.iter().all(|&token| token < vocabulary), "it is asked what it knows");
+        assert!(batch.rows.iter().all(|row| row.drafts == 0 && row.scored.is_empty()));
+        let logits = self.inner.run(batch)?;
+        self.logits.clear();
+        for row in logits.rows() {
+            let first = self.logits.len();
+            self.logits.extend_from_slice(row);
+            if u64::from(row[0].to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+                < (self.wrong << 32) / 1000
+            {
+                self.logits[first..].rotate_right(1);
+            }
+        }
+        Ok(Logits::new(&self.logits, vocabulary))
+    }
+}
+
+/// What is changed of the draft model.
+#[derive(Clone, Default)]
+struct Change {
+    wrong: u64,
+    costs: SimCosts,
+    faults: Vec<SimFault>,
+    vocabulary: Option<u32>,
+}
+
+fn draft(setup: &Setup, change: Change) -> Box<dyn ModelRunner> {
+    let mut sim = setup.sim.clone();
+    sim.costs = change.costs;
+    sim.faults = change.faults;
+    sim.vocabulary = change.vocabulary.unwrap_or(sim.vocabulary);
+    let inner = SimRunner::new(sim, setup.engine.clock.clone());
+    Box::new(Draft { inner, wrong: change.wrong, logits: Vec::new() })
+}
+
+fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
+    let (sender, reports) = channel();
+    let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
+    let draft = draft(&setup, change);
+    let runner = Box::new(setup.runner());
+    (Engine::start_with_draft(setup.engine, runner, draft, observer).unwrap(), reports)
+}
+
+fn rule(tokens_max: u32) -> Option<DraftRule> {
+    Some(DraftRule { tokens_max, probability_min: 0.0 })
+}
+
+/// Some requests at once, of which some are dropped and some are guessed by lookup too. Each is compared with what
+/// comes of it alone and without guesses.
+async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool) -> DraftCounts {
+    let mut tasks = JoinSet::new();
+    for which in 0..60 {
+        let tokens_max = rng.random_range(1..20);
+        let mut request = Request { draft: rule(tokens_max), ..of_few_words(which, rng) };
+        request.lookup = request.lookup.filter(|_| has_lookup && which % 3 == 0);
+        if which % 7 == 0 {
+            request.draft = None;
+        }
+        let mut stream = handles[0].submit(request.clone()).unwrap();
+        let is_dropped = rng.random_bool(0.1);
+        let alone = handles[1].clone();
+        tasks.spawn(async move {
+            if is_dropped {
+                stream.next().await;
+                return DraftCounts::default();
+            }
+            let together = events(stream).await;
+            let plain = Request { lookup: None, draft: None, ..request };
+            let alone = events(alone.submit(plain).unwrap()).await;
+            assert_eq!(told(&together), told(&alone), "request {which}");
+            counts(&together)
+        });
+    }
+    let mut all = DraftCounts::default();
+    while let Some(counts) = tasks.join_next().await {
+        let DraftCounts { accepted, rejected } = counts.unwrap();
+        all.accepted += accepted;
+        all.rejected += rejected;
+    }
+    all
+}
+
+fn counts(events: &[Event]) -> DraftCounts {
+    let mut counts = DraftCounts::default();
+    for event in events {
+        if let Event::Finished { drafts, .. } = event {
+            counts.accepted += drafts.accepted;
+            counts.rejected += drafts.rejected;
+        }
+    }
+    counts
+}
+
+/// As [`compare`], with several seeds. Answers how often sequences were preempted too.
+async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
+    let mut all = (DraftCounts::default(), 0);
+    for seed in 0..5 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (engine, _) = start(Setup::new(60), change.clone());
+        let alone = Setup::new(2000).start();
+        let handle = engine.handle();
+        let counts = compare([&handle, &alone.handle()], &mut rng, has_lookup).await;
+        settled(&handle).await;
+        all.0.accepted += counts.accepted;
+        all.0.rejected += counts.rejected;
+        all.1 += handle.load().borrow().load.preemptions_total;
+        engine.shutdown().unwrap();
+        alone.shutdown().unwrap();
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_model_as_its_own_draft_model_is_never_wrong() {
+    // Whatever is drawn, penalised, preempted, evicted, shared, copied or dropped: had its cache anything but what it is
+    // thought to have, it would be wrong at once.
+    let (counts, preempted) = compare_all(Change::default(), false).await;
+    assert_eq!(counts.rejected, 0);
+    assert!(counts.accepted > 5000 && preempted > 20, "{counts:?} {preempted}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guesses_of_a_draft_model_change_no_token_no_log_probability_and_no_end() {
+    for wrong in [300, 1000] {
+        let (counts, preempted) = compare_all(Change { wrong, ..Change::default() }, false).await;
+        assert!(counts.rejected > 500 && preempted > 20, "{counts:?} {preempted}");
+        assert!(counts.accepted > 500 || wrong == 1000, "{counts:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn neither_do_those_of_both_kinds() {
+    let (counts, _) = compare_all(Change { wrong: 200, ..Change::default() }, true).await;
+    assert!(counts.accepted > 1000 && counts.rejected > 500, "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draft_model_that_fails_costs_its_guesses() {
+    let failing = |step| SimFault { step, kind: SimFaultKind::Step };
+    let faults = (3..400).step_by(7).map(failing).collect();
+    // What a failed step left of its cache is told from what it should be: it is still never wrong.
+    let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
+    assert!(counts.accepted > 1000 && counts.rejected == 0, "{counts:?}");
+    let faults = vec![SimFault { step: 20, kind: SimFaultKind::Fatal }];
+    let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
+    assert!(counts.accepted < 1000 && counts.rejected == 0, "{counts:?}");
+    let faults = vec![SimFault { step: 20, kind: SimFaultKind::NotANumber(0) }];
+    compare_all(Change { faults, ..Change::default() }, false).await;
+}
+
+/// The reports of the steps of a request that runs alone.
+async fn steps(request: Request, target: SimCosts, change: Change) -> Vec<StepReport> {
+    let mut setup = Setup::new(400);
+    setup.sim.costs = target;
+    let (engine, reports) = start(setup, change);
+    assert_eq!(outcome(engine.handle().submit(request).unwrap()).await.failure, None);
+    engine.shutdown().unwrap();
+    reports.iter().collect()
+}
+
+fn time(reports: &[StepReport]) -> f64 {
+    reports.iter().map(|report| report.step_time).sum::<Duration>().as_secs_f64()
+}
+
+fn sum(reports: &[StepReport], of: fn(&StepReport) -> u32) -> u32 {
+    reports.iter().map(of).sum()
+}
+
+#[tokio::test]
+async fn a_draft_model_that_is_quick_and_right_saves_time() {
+    for base in [request(&prompt(1, 20), 200), sampled(&prompt(1, 20), 200, 3)] {
+        let change = Change { costs: costs(1, 0, 0), ..Change::default() };
+        let plain = steps(base.clone(), costs(10, 1, 0), change.clone()).await;
+        let guessed = steps(Request { draft: rule(5), ..base }, costs(10, 1, 0), change).await;
+        assert!(time(&guessed) < 0.6 * time(&plain), "{} {}", time(&guessed), time(&plain));
+        assert_eq!(sum(&guessed, |report| report.generated_tokens), 200);
+        assert_eq!(sum(&guessed, |report| report.prefill_tokens), 20);
+        let drafted = sum(&guessed, |report| report.drafted_tokens);
+        assert_eq!(drafted, sum(&guessed, |report| report.accepted_tokens));
+        assert_eq!(drafted as usize + guessed.len(), 200);
+        assert!(
+            guessed.iter().all(|report| (report.drafted_tokens > 0) <= (report.draft_time > Duration::ZERO))
+        );
+        assert!(plain.iter().all(|report| report.draft_time.is_zero()));
+    }
+}
+
+#[tokio::test]
+async fn a_draft_model_that_is_wrong_or_slow_is_soon_not_asked() {
+    let cases = [
+        // Wrong in all, in half, or right but as slow as the model, or slow at reading.
+        (1000, costs(10, 1, 0), costs(1, 0, 0)),
+        (1000, costs(10, 1, 0), costs(9, 0, 0)),
+        (700, costs(10, 3, 0), costs(4, 0, 0)),
+        (0, costs(10, 1, 0), costs(10, 0, 0)),
+        (300, costs(0, 9, 10), costs(1, 1, 1)),
+        (1000, costs(10, 1, 0), costs(1, 9, 0)),
+    ];
+    for (wrong, target, own) in cases {
+        for prompt_tokens in [10, 1000] {
+            let base = request(&prompt(1, prompt_tokens), 600);
+            let change = Change { wrong, costs: own, ..Change::default() };
+            let plain = time(&steps(base.clone(), target, change.clone()).await);
+            let guessed = time(&steps(Request { draft: rule(5), ..base }, target, change).await);
+            assert!(guessed <= plain * 1.05, "{wrong} of 1000, {own:?} beside {target:?}: {guessed} {plain}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn guesses_that_are_not_probable_enough_are_not_computed() {
+    let drafted = async |probability_min| {
+        let draft = Some(DraftRule { tokens_max: 9, probability_min });
+        let request = Request { draft, ..request(&prompt(1, 20), 60) };
+        sum(&steps(request, SimCosts::default(), Change::default()).await, |report| report.drafted_tokens)
+    };
+    let [any, some, none] = [drafted(0.0).await, drafted(0.06).await, drafted(1.0).await];
+    assert!(any > some && some > 0 && none == 0, "{any} {some} {none}");
+}
+
+#[tokio::test]
+async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
+    for vocabulary in [VOCABULARY / 2, VOCABULARY + 50] {
+        let change = Change { vocabulary: Some(vocabulary), ..Change::default() };
+        let few = Sampling { allowed: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
+        let known: Vec<_> = prompt(1, 20).iter().map(|token| token % 100).collect();
+        let known = Request { sampling: few, draft: rule(4), ..request(&known, 50) };
+        let reports = steps(known.clone(), SimCosts::default(), change.clone()).await;
+        assert!(sum(&reports, |report| report.accepted_tokens) > 20);
+        assert_eq!(sum(&reports, |report| report.drafted_tokens - report.accepted_tokens), 0);
+        let others = Request { prompt: vec![VOCABULARY - 1; 20], ..known };
+        let reports = steps(others, SimCosts::default(), change).await;
+        assert_eq!(sum(&reports, |report| report.drafted_tokens) > 0, vocabulary > VOCABULARY);
+    }
+}
+
+#[test]
+fn caches_that_do_not_go_together_are_refused() {
+    let refused = |blocks: u32, block_tokens: u32| {
+        let setup = Setup::new(100);
+        let mut other = Setup::new(blocks);
+        other.sim.block_tokens = block_tokens;
+        let (runner, draft) = (Box::new(setup.runner()), draft(&other, Change::default()));
+        Engine::start_with_draft(setup.engine, runner, draft, Box::new(|_| {})).err()
+    };
+    assert!(refused(100, 8).is_none() && refused(101, 8).is_none());
+    for error in [refused(99, 8), refused(100, 16)] {
+        assert!(matches!(error, Some(StartError::DraftCache { .. })), "{error:?}");
+    }
+}
+
+/// How probable each sequence of three words is, from the log probabilities of the model.
+async fn expected(base: &Request, words: &[u32], temperature: f32) -> Vec<f64> {
+    let engine = Setup::new(500).start();
+    let mut probabilities = vec![(Vec::new(), 1.0)];
+    for _ in 0..3 {
+        let mut longer = Vec::new();
+        for (said, probability) in probabilities {
+            let prompt = [&base.prompt[..], &said].concat();
+            let sampling = Sampling { logprobs: Some(VOCABULARY), ..Sampling::greedy() };
+            let asked = Request { sampling, ..request(&prompt, 1) };
+            let events = events(engine.handle().submit(asked).unwrap()).await;
+            let Some(Event::Token { logprobs: Some(all), .. }) = events.get(1) else { panic!("{events:?}") };
+            let weight = |word: &u32| {
+                let found = all.top.iter().find(|top| top.token == *word).unwrap();
+                f64::from(found.logprob / temperature).exp()
+            };
+            let total: f64 = words.iter().map(weight).sum();
+            let extend = |word: &u32| ([&said[..], &[*word]].concat(), probability * weight(word) / total);
+            longer.extend(words.iter().map(extend));
+        }
+        probabilities = longer;
+    }
+    probabilities.into_iter().map(|(_, probability)| probability).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_any_draft_model_tokens_come_as_often_as_they_are_probable() {
+    const REQUESTS: u64 = 1500;
+    const SEQUENCES: u32 = 16;
+    let words: Vec<u32> = vec![11, 57, 101, 160, 222, 280];
+    let temperature = 4.0;
+    let sampling = Sampling { temperature, allowed: Some(words.clone().into()), ..Sampling::greedy() };
+    // The first comes with the prompt, the second and the third are guessed.
+    let base = Request { sampling, sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
+    let expected = expected(&base, &words, temperature).await;
+    for wrong in [0, 400, 1000] {
+        let (engine, reports) = start(Setup::new(3000), Change { wrong, ..Change::default() });
+        let mut seen = vec![0.0; expected.len()];
+        for seed in 0..REQUESTS {
+            let sampling = Sampling { seed, ..base.sampling.clone() };
+            let outcome =
+                outcome(engine.handle().submit(Request { sampling, ..base.clone() }).unwrap()).await;
+            for tokens in outcome.tokens {
+                let place = |token: &u32| words.iter().position(|word| word == token).unwrap();
+                seen[tokens[..3]
+                    .iter()
+                    .fold(0, |place_before, token| place_before * words.len() + place(token))] += 1.0;
+            }
+        }
+        engine.shutdown().unwrap();
+        let reports: Vec<_> = reports.iter().collect();
+        let (drafted, accepted) =
+            (sum(&reports, |report| report.drafted_tokens), sum(&reports, |report| report.accepted_tokens));
+        assert!(drafted > 20_000 && (accepted == drafted) == (wrong == 0), "{accepted} of {drafted}");
+        let total = (REQUESTS * u64::from(SEQUENCES)) as f64;
+        let cells = || expected.iter().map(|probability| probability * total).zip(&seen);
+        let distance = |(expected, seen): (f64, f64)| (seen - expected).powi(2) / expected;
+        let rare: (f64, f64) = cells()
+            .filter(|cell| cell.0 < 8.0)
+            .fold((1e-9, 0.0), |all, cell| (all.0 + cell.0, all.1 + cell.1));
+        let common: Vec<(f64, f64)> =
+            cells().filter(|cell| cell.0 >= 8.0).map(|cell| (cell.0, *cell.1)).collect();
+        let degrees = common.len() as f64;
+        let chi_square: f64 =
+            common.into_iter().map(distance).sum::<f64>() + if rare.0 > 8.0 { distance(rare) } else { 0.0 };
+        // Six standard deviations.
+        assert!(
+            degrees > 50.0 && chi_square < degrees + 6.0 * (2.0 * degrees).sqrt(),
+            "{chi_square} of {degrees}"
+        );
+    }
+}
