@@ -126,6 +126,12 @@ bench-lookup: fetch build ## Measure requests whose next tokens are guessed besi
 bench-adapters: engine-bench ## Measure what LoRA adapters cost beside the same work without any; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_adapters.py $(ARGS)
 
+.PHONY: bench-draft
+bench-draft: fetch build ## Measure what a draft model costs, and how often it has to be right to pay; ARGS go to the program.
+	@tests/bench/setup.sh peer
+	@$(CARGO) build --release --locked --package server-openvino --example draft-bench
+	@.deps/venv-peer/bin/python tests/bench/bench_draft.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
 	@scripts/need cargo

@@ -102,7 +102,7 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_DEVICE", default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 
-    /// Bytes of the KV cache, e.g. 2GiB.
+    /// Bytes of the KV cache, e.g. 2GiB; with --draft-model of both models' caches together.
     ///
     /// Default: half of the memory that is free once the model is loaded, but no more than --max-num-seqs
     /// sequences of the greatest length need.
@@ -206,6 +206,13 @@ pub struct Args {
     /// that repeat much of their prompt come faster. Requests with `prediction` or `max_ngram_size` have it in any case.
     #[arg(long, env = "OVFLEET_PROMPT_LOOKUP", help_heading = "Engine")]
     pub prompt_lookup: bool,
+
+    /// A small model that guesses what the model will say, with the same tokens: a GGUF file or the directory of an IR.
+    ///
+    /// Guesses are computed beside the token that is known, as far as that saves time, and change no answer. Both models
+    /// share --kv-cache-size, and the options of the device and of the weights. The simulator guesses by itself.
+    #[arg(long, env = "OVFLEET_DRAFT_MODEL", value_name = "PATH", help_heading = "Engine")]
+    pub draft_model: Option<PathBuf>,
 
     /// Requests in work at once; further ones are refused with 429.
     #[arg(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Map, Value, json};
 use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
-use server_engine::{ADAPTERS_MAX, CacheLayout, Clock, Engine, EngineConfig, ModelRunner};
+use server_engine::{ADAPTERS_MAX, CacheLayout, Clock, DraftRunner, Engine, EngineConfig, ModelRunner};
 use server_parsers::{ReasoningFormat, ToolFormat};
 use server_text::{LoadOptions, ModelText, RenderInput, TextSource};
 
@@ -15,6 +15,8 @@ use crate::app::Serving;
 use crate::args::{Backend, NamedAdapter, Properties, SimArgs, Unpack, WeightsForm};
 use crate::metrics::Metrics;
 use crate::model::{Model, name_of};
+
+mod draft;
 
 /// What is to be computed, by what, and how.
 #[derive(Clone, Debug)]
@@ -37,6 +39,7 @@ pub(crate) struct Config {
     pub(crate) sequence_tokens_max: Option<u32>,
     pub(crate) prefix_caching: bool,
     pub(crate) prompt_lookup: bool,
+    pub(crate) draft_model: Option<PathBuf>,
 }
 
 /// What only the OpenVINO runtime wants to know.
@@ -93,7 +96,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let source = config.model.as_ref().map(TextSource::open).transpose().context(NO_TOKENIZER)?;
     let made_for = source.as_ref().map(TextSource::context_tokens_max).transpose().context(NO_TOKENIZER)?;
     let context = config.sequence_tokens_max.or(made_for.flatten());
-    let (text, runner, computed) = load(config, source.as_ref(), context)?;
+    let Loaded { text, runner, draft, computed } = load(config, source.as_ref(), context)?;
     let layout = runner.layout();
     let engine = EngineConfig {
         batch_tokens_max: config.batch_tokens_max,
@@ -108,7 +111,11 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
         prefix_caching: config.prefix_caching,
         clock: Clock::real(),
     };
-    let engine = Engine::start(engine, runner, metrics.observer()).context("failed to start the engine")?;
+    let engine = match draft {
+        Some(draft) => Engine::start_with_draft(engine, runner, draft, metrics.observer()),
+        None => Engine::start(engine, runner, metrics.observer()),
+    };
+    let engine = engine.context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     let mut model = Model::new(config.names(), text, &computed)
         .with_formats(config.tool_format, config.reasoning_format)?
@@ -135,28 +142,52 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
 /// What is said when a part of the text's side fails.
 const NO_TOKENIZER: &str = "failed to load the model's tokenizer";
 
+/// A model, and its draft model if it is to have one.
+struct Loaded {
+    text: ModelText,
+    runner: Box<dyn ModelRunner>,
+    draft: Option<DraftRunner>,
+    /// By what it is computed.
+    computed: String,
+}
+
 /// Text and runner, at the same time: neither needs more of the other than `context`, the tokens that a prompt and its
 /// answer may have.
-fn load(
-    config: &Config,
-    source: Option<&TextSource>,
-    context: Option<u32>,
-) -> anyhow::Result<(ModelText, Box<dyn ModelRunner>, String)> {
+fn load(config: &Config, source: Option<&TextSource>, context: Option<u32>) -> anyhow::Result<Loaded> {
     if config.backend == Backend::Sim {
-        let text = text(source)?;
-        let runner = sim(config, &text)?;
-        return Ok((text, runner, "sim".to_owned()));
+        let (text, draft_tokens_max) = texts(config, source)?;
+        let runners = draft::sim(config, &text)?;
+        return Ok(loaded((text, draft_tokens_max), runners, "sim".to_owned()));
     }
     std::thread::scope(|scope| {
         let text = std::thread::Builder::new()
             .name("text".to_owned())
-            .spawn_scoped(scope, || text(source))
+            .spawn_scoped(scope, || texts(config, source))
             .context("failed to start a thread")?;
-        let runner = openvino(config, context);
+        let runners = openvino(config, context);
         let text = text.join().map_err(|_| anyhow!("loading the tokenizer panicked"))??;
-        let (runner, computed) = runner?;
-        Ok((text, runner, computed))
+        let (runners, computed) = runners?;
+        Ok(loaded(text, runners, computed))
     })
+}
+
+/// `runners` are the model's, and the draft model's.
+fn loaded(
+    (text, draft_tokens_max): (ModelText, u32),
+    mut runners: Vec<Box<dyn ModelRunner>>,
+    computed: String,
+) -> Loaded {
+    let runner = runners.remove(0);
+    let draft = runners.pop().map(|runner| DraftRunner { runner, tokens_max: draft_tokens_max });
+    Loaded { text, runner, draft, computed }
+}
+
+/// The text side of the model, and the tokens of the longest text that its draft model reads.
+fn texts(config: &Config, source: Option<&TextSource>) -> anyhow::Result<(ModelText, u32)> {
+    let mut text = text(source)?;
+    let draft = config.draft_model.as_deref().map(|path| draft::text(path, &mut text)).transpose()?;
+    let tokens_max = draft.and_then(|draft| draft.context_tokens_max).unwrap_or(u32::MAX);
+    Ok((text, tokens_max))
 }
 
 fn text(source: Option<&TextSource>) -> anyhow::Result<ModelText> {
@@ -227,7 +258,7 @@ pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript>
 }
 
 #[cfg(feature = "openvino")]
-fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn ModelRunner>, String)> {
+fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Vec<Box<dyn ModelRunner>>, String)> {
     /// Of a model that does not say what it was made for.
     const CONTEXT_DEFAULT: u32 = 8192;
 
@@ -252,13 +283,11 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         }
     }
     let tokens = u64::from(context.unwrap_or(CONTEXT_DEFAULT)) * u64::from(config.sequences_max);
+    // The runtime goes by the name of the file, which a link to it need not have.
+    let path_of = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let draft = config.draft_model.as_ref().map(path_of);
     let config = server_openvino::Config {
-        // The runtime goes by the name of the file, which a link to it need not have.
-        model: config
-            .model
-            .as_ref()
-            .map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()))
-            .context("no model is given: use --model")?,
+        model: config.model.as_ref().map(path_of).context("no model is given: use --model")?,
         device: device.clone(),
         properties,
         weights: match weights {
@@ -281,8 +310,23 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
     let mut progress = |stage: server_openvino::Stage| {
         tracing::info!(stage = stage.name, ms = stage.took.as_millis() as u64, "loading");
     };
-    let (runner, loaded) =
-        server_openvino::load(&config, &mut progress).context("failed to load the model")?;
+    let (runners, loaded): (Vec<Box<dyn ModelRunner>>, _) = match draft {
+        Some(model) => {
+            let draft_config = server_openvino::Config { model, adapters: Vec::new(), ..config.clone() };
+            let [model, draft] = server_openvino::load_pair(&config, &draft_config, &mut progress)
+                .context("failed to load the model and its draft model")?;
+            let sleepers = [
+                server_openvino::Sleeper::new(model.0, &model.1, config.clone()),
+                server_openvino::Sleeper::new(draft.0, &draft.1, draft_config),
+            ];
+            (sleepers.map(|runner| Box::new(runner) as Box<dyn ModelRunner>).into(), model.1)
+        }
+        None => {
+            let (runner, loaded) =
+                server_openvino::load(&config, &mut progress).context("failed to load the model")?;
+            (vec![Box::new(server_openvino::Sleeper::new(runner, &loaded, config.clone()))], loaded)
+        }
+    };
     let weights =
         loaded.form.map_or_else(|| "as published".to_owned(), |form| format!("{form:?}").to_lowercase());
     tracing::info!(
@@ -302,7 +346,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Box<dyn Mo
         computed.push(' ');
         computed.push_str(adapter);
     }
-    Ok((Box::new(server_openvino::Sleeper::new(runner, &loaded, config)), computed))
+    Ok((runners, computed))
 }
 
 #[cfg(feature = "openvino")]
@@ -311,7 +355,7 @@ fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> server_openvino::Adapt
 }
 
 #[cfg(not(feature = "openvino"))]
-fn openvino(_: &Config, _: Option<u32>) -> anyhow::Result<(Box<dyn ModelRunner>, String)> {
+fn openvino(_: &Config, _: Option<u32>) -> anyhow::Result<(Vec<Box<dyn ModelRunner>>, String)> {
     bail!("this server was built without OpenVINO: only --backend sim is there")
 }
 

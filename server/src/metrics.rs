@@ -38,6 +38,7 @@ struct Inner {
     queue_time: Histogram,
     step_time: Histogram,
     model_time: Histogram,
+    draft_time: Histogram,
     guide_time: Histogram,
     wake_time: Histogram,
     batch_tokens: Histogram,
@@ -103,6 +104,7 @@ impl Metrics {
             queue_time: long(),
             step_time: short(),
             model_time: short(),
+            draft_time: short(),
             guide_time: short(),
             wake_time: long(),
             batch_tokens: size(),
@@ -156,6 +158,9 @@ impl Metrics {
             inner.model_time.observe(report.run_time.as_secs_f64());
             inner.batch_tokens.observe(f64::from(report.batch_tokens));
             inner.batch_rows.observe(f64::from(report.rows));
+        }
+        if !report.draft_time.is_zero() {
+            inner.draft_time.observe(report.draft_time.as_secs_f64());
         }
         if report.guided_sequences > 0 {
             inner.guide_time.observe(report.guide_time.as_secs_f64());
@@ -252,6 +257,7 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ("step_time", "Of a step of the engine", &inner.step_time),
         ("model_time", "Of the model, within a step", &inner.model_time),
         ("wake_time", "Of waking, where it succeeded", &inner.wake_time),
+        ("draft_time", "Of the draft model, within a step in which it guesses or reads", &inner.draft_time),
         (
             "guide_time",
             "After the model, until it was known what structured output allows",

@@ -85,6 +85,7 @@ impl Args {
             max_model_len,
             no_prefix_caching,
             prompt_lookup,
+            draft_model,
             max_concurrent_requests,
             max_queue,
             max_body_bytes,
@@ -136,6 +137,7 @@ impl Args {
                 sequence_tokens_max: max_model_len,
                 prefix_caching: !no_prefix_caching,
                 prompt_lookup,
+                draft_model,
             },
         }
     }

@@ -118,6 +118,9 @@ fn what_keeps_it_from_starting_is_said_in_one_line() {
     let said = refusal(&mut command(&["--model", "/no/such/model.gguf"]));
     assert!(said.contains("/no/such/model.gguf") && errors(&said) == 1, "{said}");
 
+    let said = refusal(&mut command(&["--draft-model", "/no/such/draft.gguf"]));
+    assert!(said.contains("/no/such/draft.gguf") && errors(&said) == 1, "{said}");
+
     let server = Server::start(&mut command(&[]));
     let port = server.address.rsplit(':').next().unwrap().to_owned();
     let mut second = Command::new(env!("CARGO_BIN_EXE_server"));

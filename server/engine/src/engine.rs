@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::clock::Clock;
 use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Limits, Shared};
 use crate::report::{EngineLoad, EngineState, Observer};
-use crate::runner::{CacheLayout, ModelRunner, Runners};
+use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
 
 mod core;
 
@@ -96,17 +96,17 @@ impl Engine {
     }
 
     /// As [`Self::start`], with a model that guesses what `runner` will say, for requests with
-    /// [`Request::draft`](crate::Request::draft). Its cache has blocks of the same size, and at least as many.
+    /// [`Request::draft`](crate::Request::draft).
     ///
     /// # Errors
     /// [`StartError`].
     pub fn start_with_draft(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
-        draft: Box<dyn ModelRunner>,
+        draft: DraftRunner,
         observer: Observer,
     ) -> Result<Self, StartError> {
-        let (target, other) = (runner.layout(), draft.layout());
+        let (target, other) = (runner.layout(), draft.runner.layout());
         if other.block_tokens != target.block_tokens || other.blocks_total < target.blocks_total {
             return Err(StartError::DraftCache { target, draft: other });
         }

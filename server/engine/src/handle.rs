@@ -184,9 +184,8 @@ impl EngineHandle {
         let events_max = 3 + results * (stop.tokens_max.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
-        let may_guess = beams.is_none() && guide.is_none();
-        let lookup = lookup.filter(|_| may_guess);
-        let draft = draft.filter(|_| may_guess && self.shared.has_draft_model);
+        let lookup = lookup.filter(|_| beams.is_none());
+        let draft = draft.filter(|_| beams.is_none() && self.shared.has_draft_model);
         let drafter = Drafter::new(lookup.as_ref(), draft, &prompt);
         let drafters = drafter.map_or(Vec::new(), |drafter| vec![drafter; sequences as usize]);
         let submitted = self.shared.clock.now();

@@ -31,7 +31,7 @@ pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
 pub use request::{
     DraftCounts, DraftRule, Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs,
 };
-pub use runner::{ADAPTERS_MAX, CacheLayout, Logits, ModelRunner, RunError};
+pub use runner::{ADAPTERS_MAX, CacheLayout, DraftRunner, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use search::{Beams, SearchEnd, TextStop};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};

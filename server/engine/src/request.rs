@@ -19,7 +19,7 @@ pub struct Request {
     /// are of the results, and come at the end. Of `sampling` only bias, penalties, bans and log probabilities matter.
     pub beams: Option<Beams>,
     /// Whether and how what comes next is guessed, so that several tokens can be taken in a step. It changes the time and
-    /// nothing else. Sequences that search or have a guide are not guessed.
+    /// nothing else. Sequences that search are not guessed.
     pub lookup: Option<PromptLookup>,
     /// Whether and how the engine's draft model guesses, if it has one: instead, or where lookup has no better guess.
     pub draft: Option<DraftRule>,

@@ -41,11 +41,18 @@ pub trait ModelRunner: Send {
     }
 }
 
+/// A model that guesses what another one will say.
+pub struct DraftRunner {
+    /// What runs it. Its cache has blocks of the same size as the other's, and at least as many.
+    pub runner: Box<dyn ModelRunner>,
+    /// The longest text it was made for. Nothing is guessed after longer ones.
+    pub tokens_max: u32,
+}
+
 /// What an engine computes with.
 pub(crate) struct Runners {
     pub(crate) target: Box<dyn ModelRunner>,
-    /// Guesses what the target will say.
-    pub(crate) draft: Option<Box<dyn ModelRunner>>,
+    pub(crate) draft: Option<DraftRunner>,
 }
 
 /// What a runner's cache looks like.

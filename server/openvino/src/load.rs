@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use server_engine::CacheLayout;
 
 use crate::adapters::{self, AdapterSource, Origin};
-use crate::cache::{Cache, CachePorts};
+use crate::cache::CachePorts;
 use crate::kept::Kept;
 use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core, Model};
@@ -84,47 +84,115 @@ pub struct Loaded {
 /// # Errors
 /// The model is missing, unsound or not supported, the device refuses it, or the cache does not fit.
 pub fn load(config: &Config, progress: &mut dyn FnMut(Stage)) -> Result<(OpenVinoRunner, Loaded), Error> {
-    let mut started = Instant::now();
-    let mut done = |name| {
-        let now = Instant::now();
-        progress(Stage { name, took: now - started });
-        started = now;
-    };
-    let source = Source::find(&config.model)?;
+    let mut stages = Stages { progress, started: Instant::now() };
+    Source::find(&config.model)?;
     let core = Arc::new(Core::new()?);
-    done("start the runtime");
-    let Read { mut model, form, warm, to_keep } = read(config, &source, &core)?;
-    done("read the model");
-    let adapters = if config.adapters.is_empty() {
-        Vec::new()
-    } else {
-        let words = adapt(&mut model, &config.adapters, &source)?;
-        done("add the adapters");
-        words
-    };
-    shim::make_paged(&mut model)?;
-    done("make the attention paged");
-    let plan = Plan::of(&mut model, config.unpack, &config.device)?;
-    let compiled = core.compile(&model, &config.device, &config.properties)?;
-    let graph = Graph::new(Arc::clone(&core), compiled)?;
-    done("compile");
-    let (cache, layout) = cache(config, &graph.compiled, plan.as_ref().map_or(0, |plan| plan.bytes))?;
-    done("allocate the KV cache");
-    let loaded = Loaded {
-        form,
-        warm,
-        unpacks: plan.is_some(),
-        layout,
-        inference_precision: graph.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
-        cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
-        adapters,
-    };
-    let adapters = config.adapters.len() as u32;
-    let keeping = to_keep.map(|(kept, model)| kept.write(Arc::clone(&core), model));
-    let unpacked = plan.map_or_else(Unpacked::none, |plan| {
-        Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
-    });
-    Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout, adapters })?, loaded))
+    stages.done("start the runtime");
+    let model = Compiled::compile(config, core, &mut stages)?;
+    let blocks = blocks(config, &[&model])?;
+    model.allocate(blocks, &mut stages)
+}
+
+/// Loads a model and one that guesses what it will say. Their KV caches have the same number of blocks, and together the
+/// size that `config` says or that is derived; of `draft` it does not matter.
+///
+/// # Errors
+/// As [`load`], of either, or their blocks hold different numbers of tokens.
+pub fn load_pair(
+    config: &Config,
+    draft: &Config,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<[(OpenVinoRunner, Loaded); 2], Error> {
+    let mut stages = Stages { progress, started: Instant::now() };
+    for config in [config, draft] {
+        Source::find(&config.model)?;
+    }
+    let core = Arc::new(Core::new()?);
+    stages.done("start the runtime");
+    let first = Compiled::compile(config, Arc::clone(&core), &mut stages)?;
+    let second = Compiled::compile(draft, core, &mut stages)?;
+    let [of_first, of_second] = [&first, &second].map(|model| model.ports.block_tokens);
+    if of_first != of_second {
+        return Err(Error::Unsupported(format!(
+            "blocks of its KV cache hold {of_first} tokens, those of its draft model {of_second}"
+        )));
+    }
+    let blocks = blocks(config, &[&first, &second])?;
+    Ok([first.allocate(blocks, &mut stages)?, second.allocate(blocks, &mut stages)?])
+}
+
+/// Tells of stages, and how long each took.
+struct Stages<'a> {
+    progress: &'a mut dyn FnMut(Stage),
+    started: Instant,
+}
+
+impl Stages<'_> {
+    fn done(&mut self, name: &'static str) {
+        let now = Instant::now();
+        (self.progress)(Stage { name, took: now - self.started });
+        self.started = now;
+    }
+}
+
+/// A model that is compiled and has no KV cache yet.
+struct Compiled<'a> {
+    config: &'a Config,
+    core: Arc<Core>,
+    model: Model,
+    graph: Graph,
+    plan: Option<Plan>,
+    form: Option<Form>,
+    warm: bool,
+    to_keep: Option<(Kept, Model)>,
+    /// A word for each adapter.
+    adapters: Vec<String>,
+    ports: CachePorts,
+    vocabulary: u32,
+}
+
+impl<'a> Compiled<'a> {
+    fn compile(config: &'a Config, core: Arc<Core>, stages: &mut Stages<'_>) -> Result<Self, Error> {
+        let source = Source::find(&config.model)?;
+        let Read { mut model, form, warm, to_keep } = read(config, &source, &core)?;
+        stages.done("read the model");
+        let mut adapters = Vec::new();
+        if !config.adapters.is_empty() {
+            adapters = adapt(&mut model, &config.adapters, &source)?;
+            stages.done("add the adapters");
+        }
+        shim::make_paged(&mut model)?;
+        stages.done("make the attention paged");
+        let plan = Plan::of(&mut model, config.unpack, &config.device)?;
+        let compiled = core.compile(&model, &config.device, &config.properties)?;
+        let graph = Graph::new(Arc::clone(&core), compiled)?;
+        stages.done("compile");
+        let ports = CachePorts::find(&graph.compiled.inputs()?)?;
+        let vocabulary = vocabulary(&graph.compiled)?;
+        Ok(Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary })
+    }
+
+    fn allocate(self, blocks: u32, stages: &mut Stages<'_>) -> Result<(OpenVinoRunner, Loaded), Error> {
+        let Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary } = self;
+        let cache = ports.allocate(blocks)?;
+        let layout = ports.layout(blocks, vocabulary);
+        stages.done("allocate the KV cache");
+        let loaded = Loaded {
+            form,
+            warm,
+            unpacks: plan.is_some(),
+            layout,
+            inference_precision: graph.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
+            cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
+            adapters,
+        };
+        let adapters = config.adapters.len() as u32;
+        let keeping = to_keep.map(|(kept, model)| kept.write(Arc::clone(&core), model));
+        let unpacked = plan.map_or_else(Unpacked::none, |plan| {
+            Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
+        });
+        Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout, adapters })?, loaded))
+    }
 }
 
 /// A model's graph, not yet paged.
@@ -180,18 +248,20 @@ fn adapt(model: &mut Model, adapters: &[AdapterSource], source: &Source) -> Resu
     Ok(words)
 }
 
-/// The KV cache, and what is `reserved` of memory left free if its size is derived.
-fn cache(config: &Config, compiled: &CompiledModel, reserved: u64) -> Result<(Cache, CacheLayout), Error> {
-    let ports = CachePorts::find(&compiled.inputs()?)?;
-    let vocabulary = vocabulary(compiled)?;
-    let bytes = config.cache_bytes.unwrap_or_else(|| derived_bytes(config, &ports, reserved));
+/// How many blocks the caches of these models have each. All have the size that is given or derived, together.
+fn blocks(config: &Config, models: &[&Compiled<'_>]) -> Result<u32, Error> {
+    let block_bytes = models.iter().map(|model| model.ports.block_bytes).sum();
+    let reserved = models.iter().filter_map(|model| model.plan.as_ref()).map(|plan| plan.bytes).sum();
+    let block_tokens = models.first().map_or(1, |model| model.ports.block_tokens);
+    let bytes =
+        config.cache_bytes.unwrap_or_else(|| derived_bytes(config, (block_bytes, block_tokens), reserved));
     let wrong = |why: String| Error::CacheSize { bytes, why };
-    let blocks = u32::try_from(bytes / ports.block_bytes)
+    let blocks = u32::try_from(bytes / block_bytes)
         .ok()
         .filter(|blocks| *blocks <= i32::MAX as u32)
         .ok_or_else(|| wrong("has more blocks than can be numbered".to_owned()))?;
     if blocks < 2 {
-        return Err(wrong(format!("holds no two blocks of {} bytes", ports.block_bytes)));
+        return Err(wrong(format!("holds no two blocks of {block_bytes} bytes")));
     }
     if config.cache_bytes.is_some() && memory::available_bytes().is_some_and(|free| bytes > free) {
         return Err(wrong(format!(
@@ -199,7 +269,7 @@ fn cache(config: &Config, compiled: &CompiledModel, reserved: u64) -> Result<(Ca
             memory::available_bytes().unwrap_or(0)
         )));
     }
-    Ok((ports.allocate(blocks)?, ports.layout(blocks, vocabulary)))
+    Ok(blocks)
 }
 
 fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
@@ -214,10 +284,10 @@ fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
 }
 
 /// Half of what is free and not reserved, but no more than the tokens that can ever be in use need.
-fn derived_bytes(config: &Config, ports: &CachePorts, reserved: u64) -> u64 {
+fn derived_bytes(config: &Config, (block_bytes, block_tokens): (u64, u32), reserved: u64) -> u64 {
     const UNKNOWN: u64 = 1 << 30;
     let free = memory::available_bytes().map_or(UNKNOWN, |free| free.saturating_sub(reserved) / 2);
-    let wanted = config.cache_tokens_max.div_ceil(u64::from(ports.block_tokens)) * ports.block_bytes;
+    let wanted = config.cache_tokens_max.div_ceil(u64::from(block_tokens)) * block_bytes;
     free.min(wanted)
 }
 

@@ -74,6 +74,7 @@ pub(super) fn resolve(
         candidates,
         beams,
         lookup: lookup::lookup(generation, target.model)?,
+        draft: lookup::draft(generation, target.model),
         sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
         text,
         truncate: truncate(generation)?,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{Beams, Guide, PromptLookup, Request, Sampling, StopRule, TokenId};
+use server_engine::{Beams, DraftRule, Guide, PromptLookup, Request, Sampling, StopRule, TokenId};
 
 use super::{Prepared, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
@@ -43,6 +43,8 @@ pub(super) struct Resolved {
     pub(super) beams: Option<Beams>,
     /// How what comes next is guessed, if it is.
     pub(super) lookup: Option<PromptLookup>,
+    /// How a draft model guesses, if there is one.
+    pub(super) draft: DraftRule,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
@@ -135,6 +137,7 @@ impl Resolved {
             sequences: self.candidates,
             beams,
             lookup,
+            draft: Some(self.draft),
             sampling,
             stop,
             guide,

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::{App, Limits, Metrics, Model, Serving, StoreConfig, built_in_text, built_in_text_with, router};
 use server_engine::{
-    CacheLayout, Clock, Engine, EngineConfig, Logits, ModelRunner, RunError, TokenId,
+    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, Logits, ModelRunner, RunError, TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
 };
 use server_scheduler::Batch;
@@ -32,6 +32,7 @@ pub(crate) struct Server {
 /// What may be set.
 pub(crate) struct Setup {
     pub(crate) runner: Box<dyn ModelRunner>,
+    pub(crate) draft: Option<Box<dyn ModelRunner>>,
     pub(crate) limits: Limits,
     pub(crate) waiting_max: u32,
     pub(crate) sequence_tokens_max: u32,
@@ -44,6 +45,7 @@ impl Setup {
     pub(crate) fn new(runner: impl ModelRunner + 'static) -> Self {
         Self {
             runner: Box::new(runner),
+            draft: None,
             limits: Limits {
                 body_bytes_max: 64 * 1024,
                 requests_max: 64,
@@ -87,7 +89,11 @@ impl Setup {
             prefix_caching: true,
             clock: Clock::simulated(),
         };
-        let engine = Engine::start(config, self.runner, metrics.observer()).unwrap();
+        let engine = match self.draft.map(|runner| DraftRunner { runner, tokens_max: 400 }) {
+            Some(draft) => Engine::start_with_draft(config, self.runner, draft, metrics.observer()),
+            None => Engine::start(config, self.runner, metrics.observer()),
+        };
+        let engine = engine.unwrap();
         let app = App::with_store(self.limits, metrics, &self.store).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
         app.serve(Serving {

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, chat, completion};
+use server_engine::TokenId;
+
+use crate::harness::{Parrot, Server, Setup, chat, completion};
 
 const PATH: &str = "/v3/completions";
 
@@ -71,5 +73,52 @@ async fn streams_tell_it_at_their_end_and_metrics_count_it() {
     assert!(
         metrics.contains(&format!("ovfleet_server_drafted_tokens_total {}\n", accepted + rejected)),
         "{metrics}"
+    );
+}
+
+/// A model that says `text` over and over, and a draft model that says `draft`.
+fn drafted(text: &str, draft: &str) -> Server {
+    let parrot = |text: &str| Parrot::new(text.bytes().map(TokenId::from));
+    Setup { draft: Some(Box::new(parrot(draft))), ..Setup::new(parrot(text)) }.start()
+}
+
+#[tokio::test]
+async fn a_draft_model_guesses_for_all_requests_and_changes_nothing_else() {
+    let plain = Server::parrot("abcdefgh");
+    let (right, wrong) = (drafted("abcdefgh", "abcdefgh"), drafted("abcdefgh", "abcdXfgh"));
+    for more in [json!({}), json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2})] {
+        let body = || {
+            let mut body = json!({"max_tokens": 60});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            completion(body)
+        };
+        let expected = plain.post(PATH, body()).await.json();
+        let [all, some] = [right.post(PATH, body()).await.json(), wrong.post(PATH, body()).await.json()];
+        assert_eq!((&all["choices"], &some["choices"]), (&expected["choices"], &expected["choices"]));
+        assert!(details(&all).0 > 20 && details(&all).1 == 0, "{all}");
+        assert!(details(&some).0 > 10 && details(&some).1 > 0, "{some}");
+    }
+    let metrics = right.get("/metrics").await.body;
+    assert!(metrics.contains("ovfleet_server_draft_time_seconds_count"), "{metrics}");
+    right.idle().await;
+}
+
+#[tokio::test]
+async fn a_request_says_how_many_tokens_or_how_probable_ones_a_draft_model_guesses() {
+    let server = drafted("abcdefgh", "abcdefgh");
+    // What it says has a probability of some 0.92.
+    let guessed = async |more: Value| {
+        let mut body = json!({"max_tokens": 40});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = server.post(PATH, completion(body)).await.json();
+        answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64().unwrap_or(0)
+    };
+    let one = guessed(json!({"num_assistant_tokens": 1})).await;
+    let five = guessed(json!({"num_assistant_tokens": 5})).await;
+    let confident = guessed(json!({"assistant_confidence_threshold": 0.5})).await;
+    let none = guessed(json!({"assistant_confidence_threshold": 0.99})).await;
+    assert!(
+        none == 0 && 0 < one && one <= 20 && one < five && five < confident,
+        "{none} {one} {five} {confident}"
     );
 }

@@ -24,6 +24,12 @@ pub struct GenerationDefaults {
     pub presence_penalty: Option<f32>,
     /// Tokens to generate at most.
     pub tokens_max: Option<u32>,
+    /// Tokens that are guessed at a time.
+    pub assistant_tokens_max: Option<u32>,
+    /// A draft model guesses no further once its guess is less probable than this.
+    pub assistant_confidence_min: Option<f32>,
+    /// How many of the last tokens prompt lookup looks for.
+    pub ngram_max: Option<u32>,
     /// Tokens that end generation, ascending.
     pub eos: Vec<u32>,
     /// The token that begins a text.
@@ -75,6 +81,9 @@ impl GenerationDefaults {
             frequency_penalty: generation.f32("frequency_penalty")?,
             presence_penalty: generation.f32("presence_penalty")?,
             tokens_max: generation.u32("max_new_tokens")?,
+            assistant_tokens_max: generation.u32("num_assistant_tokens")?,
+            assistant_confidence_min: generation.f32("assistant_confidence_threshold")?,
+            ngram_max: generation.u32("max_ngram_size")?,
             eos,
             bos,
             stop: strings(generation, "stop_strings")?,
@@ -115,6 +124,9 @@ impl GenerationDefaults {
             frequency_penalty: None,
             presence_penalty: None,
             tokens_max: None,
+            assistant_tokens_max: None,
+            assistant_confidence_min: None,
+            ngram_max: None,
             eos,
             bos: tokenizer.bos(),
             stop: Vec::new(),

@@ -7,13 +7,14 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::{SimCosts, SimFault, SimFaultKind, SimRunner};
 use server_engine::{
-    CacheLayout, DraftCounts, DraftRule, Engine, EngineHandle, Event, Logits, ModelRunner, Request, RunError,
-    Sampling, StartError, StepReport,
+    CacheLayout, DraftCounts, DraftRule, DraftRunner, Engine, EngineHandle, Event, Logits, ModelRunner,
+    Request, RunError, Sampling, StartError, StepReport,
 };
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
 
 use crate::drafts::{costs, events, of_few_words, told};
+use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
 /// The model itself as its own draft model, but that of some tokens it says something else.
@@ -55,15 +56,17 @@ struct Change {
     costs: SimCosts,
     faults: Vec<SimFault>,
     vocabulary: Option<u32>,
+    tokens_max: Option<u32>,
 }
 
-fn draft(setup: &Setup, change: Change) -> Box<dyn ModelRunner> {
+fn draft(setup: &Setup, change: Change) -> DraftRunner {
     let mut sim = setup.sim.clone();
     sim.costs = change.costs;
     sim.faults = change.faults;
     sim.vocabulary = change.vocabulary.unwrap_or(sim.vocabulary);
     let inner = SimRunner::new(sim, setup.engine.clock.clone());
-    Box::new(Draft { inner, wrong: change.wrong, logits: Vec::new() })
+    let runner = Box::new(Draft { inner, wrong: change.wrong, logits: Vec::new() });
+    DraftRunner { runner, tokens_max: change.tokens_max.unwrap_or(u32::MAX) }
 }
 
 fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
@@ -181,6 +184,43 @@ async fn a_draft_model_that_fails_costs_its_guesses() {
     compare_all(Change { faults, ..Change::default() }, false).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_guessed_is_held_to_the_same_forms() {
+    let mut all = 0;
+    for seed in 0..4 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (engine, reports) = start(Setup::new(60), Change { wrong: 100, ..Change::default() });
+        let alone = Setup::new(2000).start();
+        let mut tasks = JoinSet::new();
+        for which in 0..60 {
+            let (plain, form) = one_of_many(which, &mut rng);
+            let lookup = PromptLookup { ngram_max: 3, tokens_max: 5, prediction: prompt(which, 30) };
+            let lookup = which.is_multiple_of(2).then_some(lookup);
+            let request = Request { lookup, draft: rule(4), ..plain.clone() };
+            let stream = engine.handle().submit(request).unwrap();
+            let alone = alone.handle();
+            tasks.spawn(async move {
+                let guessed = outcome(stream).await;
+                check(&guessed, &plain, form.as_ref());
+                let alone = outcome(alone.submit(plain).unwrap()).await;
+                assert_eq!(
+                    (guessed.tokens, guessed.reasons),
+                    (alone.tokens, alone.reasons),
+                    "request {which}"
+                );
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+        settled(&engine.handle()).await;
+        engine.shutdown().unwrap();
+        let guided = reports.iter().filter(|report| report.guided_sequences == report.rows);
+        all += guided.map(|report| report.accepted_tokens).sum::<u32>();
+    }
+    assert!(all > 100, "{all}");
+}
+
 /// The reports of the steps of a request that runs alone.
 async fn steps(request: Request, target: SimCosts, change: Change) -> Vec<StepReport> {
     let mut setup = Setup::new(400);
@@ -265,6 +305,15 @@ async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
         let reports = steps(others, SimCosts::default(), change).await;
         assert_eq!(sum(&reports, |report| report.drafted_tokens) > 0, vocabulary > VOCABULARY);
     }
+}
+
+#[tokio::test]
+async fn texts_that_are_too_long_for_it_are_not_guessed() {
+    let change = Change { tokens_max: Some(50), ..Change::default() };
+    let request = Request { draft: rule(4), ..request(&prompt(1, 20), 100) };
+    let reports = steps(request, SimCosts::default(), change).await;
+    let of = |reports: &[StepReport]| sum(reports, |report| report.drafted_tokens);
+    assert!(of(&reports[..20]) > 10 && of(&reports[31..]) == 0);
 }
 
 #[test]

@@ -6,5 +6,6 @@
 mod adapter;
 mod adapters;
 mod architectures;
+mod drafts;
 mod quantised;
 mod reference;

@@ -1,14 +1,17 @@
-//! Whether and how what comes next is guessed from what was there before.
+//! Whether and how what comes next is guessed: from what was there before, and by a draft model.
 
-use server_engine::PromptLookup;
+use server_engine::{DraftRule, PromptLookup};
 use server_openai::Generation;
 
 use crate::error::Error;
 use crate::model::Model;
 
-/// Tokens guessed at a time where the request does not say, and how many of the last tokens are looked for. As with OVMS.
+/// Tokens guessed at a time where neither the request nor the model says, and how many of the last tokens are looked for. As
+/// with OVMS.
 const TOKENS: u32 = 5;
 const NGRAM: u32 = 3;
+/// Tokens guessed at a time where a draft model ends by its confidence.
+const CONFIDENT_TOKENS: u32 = 20;
 
 /// What a request asks for, or what all get from this model.
 pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<PromptLookup>, Error> {
@@ -18,9 +21,25 @@ pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<Pr
         return Ok(None);
     }
     let prediction = model.text.tokenizer.encode(&predicted, false, false);
+    let defaults = &model.text.defaults;
     Ok(Some(PromptLookup {
-        ngram_max: generation.max_ngram_size.unwrap_or(NGRAM),
-        tokens_max: generation.num_assistant_tokens.unwrap_or(TOKENS),
+        ngram_max: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM),
+        tokens_max: generation.num_assistant_tokens.or(defaults.assistant_tokens_max).unwrap_or(TOKENS),
         prediction: prediction.map_err(|error| Error::invalid("prediction", error))?,
     }))
+}
+
+/// How a draft model guesses, if there is one. A request says how many or how probable; what it says replaces both of the
+/// model's.
+pub(super) fn draft(generation: &Generation, model: &Model) -> DraftRule {
+    let defaults = &model.text.defaults;
+    let (tokens, confidence) =
+        match (generation.num_assistant_tokens, generation.assistant_confidence_threshold) {
+            (None, None) => (defaults.assistant_tokens_max, defaults.assistant_confidence_min),
+            asked => asked,
+        };
+    // Files say what they like.
+    let probability_min = confidence.unwrap_or(0.0).clamp(0.0, 1.0);
+    let most = if confidence.is_some() { CONFIDENT_TOKENS } else { TOKENS };
+    DraftRule { tokens_max: tokens.unwrap_or(most), probability_min }
 }

@@ -14,7 +14,8 @@ use server_scheduler::{Batch, Row, Scheduler, SequenceId, TokenId};
 use super::{Live, Requests, index_of, request_of, sequence_of};
 use crate::clock::Clock;
 use crate::report::StepReport;
-use crate::runner::ModelRunner;
+use crate::runner::DraftRunner;
+use crate::sleep::SleepLevel;
 use costs::{Costs, Prices, Took};
 pub(crate) use drafter::Drafter;
 use drafter::{Learned, Source};
@@ -61,9 +62,23 @@ const PROBE_MAX: f64 = 0.02;
 
 impl Drafting {
     /// With a draft model for a target of this `vocabulary`, or without. It reads so many tokens in a step at most.
-    pub(super) fn new(model: Option<Box<dyn ModelRunner>>, vocabulary: u32, read_max: u32) -> Self {
+    pub(super) fn new(model: Option<DraftRunner>, vocabulary: u32, read_max: u32) -> Self {
         let model = model.map(|runner| DraftModel::new(runner, vocabulary, read_max));
         Self { model, ..Self::default() }
+    }
+
+    /// Lets the draft model sleep, as the model does.
+    pub(super) fn sleep(&mut self, level: SleepLevel) {
+        if let Some(model) = &mut self.model {
+            model.sleep(level);
+        }
+    }
+
+    /// Wakes the draft model; it is done without if that fails.
+    pub(super) fn wake(&mut self) {
+        if let Some(model) = &mut self.model {
+            model.wake();
+        }
     }
 
     /// Decides for all sequences that generate how many guesses are worth it, and asks for room for them.
@@ -120,7 +135,7 @@ impl Drafting {
         (prices, rest): (Prices, u32),
     ) -> Option<Asked> {
         let model = self.model.as_ref()?;
-        let asking = drafter.asking.as_mut().filter(|asking| asking.text.is_known_to(model.vocabulary()))?;
+        let asking = drafter.asking.as_mut().filter(|asking| model.can_read(&asking.text, asking.most()))?;
         let hit = *asking.hit.get_or_insert(self.learned.hit);
         let (most, rest) = (asking.most(), f64::from(rest));
         let making = self.costs.run(1.max(self.plan.len() as u32));

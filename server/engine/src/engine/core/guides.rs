@@ -23,13 +23,16 @@ pub(super) enum Slot {
     Rest(Guided),
     /// A thread computes what may come next.
     Away,
-    /// What may come next is known.
-    Ready(Guided, Progress),
+    /// What may come next is known, and after the guesses of what that is.
+    Ready(Guided, Progress, Ahead),
     /// Nothing can follow what the sequence has.
     Complete,
     /// It has nothing more to say: the sequence has ended or failed.
     Gone,
 }
+
+/// Guessed tokens that may come, each with what may come after it; the first is the last here.
+pub(super) type Ahead = Vec<(TokenId, TokenSet, Progress)>;
 
 /// A guide's state, with the set that it fills.
 #[derive(Debug)]
@@ -64,7 +67,7 @@ impl Slot {
         if matches!(self, Self::Complete) {
             return Ok(Next::End);
         }
-        let Self::Ready(guided, progress) = self else {
+        let Self::Ready(guided, progress, _) = self else {
             return Err(GuideError("what may come next is not known".to_owned()).into());
         };
         let allowed = &mut guided.allowed;
@@ -83,12 +86,18 @@ impl Slot {
         Ok(Next::Sample(&guided.allowed))
     }
 
+    /// Whether it is known what may come.
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready(..))
+    }
+
     /// The same for another sequence that goes on from here.
     pub(super) fn fork(&self) -> Self {
         match self {
             Self::New(guide) => Self::New(Arc::clone(guide)),
             Self::Rest(guided) => Self::Rest(guided.fork()),
-            Self::Ready(guided, progress) => Self::Ready(guided.fork(), *progress),
+            // Whoever forks has no guesses.
+            Self::Ready(guided, progress, _) => Self::Ready(guided.fork(), *progress, Vec::new()),
             Self::Complete => Self::Complete,
             Self::Away | Self::Gone => Self::Gone,
         }
@@ -96,7 +105,7 @@ impl Slot {
 
     /// Takes the token that was sampled. True if nothing can follow it.
     pub(super) fn commit(&mut self, token: TokenId, stop: &StopRule) -> Result<bool, GuideError> {
-        let Self::Ready(mut guided, _) = std::mem::replace(self, Self::Gone) else {
+        let Self::Ready(mut guided, _, mut ahead) = std::mem::replace(self, Self::Gone) else {
             return Err(GuideError("a token came before it was known what may come".to_owned()));
         };
         // It ends the sequence, and is none of the form's business.
@@ -104,7 +113,13 @@ impl Slot {
             return Ok(true);
         }
         let progress = guided.state.commit(token)?;
-        *self = Self::Rest(guided);
+        *self = match ahead.pop() {
+            Some((guess, allowed, next)) if guess == token => {
+                guided.allowed = allowed;
+                Self::Ready(guided, next, ahead)
+            }
+            _ => Self::Rest(guided),
+        };
         Ok(progress == Progress::Ended)
     }
 }
@@ -138,6 +153,7 @@ struct Thread {
 struct Job {
     sequence: SequenceId,
     work: Work,
+    guesses: Vec<TokenId>,
 }
 
 #[derive(Debug)]
@@ -149,7 +165,7 @@ enum Work {
 #[derive(Debug)]
 struct Done {
     sequence: SequenceId,
-    result: Result<(Guided, Progress), GuideError>,
+    result: Result<(Guided, Progress, Ahead), GuideError>,
 }
 
 impl Guides {
@@ -164,7 +180,9 @@ impl Guides {
         if !requests.have_guides {
             return 0;
         }
-        for &sequence in &batch.samples {
+        let sampled = |row| batch.row_samples(row).iter().map(move |&sequence| (row, sequence));
+        for (row, sequence) in batch.rows.iter().flat_map(sampled) {
+            let guesses = requests.guesses(sequence, &batch.tokens[batch.row_drafts(row)]);
             let Some(slot) = requests.slot(sequence) else { continue };
             let work = match std::mem::replace(slot, Slot::Away) {
                 Slot::New(guide) => Work::Start(guide, TokenSet::new(self.vocabulary)),
@@ -175,7 +193,7 @@ impl Guides {
                 }
             };
             self.away += 1;
-            self.dispatch(Job { sequence, work });
+            self.dispatch(Job { sequence, work, guesses });
         }
         self.away as u32
     }
@@ -189,7 +207,7 @@ impl Guides {
             // A request may have failed or gone meanwhile.
             if let Some(slot) = requests.slot(sequence) {
                 match result {
-                    Ok((guided, progress)) => *slot = Slot::Ready(guided, progress),
+                    Ok((guided, progress, ahead)) => *slot = Slot::Ready(guided, progress, ahead),
                     Err(error) => {
                         *slot = Slot::Gone;
                         failed.push((request_of(sequence), error.into()));
@@ -246,14 +264,37 @@ impl Drop for Guides {
 }
 
 fn carry_out(job: Job) -> Done {
-    let Job { sequence, work } = job;
+    let Job { sequence, work, guesses } = job;
     // What a panic left behind is dropped with the guide's state.
     let result = catch_unwind(AssertUnwindSafe(|| match work {
         Work::Start(guide, allowed) => next(Guided { state: guide.start()?, allowed }),
         Work::Next(guided) => next(guided),
     }));
     let result = result.unwrap_or_else(|_| Err(GuideError("it panicked".to_owned())));
+    let result = result.map(|(guided, progress)| {
+        // What goes wrong after a guess may never come to pass.
+        let ahead = catch_unwind(AssertUnwindSafe(|| ahead(&guided, &guesses))).unwrap_or_default();
+        (guided, progress, ahead)
+    });
     Done { sequence, result }
+}
+
+/// What may come after each of the guesses, as long as these may come.
+fn ahead(guided: &Guided, guesses: &[TokenId]) -> Ahead {
+    let mut ahead = Ahead::new();
+    let mut state = (!guesses.is_empty()).then(|| guided.state.fork());
+    for &guess in guesses {
+        let allowed = ahead.last().map_or(&guided.allowed, |(_, allowed, _)| allowed);
+        let Some(state) = state.as_mut().filter(|_| allowed.contains(guess)) else { break };
+        if !matches!(state.commit(guess), Ok(Progress::Open | Progress::MayEnd)) {
+            break;
+        }
+        let mut next = TokenSet::new(allowed.vocabulary());
+        let Ok(progress) = state.allow(&mut next) else { break };
+        ahead.push((guess, next, progress));
+    }
+    ahead.reverse();
+    ahead
 }
 
 fn next(mut guided: Guided) -> Result<(Guided, Progress), GuideError> {
@@ -263,6 +304,14 @@ fn next(mut guided: Guided) -> Result<(Guided, Progress), GuideError> {
 }
 
 impl Requests {
+    /// Those of the guesses for a sequence that a form may have something to say of.
+    fn guesses(&self, sequence: SequenceId, drafts: &[TokenId]) -> Vec<TokenId> {
+        let live = self.live.get(&request_of(sequence)).filter(|live| !live.guides.is_empty());
+        let is_text = |stop: &StopRule, token: &TokenId| !stop.tokens.contains(token);
+        let guesses = live.map(|live| drafts.iter().copied().take_while(|token| is_text(&live.stop, token)));
+        guesses.map_or(Vec::new(), Iterator::collect)
+    }
+
     /// The guide of a sequence of a request that is live.
     pub(super) fn slot(&mut self, sequence: SequenceId) -> Option<&mut Slot> {
         self.live.get_mut(&request_of(sequence))?.guides.get_mut(index_of(sequence) as usize)

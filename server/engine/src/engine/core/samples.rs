@@ -122,7 +122,9 @@ impl Samples {
             }
             match sample(index, logits, live, sampler) {
                 Ok((token, Outcome::Token(logprobs)))
-                    if drafts.get(place) == Some(&token) && !live.stop.tokens.contains(&token) =>
+                    if drafts.get(place) == Some(&token)
+                        && !live.stop.tokens.contains(&token)
+                        && live.guides.get(index as usize).is_none_or(Slot::is_ready) =>
                 {
                     accepted += 1;
                     self.earlier.push((token, logprobs));

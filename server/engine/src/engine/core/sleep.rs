@@ -24,6 +24,7 @@ impl Core {
             Some(level) => {
                 self.scheduler.forget_cached();
                 self.runner.sleep(level);
+                self.drafting.sleep(level);
                 self.asleep = Some(level);
                 tracing::info!(?level, "asleep: the next request wakes the model");
                 Ok(())
@@ -72,6 +73,7 @@ impl Core {
             Err(error) if error.fatal => return Err(error),
             Err(error) => return Ok(Err(error.message)),
         }
+        self.drafting.wake();
         self.asleep = None;
         let wake_time = shared.clock.now() - began;
         tracing::info!(ms = wake_time.as_millis() as u64, "awake");

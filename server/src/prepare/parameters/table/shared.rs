@@ -115,11 +115,13 @@ pub(super) const SAMPLING: &[Parameter] = &[
     row("allowed_token_ids", Kind::Array(&TOKEN, ALLOWED_TOKENS_MAX), "", VLLM)
         .note("No other token is chosen, the end tokens among them."),
     row("num_assistant_tokens", Kind::Integer(1, 1024), "5", OVMS).accepted(
-        "It changes no answer, only how fast it comes: most tokens that are guessed at a time. Not with \
-         `assistant_confidence_threshold`.",
+        "It changes no answer, only how fast it comes: most tokens that are guessed at a time, by `--draft-model` or from \
+         what was there before. Not with `assistant_confidence_threshold`.",
     ),
-    row("assistant_confidence_threshold", Kind::Number(0.0, 1.0), "", OVMS)
-        .accepted("Checked; it takes effect with a draft model. Not with `num_assistant_tokens`."),
+    row("assistant_confidence_threshold", Kind::Number(0.0, 1.0), "", OVMS).accepted(
+        "It changes no answer, only how fast it comes: a draft model (`--draft-model`) guesses no further once its guess is \
+         less probable. Then 20 tokens are guessed at most. Not with `num_assistant_tokens`.",
+    ),
     row("max_ngram_size", Kind::Integer(1, 1024), "3", OVMS).accepted(
         "It changes no answer, only how fast it comes: what comes next is guessed from where as many of the last tokens \
          were before. For all requests with `--prompt-lookup`. More than 8 are as 8.",

@@ -16,13 +16,16 @@ use super::costs::Costs;
 use super::text::{NOTHING, Text, Written, digest};
 use crate::clock::Clock;
 use crate::engine::core::{Live, Requests, index_of, request_of};
-use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
+use crate::runner::{CacheLayout, DraftRunner, Logits, ModelRunner, RunError};
 use crate::sampler::{Choice, History, Sampler};
+use crate::sleep::SleepLevel;
 
 /// See the module.
 pub(super) struct DraftModel {
     runner: Box<dyn ModelRunner>,
     layout: CacheLayout,
+    /// Tokens of the longest text that it reads.
+    tokens_max: usize,
     /// Tokens in the target's vocabulary.
     vocabulary: usize,
     written: Written,
@@ -60,12 +63,14 @@ const READ_FIRST: usize = 16;
 
 impl DraftModel {
     /// `read_max` is how many tokens it reads in a step at most.
-    pub(super) fn new(runner: Box<dyn ModelRunner>, vocabulary: u32, read_max: u32) -> Self {
+    pub(super) fn new(draft: DraftRunner, vocabulary: u32, read_max: u32) -> Self {
+        let DraftRunner { runner, tokens_max } = draft;
         let layout = runner.layout();
         Self {
             written: Written::new(layout.blocks_total, layout.block_tokens),
             runner,
             layout,
+            tokens_max: tokens_max as usize,
             vocabulary: vocabulary as usize,
             read_max: read_max as usize,
             read_now: 0,
@@ -79,14 +84,29 @@ impl DraftModel {
         }
     }
 
+    /// Gives back its memory. Nothing is asked until it is awake.
+    pub(super) fn sleep(&mut self, level: SleepLevel) {
+        self.runner.sleep(level);
+        self.written.clear();
+    }
+
+    /// Has it again, or does without.
+    pub(super) fn wake(&mut self) {
+        if let Err(error) = self.runner.wake() {
+            tracing::warn!("the draft model does not wake, and is done without: {error}");
+            self.is_broken = true;
+        }
+    }
+
     /// Tokens that a block of its cache holds.
     pub(super) fn block_tokens(&self) -> u32 {
         self.layout.block_tokens
     }
 
-    /// Tokens that it knows; none once it is broken.
-    pub(super) fn vocabulary(&self) -> u32 {
-        if self.is_broken { 0 } else { self.layout.vocabulary }
+    /// Whether it can guess up to `most` tokens after a text: one that it knows all tokens of, and that is not too long.
+    pub(super) fn can_read(&self, text: &Text, most: usize) -> bool {
+        let fits = text.len() + most <= self.tokens_max;
+        !self.is_broken && fits && text.is_known_to(self.layout.vocabulary)
     }
 
     /// Guesses for the rows of `target` that have room for guesses of this model. There may be fewer than there is room for.

@@ -1,0 +1,181 @@
+//! What guesses cost: the model's steps with and without them, and the draft model's runs, beside each other on one block
+//! table. From these follows how often a guess has to be right to pay. `--cut FILE` first writes a draft model: the first
+//! layers of the model.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Parser;
+use serde_json::json;
+use server_engine::ModelRunner;
+use server_gguf::GgufFile;
+use server_gguf::write::GgufWriter;
+use server_openvino::{Config, OpenVinoRunner, Unpack, Weights, load_pair};
+use server_scheduler::{Batch, BlockId, Row, SequenceId};
+
+/// Measures and prints, as JSON.
+#[derive(Debug, Parser)]
+struct Args {
+    /// A GGUF file, or the directory of an OpenVINO IR.
+    #[arg(long)]
+    model: PathBuf,
+    /// The draft model; the model itself if there is none.
+    #[arg(long)]
+    draft: Option<PathBuf>,
+    /// Writes the first layers of a GGUF model here and measures nothing.
+    #[arg(long)]
+    cut: Option<PathBuf>,
+    /// How many layers that are.
+    #[arg(long, default_value_t = 3)]
+    layers: u32,
+    /// Sequences in a step.
+    #[arg(long, num_args = 1.., default_values_t = [1, 8, 32])]
+    rows: Vec<u32>,
+    /// Tokens that each has before.
+    #[arg(long, default_value_t = 256)]
+    past: u32,
+    /// Steps of each kind, of which the median counts.
+    #[arg(long, default_value_t = 41)]
+    steps: u32,
+    /// A property for the device's plugin, `KEY=VALUE`; may be repeated.
+    #[arg(long)]
+    plugin_config: Vec<String>,
+}
+
+/// Guesses beside the known token, in each kind of step that is measured.
+const DRAFTS: [u32; 4] = [0, 1, 2, 4];
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    if let Some(to) = &args.cut {
+        return cut(&args.model, to, args.layers);
+    }
+    let config = config(&args)?;
+    let draft = args.draft.clone().unwrap_or_else(|| args.model.clone());
+    let draft = Config { model: draft, ..config.clone() };
+    let [mut model, mut draft] = load_pair(&config, &draft, &mut |_| {})?.map(|(runner, _)| runner);
+    let mut measured = Vec::new();
+    for &rows in &args.rows {
+        for runner in [&mut model, &mut draft] {
+            // What is there does not matter, but that it is there.
+            for row in 0..rows {
+                let step = Step { past: 0, count: args.past, ..Step::new(&args, runner, row..row + 1) };
+                runner.run(&step.batch())?;
+            }
+        }
+        let mut steps = DRAFTS.map(|_| Vec::new());
+        let mut runs = Vec::new();
+        for _ in 0..args.steps {
+            for (times, drafts) in steps.iter_mut().zip(DRAFTS) {
+                let step = Step { count: 1 + drafts, drafts, ..Step::new(&args, &model, 0..rows) };
+                times.push(step.timed(&mut model)?);
+            }
+            runs.push(Step::new(&args, &draft, 0..rows).timed(&mut draft)?);
+        }
+        measured.push(json!({
+            "rows": rows,
+            "step_seconds": steps.map(median),
+            "drafts": DRAFTS,
+            "run_seconds": median(runs),
+        }));
+    }
+    println!("{}", serde_json::to_string(&measured)?);
+    Ok(())
+}
+
+fn config(args: &Args) -> anyhow::Result<Config> {
+    let properties = args
+        .plugin_config
+        .iter()
+        .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
+        .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
+        .collect::<anyhow::Result<_>>()?;
+    Ok(Config {
+        model: args.model.clone(),
+        device: "CPU".to_owned(),
+        properties,
+        weights: Weights::Auto,
+        unpack: Unpack::Never,
+        cache_bytes: Some(1 << 30),
+        graph_folder: None,
+        context_tokens_max: None,
+        cache_tokens_max: 0,
+    })
+}
+
+/// So many tokens of each sequence, after `past` of them, the last of them drafts.
+struct Step {
+    sequences: Range<u32>,
+    past: u32,
+    count: u32,
+    drafts: u32,
+    block_tokens: u32,
+    /// Blocks that each sequence has.
+    blocks: u32,
+}
+
+impl Step {
+    fn new(args: &Args, runner: &OpenVinoRunner, sequences: Range<u32>) -> Self {
+        let block_tokens = runner.layout().block_tokens;
+        let blocks = (args.past + 1 + DRAFTS[DRAFTS.len() - 1]).div_ceil(block_tokens);
+        Self { sequences, past: args.past, count: 1, drafts: 0, block_tokens, blocks }
+    }
+
+    /// Seconds that it takes.
+    fn timed(&self, runner: &mut OpenVinoRunner) -> anyhow::Result<f64> {
+        let batch = self.batch();
+        let started = Instant::now();
+        runner.run(&batch)?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    fn batch(&self) -> Batch {
+        let &Self { past, count, drafts, .. } = self;
+        let mut batch = Batch::default();
+        for row in self.sequences.clone() {
+            let (tokens, blocks) = (batch.tokens.len() as u32, batch.blocks.len() as u32);
+            batch.tokens.extend((past..past + count).map(|place| 100 + (row * 31 + place * 7) % 400));
+            let held = (past + count).div_ceil(self.block_tokens);
+            batch.blocks.extend((0..held).map(|block| BlockId(row * self.blocks + block)));
+            batch.samples.push(SequenceId(row.into()));
+            batch.rows.push(Row {
+                sequence: SequenceId(row.into()),
+                past,
+                tokens: tokens..tokens + count,
+                blocks: blocks..blocks + held,
+                samples: batch.samples.len() as u32 - 1..batch.samples.len() as u32,
+                scored: 0..0,
+                drafts,
+            });
+        }
+        batch
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Writes the first layers of a model as a model: it has the same tokens and says something like it now and then.
+fn cut(model: &Path, to: &Path, layers: u32) -> anyhow::Result<()> {
+    let file = GgufFile::open(model)?;
+    let architecture = file.architecture().context("the model does not say its architecture")?;
+    let mut writer = GgufWriter::new(architecture);
+    for (key, value) in file.metadata() {
+        writer.metadata(key, value.clone());
+    }
+    writer.metadata(&format!("{architecture}.block_count"), layers);
+    for tensor in file.tensors() {
+        let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let is_kept = layer.is_none_or(|(layer, _)| layer.parse::<u32>().is_ok_and(|layer| layer < layers));
+        if is_kept {
+            let mut bytes = Vec::new();
+            file.read_tensor(&tensor.name, &mut bytes)?;
+            writer.tensor(&tensor.name, &tensor.shape, tensor.kind, bytes);
+        }
+    }
+    writer.write(to).with_context(|| format!("failed to write {}", to.display()))
+}

@@ -1,0 +1,111 @@
+//! A draft model beside the model it guesses for, on the real runtime: two graphs, two caches, one block table.
+
+use std::path::Path;
+use std::sync::mpsc::channel;
+
+use server_engine::{
+    Clock, DraftRule, DraftRunner, Engine, EngineConfig, Event, ModelRunner, Request, Sampling, StepReport,
+    StopRule, TokenId,
+};
+use server_gguf::TensorType;
+use server_openvino::{Form, load_pair};
+
+use crate::reference::{EXACT, config, load_file, recipe};
+
+const REQUESTS: u32 = 6;
+const TOKENS: u32 = 70;
+
+fn engine_config() -> EngineConfig {
+    EngineConfig {
+        batch_tokens_max: 64,
+        chunk_tokens_max: 24,
+        sequences_max: 8,
+        waiting_max: 64,
+        sequence_tokens_max: 256,
+        prefix_caching: true,
+        step_time_max: None,
+        // Time stands still: every guess is worth it, whatever a model costs.
+        clock: Clock::simulated(),
+    }
+}
+
+/// What several requests at once say, some of whose prompts have a beginning in common, and how many guesses there were
+/// and were right.
+fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<TokenId>>, [u32; 2]) {
+    let (sender, reports) = channel();
+    let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
+    let runner: Box<dyn ModelRunner>;
+    let engine = match draft {
+        Some(draft) => {
+            let [of_model, of_draft] = [model, draft].map(|path| config(path, Form::Fine, &EXACT));
+            let [model, draft] = load_pair(&of_model, &of_draft, &mut |_| {}).unwrap();
+            assert_eq!(model.1.layout.blocks_total, draft.1.layout.blocks_total);
+            let bytes = model.1.layout.block_bytes + draft.1.layout.block_bytes;
+            assert!(bytes * u64::from(model.1.layout.blocks_total) <= of_model.cache_bytes.unwrap());
+            runner = Box::new(model.0);
+            let draft = DraftRunner { runner: Box::new(draft.0), tokens_max: 256 };
+            Engine::start_with_draft(engine_config(), runner, draft, observer).unwrap()
+        }
+        None => {
+            runner = Box::new(load_file(model, Form::Fine, &EXACT).unwrap().0);
+            Engine::start(engine_config(), runner, observer).unwrap()
+        }
+    };
+    let streams: Vec<_> = (0..REQUESTS)
+        .map(|which| {
+            let prompt: Vec<TokenId> =
+                (0..40 + which * 5).map(|place| (place * place + which % 2 * 17) % 288).collect();
+            let request = Request {
+                prompt,
+                sequences: 1 + which % 2,
+                beams: None,
+                lookup: None,
+                draft: Some(DraftRule { tokens_max: 4, probability_min: 0.0 }),
+                sampling: sampling.clone(),
+                stop: StopRule { tokens: Vec::new(), tokens_max: TOKENS, tokens_min: 0 },
+                guide: None,
+                salt: 0,
+            };
+            (engine.handle().submit(request).unwrap(), 1 + which % 2)
+        })
+        .collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut all = Vec::new();
+    for (mut stream, sequences) in streams {
+        let mut tokens = vec![Vec::new(); sequences as usize];
+        while let Some(event) = runtime.block_on(stream.next()) {
+            match event {
+                Event::Token { index, token, .. } => tokens[index as usize].push(token),
+                Event::Failed(failure) => panic!("{failure}"),
+                _ => {}
+            }
+        }
+        all.extend(tokens);
+    }
+    engine.shutdown().unwrap();
+    let counts = reports.iter().fold([0, 0], |[drafted, accepted], report| {
+        [drafted + report.drafted_tokens, accepted + report.accepted_tokens]
+    });
+    (all, counts)
+}
+
+#[test]
+fn a_model_is_always_right_as_its_own_draft_model_and_another_seldom_and_both_change_nothing() {
+    let files = [recipe("llama", TensorType::Q8_0), recipe("qwen2", TensorType::Q8_0)].map(|recipe| {
+        let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+        recipe.write(file.path());
+        file
+    });
+    let [model, other] = files.each_ref().map(|file| file.path());
+    let drawn = Sampling { temperature: 1.0, seed: 7, ..Sampling::greedy() };
+    for sampling in [Sampling::greedy(), drawn] {
+        let (expected, none) = said(model, None, &sampling);
+        assert!(expected.iter().all(|tokens| tokens.len() == TOKENS as usize) && none == [0, 0]);
+        let (own, [drafted, accepted]) = said(model, Some(model), &sampling);
+        assert_eq!(own, expected);
+        assert!(drafted > 300 && accepted == drafted, "{accepted} of {drafted}");
+        let (others, [drafted, accepted]) = said(model, Some(other), &sampling);
+        assert_eq!(others, expected);
+        assert!(drafted > 100 && accepted < drafted / 2, "{accepted} of {drafted}");
+    }
+}

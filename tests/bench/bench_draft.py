@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""`make bench-draft`: what guesses of a draft model cost, how often they have to be right to pay, and what a server makes of it.
+
+First the model's steps with and without guesses, and the runs of the draft model, beside each other in one process
+(`draft-bench`). A step of several sequences saves a sequence its share of a step for each guess that is right; a guess costs its
+share of a run of the draft model and what it adds to the step. Where both are equal the draft model breaks even.
+
+Then two servers in turns, one of them with the draft model, with a text that they write. Without `--draft` the draft model is
+the first layers of the model: it is seldom right, so that what is seen is what it costs to find out and to leave it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+import bench_http
+import bench_lookup
+import engines
+from bench_http import Server, throughput
+
+COSTS = engines.ROOT / "target" / "release" / "examples" / "draft-bench"
+LAYERS = 3
+# Guesses may cost so much.
+WANTED = 0.95
+
+
+def arguments() -> argparse.Namespace:
+    names = list(bench_lookup.CONCURRENT)
+    known = bench_http.parser(__doc__, names, names)
+    known.add_argument("--draft", type=pathlib.Path, help="the draft model")
+    known.add_argument("--costs", type=pathlib.Path, default=COSTS, help="the draft-bench binary")
+    known.add_argument("--work", nargs="+", choices=["edit", "free"], default=["free"])
+    return known.parse_args()
+
+
+class Drafted(Server):
+    """A server with a draft model."""
+
+    def __init__(self, *server, draft: pathlib.Path):
+        super().__init__(*server)
+        self.draft = draft
+
+    def command(self) -> list[str]:
+        return [*super().command(), f"--draft-model={self.draft}"]
+
+
+def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path | None) -> list[dict]:
+    """Medians of steps and runs, by the number of sequences."""
+    command = [str(args.costs), f"--model={args.model}", f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}"]
+    command += [f"--plugin-config=INFERENCE_PRECISION_HINT={args.inference_precision}"]
+    command += [f"--plugin-config=KV_CACHE_PRECISION={args.kv_cache_precision}"]
+    command += [f"--draft={draft}"] if draft else []
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=engines.RUN_SECONDS_MAX, check=False)
+    if ran.returncode:
+        raise engines.Failed(f"draft-bench failed: {ran.stderr[-2000:]}")
+    return json.loads(ran.stdout)
+
+
+def print_costs(title: str, measured: list[dict]) -> None:
+    """How probable a guess has to be that is alone, and one of two and of four: the cost of each over its gain."""
+    print(f"\n{title}\n\n| sequences | step | with 1, 2, 4 guesses each | run of the draft model | breaks even at |")
+    print("|---|---|---|---|---|")
+    for row in measured:
+        plain, *guessed = row["step_seconds"]
+        run = row["run_seconds"]
+        even = [run / plain + (step / plain - 1) / count for step, count in zip(guessed, row["drafts"][1:], strict=True)]
+        steps = ", ".join(f"{1000 * step:.1f}" for step in guessed)
+        shown = ", ".join(f"{each:.2f}" if each < 1 else "never" for each in even)
+        print(f"| {row['rows']} | {1000 * plain:.1f} ms | {steps} ms | {1000 * run:.1f} ms | {shown} |")
+
+
+def served(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path, folder: pathlib.Path) -> dict:
+    """Tokens per second with and without, by work and case, of each round."""
+    measured: dict = {}
+    with (
+        Drafted(args.server, setup, folder, draft=draft) as drafted,
+        Server(args.server, setup, folder / "plain") as plain,
+    ):
+        ports = {"drafted": drafted.port, "plain": plain.port}
+        for port in ports.values():
+            throughput(port, bench_lookup.requests("edit", 8, 99), {})
+        for work in args.work:
+            for case in args.cases:
+                for seed in range(args.rounds):
+                    made = bench_lookup.requests(work, bench_lookup.CONCURRENT[case], seed)
+                    order = list(ports.items())[:: 1 if seed % 2 else -1]
+                    figures = {name: throughput(port, made, {}) for name, port in order}
+                    measured.setdefault((work, case), []).append((figures["drafted"], figures["plain"]))
+                    print(f"  {work} {case:4} round {seed + 1}  {figures}", file=sys.stderr, flush=True)
+    return measured
+
+
+def main() -> None:
+    args = arguments()
+    setup = bench_http.setup_of(args)
+    with engines.scratch() as scratch:
+        folder = pathlib.Path(scratch)
+        (folder / "plain").mkdir()
+        draft = args.draft
+        if draft is None:
+            draft = folder / "first-layers.gguf"
+            subprocess.run(
+                [str(args.costs), f"--model={args.model}", f"--cut={draft}", f"--layers={LAYERS}"], check=True
+            )
+        print(f"{engines.versions()}\n{engines.machine()}")
+        print_costs(f"The draft model, {draft.name}", costs_of(args, setup, draft))
+        print_costs("The model as its own draft model", costs_of(args, setup, None))
+        measured = served(args, setup, draft, folder)
+    print("\n| work | with the draft model | without | ratio | wanted |\n|---|---|---|---|---|")
+    all_good = True
+    for (work, case), figures in measured.items():
+        drafted, plain = (statistics.median(column) for column in zip(*figures, strict=True))
+        ratio = statistics.median(drafted / plain for drafted, plain in figures)
+        all_good &= ratio >= WANTED
+        mark = "✓" if ratio >= WANTED else "✗"
+        title = f"{work}, {bench_lookup.CONCURRENT[case]} concurrent"
+        print(f"| {title} | {drafted:.0f} tok/s | {plain:.0f} tok/s | **{ratio:.2f}** | ≥ {WANTED} {mark} |")
+    if args.strict and not all_good:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
