@@ -122,7 +122,8 @@ impl Batch {
             let first = row.blocks.start as usize;
             self.blocks.copy_within(first..first + held as usize, blocks as usize);
             // Nothing that is scored is a draft.
-            row.scored = row.scored.start - from + tokens..row.scored.end - from + tokens;
+            let moved = |place: u32| place.saturating_sub(from) + tokens;
+            row.scored = moved(row.scored.start)..moved(row.scored.end);
             row.tokens = tokens..tokens + count;
             row.blocks = blocks..blocks + held;
             row.drafts -= dropped;
@@ -145,13 +146,13 @@ mod tests {
 
     #[test]
     fn drafts_that_are_taken_back_leave_the_rest_as_it_would_be_without_them() {
-        let row = |past, tokens, blocks, drafts| Row {
+        let row = |past, tokens: Range<u32>, blocks, drafts| Row {
             sequence: SequenceId(u64::from(past)),
             past,
+            scored: tokens.start..tokens.start,
             tokens,
             blocks,
             samples: 0..0,
-            scored: 0..0,
             drafts,
         };
         let scored = Row { scored: 8..10, ..row(0, 7..11, 5..6, 0) };

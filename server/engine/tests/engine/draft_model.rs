@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use server_engine::sim::{SimCosts, SimFault, SimFaultKind, SimRunner};
 use server_engine::{
     CacheLayout, DraftCounts, DraftRule, DraftRunner, Engine, EngineHandle, Event, Logits, ModelRunner,
-    Request, RunError, Sampling, StartError, StepReport,
+    PromptLookup, Request, RunError, Sampling, StartError, StepReport,
 };
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
@@ -194,6 +194,9 @@ async fn what_is_guessed_is_held_to_the_same_forms() {
         let mut tasks = JoinSet::new();
         for which in 0..60 {
             let (plain, form) = one_of_many(which, &mut rng);
+            if form.is_none() {
+                continue;
+            }
             let lookup = PromptLookup { ngram_max: 3, tokens_max: 5, prediction: prompt(which, 30) };
             let lookup = which.is_multiple_of(2).then_some(lookup);
             let request = Request { lookup, draft: rule(4), ..plain.clone() };
@@ -215,8 +218,7 @@ async fn what_is_guessed_is_held_to_the_same_forms() {
         }
         settled(&engine.handle()).await;
         engine.shutdown().unwrap();
-        let guided = reports.iter().filter(|report| report.guided_sequences == report.rows);
-        all += guided.map(|report| report.accepted_tokens).sum::<u32>();
+        all += reports.iter().map(|report| report.accepted_tokens).sum::<u32>();
     }
     assert!(all > 100, "{all}");
 }

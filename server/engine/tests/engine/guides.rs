@@ -17,7 +17,7 @@ use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampl
 /// A form in which what may come depends on everything before: some tokens of all, now and then a single one. It is
 /// complete at any multiple of three tokens, and ends at `length`.
 #[derive(Clone, Debug)]
-struct Form {
+pub(crate) struct Form {
     seed: u64,
     length: u32,
     /// The place at which it fails, and how.
@@ -150,7 +150,7 @@ impl GuideState for At {
 }
 
 /// One of many, of all kinds.
-fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
+pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
     let mut tokens = if which.is_multiple_of(3) { prompt(0, 40) } else { Vec::new() };
     tokens.extend(prompt(which, rng.random_range(1..60)));
     let tokens_max = rng.random_range(1..40);
@@ -187,7 +187,7 @@ fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
     (request, form)
 }
 
-fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
+pub(crate) fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
     assert_eq!(outcome.failure, None);
     assert_eq!(outcome.tokens.len(), request.sequences as usize);
     for (tokens, reason) in outcome.tokens.iter().zip(&outcome.reasons) {
