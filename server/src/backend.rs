@@ -307,26 +307,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Vec<Box<dy
         cache_tokens_max: tokens,
         adapters: config.adapters.iter().map(adapter).collect(),
     };
-    let mut progress = |stage: server_openvino::Stage| {
-        tracing::info!(stage = stage.name, ms = stage.took.as_millis() as u64, "loading");
-    };
-    let (runners, loaded): (Vec<Box<dyn ModelRunner>>, _) = match draft {
-        Some(model) => {
-            let draft_config = server_openvino::Config { model, adapters: Vec::new(), ..config.clone() };
-            let [model, draft] = server_openvino::load_pair(&config, &draft_config, &mut progress)
-                .context("failed to load the model and its draft model")?;
-            let sleepers = [
-                server_openvino::Sleeper::new(model.0, &model.1, config.clone()),
-                server_openvino::Sleeper::new(draft.0, &draft.1, draft_config),
-            ];
-            (sleepers.map(|runner| Box::new(runner) as Box<dyn ModelRunner>).into(), model.1)
-        }
-        None => {
-            let (runner, loaded) =
-                server_openvino::load(&config, &mut progress).context("failed to load the model")?;
-            (vec![Box::new(server_openvino::Sleeper::new(runner, &loaded, config.clone()))], loaded)
-        }
-    };
+    let (runners, loaded) = load(&config, draft)?;
     let weights =
         loaded.form.map_or_else(|| "as published".to_owned(), |form| format!("{form:?}").to_lowercase());
     tracing::info!(
@@ -352,6 +333,34 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Vec<Box<dy
 #[cfg(feature = "openvino")]
 fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> server_openvino::AdapterSource {
     server_openvino::AdapterSource { name: name.clone(), path: path.clone() }
+}
+
+/// The model that `config` says, and a draft model that is loaded in the same way.
+#[cfg(feature = "openvino")]
+fn load(
+    config: &server_openvino::Config,
+    draft: Option<PathBuf>,
+) -> anyhow::Result<(Vec<Box<dyn ModelRunner>>, server_openvino::Loaded)> {
+    let mut progress = |stage: server_openvino::Stage| {
+        tracing::info!(stage = stage.name, ms = stage.took.as_millis() as u64, "loading");
+    };
+    match draft {
+        Some(model) => {
+            let draft_config = server_openvino::Config { model, adapters: Vec::new(), ..config.clone() };
+            let [model, draft] = server_openvino::load_pair(config, &draft_config, &mut progress)
+                .context("failed to load the model and its draft model")?;
+            let sleepers = [
+                server_openvino::Sleeper::new(model.0, &model.1, config.clone()),
+                server_openvino::Sleeper::new(draft.0, &draft.1, draft_config),
+            ];
+            Ok((sleepers.map(|runner| Box::new(runner) as Box<dyn ModelRunner>).into(), model.1))
+        }
+        None => {
+            let (runner, loaded) =
+                server_openvino::load(config, &mut progress).context("failed to load the model")?;
+            Ok((vec![Box::new(server_openvino::Sleeper::new(runner, &loaded, config.clone()))], loaded))
+        }
+    }
 }
 
 #[cfg(not(feature = "openvino"))]
