@@ -307,7 +307,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Vec<Box<dy
         cache_tokens_max: tokens,
         adapters: config.adapters.iter().map(adapter).collect(),
     };
-    let (runners, loaded) = load(&config, draft)?;
+    let (runners, loaded) = load_runners(&config, draft)?;
     let weights =
         loaded.form.map_or_else(|| "as published".to_owned(), |form| format!("{form:?}").to_lowercase());
     tracing::info!(
@@ -337,7 +337,7 @@ fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> server_openvino::Adapt
 
 /// The model that `config` says, and a draft model that is loaded in the same way.
 #[cfg(feature = "openvino")]
-fn load(
+fn load_runners(
     config: &server_openvino::Config,
     draft: Option<PathBuf>,
 ) -> anyhow::Result<(Vec<Box<dyn ModelRunner>>, server_openvino::Loaded)> {
