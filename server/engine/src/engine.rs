@@ -123,7 +123,7 @@ impl Engine {
             blocks_total: scheduler.blocks_total,
             request_sequences_max: scheduler.sequences_max.min(config.waiting_max),
             waiting_max: config.waiting_max,
-            adapters: runner.adapters(),
+            adapters: runners.target.adapters(),
         };
         let (commands, receiver) = mpsc::sync_channel(config.waiting_max as usize + CONTROL_COMMANDS_MAX);
         let shared = Arc::new(Shared {

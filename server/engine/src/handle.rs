@@ -176,7 +176,8 @@ impl EngineHandle {
         self.check_state()?;
         limits.check(&request)?;
         let results = request.results() as usize;
-        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter } = request;
+        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter } =
+            request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
 

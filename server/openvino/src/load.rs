@@ -173,7 +173,8 @@ impl<'a> Compiled<'a> {
     }
 
     fn allocate(self, blocks: u32, stages: &mut Stages<'_>) -> Result<(OpenVinoRunner, Loaded), Error> {
-        let Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary } = self;
+        let Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary } =
+            self;
         let cache = ports.allocate(blocks)?;
         let layout = ports.layout(blocks, vocabulary);
         stages.done("allocate the KV cache");

@@ -154,6 +154,7 @@ mod tests {
             blocks,
             samples: 0..0,
             drafts,
+            adapter: 0,
         };
         let scored = Row { scored: 8..10, ..row(0, 7..11, 5..6, 0) };
         let mut batch = Batch {

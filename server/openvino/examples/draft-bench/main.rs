@@ -102,6 +102,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         graph_folder: None,
         context_tokens_max: None,
         cache_tokens_max: 0,
+        adapters: Vec::new(),
     })
 }
 
@@ -148,6 +149,7 @@ impl Step {
                 samples: batch.samples.len() as u32 - 1..batch.samples.len() as u32,
                 scored: 0..0,
                 drafts,
+                adapter: 0,
             });
         }
         batch

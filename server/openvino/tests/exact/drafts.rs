@@ -65,6 +65,7 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
                 stop: StopRule { tokens: Vec::new(), tokens_max: TOKENS, tokens_min: 0 },
                 guide: None,
                 salt: 0,
+                adapter: 0,
             };
             (engine.handle().submit(request).unwrap(), 1 + which % 2)
         })
