@@ -5,6 +5,7 @@
 mod adapters;
 #[cfg(test)]
 mod beams;
+#[cfg(test)]
 mod draft_model;
 mod drafts;
 mod faults;

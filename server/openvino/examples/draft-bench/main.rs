@@ -2,6 +2,7 @@
 //! table. From these follows how often a guess has to be right to pay. `--cut FILE` first writes a draft model: the first
 //! layers of the model.
 
+use std::io::Write as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -81,7 +82,7 @@ fn main() -> anyhow::Result<()> {
             "run_seconds": median(runs),
         }));
     }
-    println!("{}", serde_json::to_string(&measured)?);
+    writeln!(std::io::stdout(), "{}", serde_json::to_string(&measured)?)?;
     Ok(())
 }
 
