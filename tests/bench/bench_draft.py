@@ -5,7 +5,7 @@ First the model's steps with and without guesses, and the runs of the draft mode
 (`draft-bench`). A step of several sequences saves a sequence its share of a step for each guess that is right; a guess costs its
 share of a run of the draft model and what it adds to the step. Where both are equal the draft model breaks even.
 
-Then two servers in turns, one of them with the draft model, with a text that they write. Without `--draft` the draft model is
+Then two servers in turns, one of them with the draft model, with a text that they write. Without `--draft-model` the draft model is
 the first layers of the model: it is seldom right, so that what is seen is what it costs to find out and to leave it.
 """
 
@@ -32,7 +32,7 @@ WANTED = 0.95
 def arguments() -> argparse.Namespace:
     names = list(bench_lookup.CONCURRENT)
     known = bench_http.parser(__doc__, names, names)
-    known.add_argument("--draft", type=pathlib.Path, help="the draft model")
+    known.add_argument("--draft-model", dest="draft", type=pathlib.Path, help="the draft model")
     known.add_argument("--costs", type=pathlib.Path, default=COSTS, help="the draft-bench binary")
     known.add_argument("--work", nargs="+", choices=["edit", "free"], default=["free"])
     return known.parse_args()
