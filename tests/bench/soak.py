@@ -30,7 +30,7 @@ ANSWER_SECONDS_MAX = 180
 SAMPLE_SECONDS = 5
 # What memory at the end may be, in parts of what it was after a fifth of the time.
 GROWTH_MAX = 1.05
-KV_CACHE_MIB = 96
+KV_CACHE_MIB = 48
 WORDS = "the cache holds blocks of tokens and each sequence writes its own while others read what is shared".split()
 SCHEMA = {
     "type": "object",
@@ -66,7 +66,7 @@ def bodies(rng: random.Random) -> tuple[str, str, dict, set[int], bool]:
         "form": {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}},
         "guesses": {"max_ngram_size": 3, "num_assistant_tokens": 5},
         "long": {"messages": [{"role": "user", "content": text(rng, 1500)}]},
-        "nonsense": {rng.choice(["temperature", "n", "stop", "max_tokens"]): rng.choice(["x", -1, [[]]])},
+        "nonsense": {rng.choice(["temperature", "n", "seed", "max_tokens"]): rng.choice(["x", -1.5, [[]]])},
     }
     right = {400} if kind == "nonsense" else {200, 429}
     if kind == "scores":
@@ -182,11 +182,13 @@ def soak(server: Small, minutes: float) -> list[str]:
     before = probe(server.port)
     samples, tokens = [], []
     clients = Clients(server.port, CLIENTS)
-    end = time.monotonic() + minutes * 60
+    began = time.monotonic()
+    end = began + minutes * 60
     while time.monotonic() < end and not clients.stop.is_set():
         clients.stop.wait(SAMPLE_SECONDS)
         samples.append(Sample.of(server.process.pid))
         tokens.append(metrics(server.port)["ovfleet_server_generated_tokens_total"])
+    lasted = (time.monotonic() - began) / 60
     clients.join()
     after = idle(server.port)
     wrong = list(clients.wrong)
@@ -198,7 +200,7 @@ def soak(server: Small, minutes: float) -> list[str]:
         wrong.append(f"memory grew from {early / 2**20:.0f} to {late / 2**20:.0f} MiB")
     rates = [(part[-1] - part[0]) / (SAMPLE_SECONDS * max(1, len(part) - 1)) for part in (tokens[fifth : 2 * fifth], tokens[-fifth:])]
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(clients.answers.items()))
-    print(f"{sum(clients.answers.values())} requests in {minutes:g} minutes: {kinds}")
+    print(f"{sum(clients.answers.values())} requests in {lasted:.0f} minutes: {kinds}")
     print(f"longest answer {clients.longest:.1f} s; {after['ovfleet_server_preemptions_total']:.0f} preemptions")
     print(f"memory {early / 2**20:.0f} MiB in the second fifth, {late / 2**20:.0f} in the last; "
           f"threads {samples[fifth].threads} and {samples[-1].threads}, files {samples[fifth].files} and {samples[-1].files} "
