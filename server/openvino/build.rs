@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 const SOURCES: &[&str] = &[
     "adapt.cpp",
+    "compiled.cpp",
     "experts.cpp",
     "gguf.cpp",
     "merge.cpp",

@@ -6,12 +6,20 @@
 #include <string>
 
 #include <openvino/core/model.hpp>
+#include <openvino/runtime/compiled_model.hpp>
+#include <openvino/runtime/core.hpp>
 
 #include "shim.h"
 
-// The C API's own definition, which it does not publish: its only member is the shared pointer.
+// The C API's own definitions, which it does not publish: their only members are the shared pointers.
 struct ov_model {
     std::shared_ptr<ov::Model> object;
+};
+struct ov_core {
+    std::shared_ptr<ov::Core> object;
+};
+struct ov_compiled_model {
+    std::shared_ptr<ov::CompiledModel> object;
 };
 
 namespace ovfleet {
@@ -20,6 +28,9 @@ std::string& last_error();
 
 // Makes `wanted_rows` an input of a paged model: it computes the logits of these tokens, and `logits` are rows.
 void keep_wanted_rows(ov::Model& model);
+
+// Puts the sizes of a paged model's heads where a compiled model that is written has them.
+void name_heads(const ov::Model& model);
 
 // Runs `body` and turns what it throws into a return code.
 template <typename Body>

@@ -7,6 +7,7 @@
 #include <openvino/pass/sdpa_to_paged_attention.hpp>
 
 #include "model.hpp"
+#include "rotary.hpp"
 
 namespace {
 
@@ -80,10 +81,12 @@ extern "C" int ovfleet_set_window(ov_model_t* model, uint32_t tokens) {
 extern "C" int ovfleet_make_paged(ov_model_t* model) {
     return ovfleet::guarded([&] {
         const auto cut = windows(*model->object);
+        ovfleet::rotate_whole_heads(*model->object);
         ov::pass::Manager manager;
         manager.register_pass<ov::pass::SDPAToPagedAttention>();
         manager.run_passes(model->object);
         restore_windows(*model->object, cut);
         ovfleet::keep_wanted_rows(*model->object);
+        ovfleet::name_heads(*model->object);
     });
 }

@@ -90,7 +90,15 @@ NodePtr integers(std::vector<int64_t> values) {
     return op::v0::Constant::create(ov::element::i64, {values.size()}, values);
 }
 
-void rewrite(const Rotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& doubled) {
+// Rotation of halves, as plugins know it best, of a node that rotates in other words; `tables` are of half a head.
+struct Halves {
+    NodePtr node;
+    ov::Output<ov::Node> x, cos, sin;
+    size_t head_size;
+};
+
+// x * cos + turned * sin, with tables of whole heads, which are made once.
+void rewrite(const Halves& rotation, std::map<ov::Output<ov::Node>, NodePtr>& doubled) {
     const auto twice = [&](const ov::Output<ov::Node>& table) {
         auto& concat = doubled[table];
         if (!concat) concat = std::make_shared<op::v0::Concat>(ov::OutputVector{table, table}, -1);
@@ -106,8 +114,48 @@ void rewrite(const Rotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& 
     auto sum = std::make_shared<op::v1::Add>(
         std::make_shared<op::v1::Multiply>(rotation.x, twice(rotation.cos)),
         std::make_shared<op::v1::Multiply>(turned, twice(rotation.sin)));
-    sum->set_friendly_name(rotation.add->get_friendly_name());
-    ov::replace_node(rotation.add, sum);
+    sum->set_friendly_name(rotation.node->get_friendly_name());
+    ov::replace_node(rotation.node, sum);
+}
+
+// The output of `split` and the table in its product with one; false if it is anything else.
+bool turned(const ov::Output<ov::Node>& value, NodePtr& split, size_t& half, ov::Output<ov::Node>& table) {
+    auto product = as<op::v1::Multiply>(value);
+    auto halves = product ? as<op::v1::VariadicSplit>(product->input_value(0)) : nullptr;
+    if (!halves || (split && split != halves)) return false;
+    split = halves;
+    half = product->input_value(0).get_index();
+    table = product->input_value(1);
+    return true;
+}
+
+// Concat(x0 * cos - x1 * sin, x1 * cos + x0 * sin), where the difference is a sum with a product with -1.
+bool match(const NodePtr& node, Halves& found) {
+    auto concat = ov::as_type_ptr<op::v0::Concat>(node);
+    auto rank = node->get_output_size() == 1 ? node->get_output_partial_shape(0).rank() : ov::Rank::dynamic();
+    if (!concat || concat->get_input_size() != 2 || rank.is_dynamic() || rank.get_length() != 4) return false;
+    if (concat->get_axis() != -1 && concat->get_axis() != 3) return false;
+    auto first = as<op::v1::Add>(concat->input_value(0)), second = as<op::v1::Add>(concat->input_value(1));
+    auto negated = first ? as<op::v1::Multiply>(first->input_value(1)) : nullptr;
+    auto minus = negated ? as<op::v0::Constant>(negated->input_value(1)) : nullptr;
+    if (!second || !minus || ov::shape_size(minus->get_shape()) != 1 || minus->cast_vector<float>()[0] != -1) return false;
+    NodePtr split;
+    size_t half[4];
+    ov::Output<ov::Node> cos, sin;
+    if (!turned(first->input_value(0), split, half[0], found.cos) ||
+        !turned(negated->input_value(0), split, half[1], found.sin) ||
+        !turned(second->input_value(0), split, half[2], cos) || !turned(second->input_value(1), split, half[3], sin))
+        return false;
+    if (half[0] != 0 || half[1] != 1 || half[2] != 1 || half[3] != 0 || cos != found.cos || sin != found.sin) return false;
+    auto axis = as<op::v0::Constant>(split->input_value(1)), lengths = as<op::v0::Constant>(split->input_value(2));
+    if (!axis || !lengths) return false;
+    const auto at = axis->cast_vector<int64_t>(), sizes = lengths->cast_vector<int64_t>();
+    const auto size = *split->get_input_partial_shape(0).rbegin();
+    if ((at[0] != -1 && at[0] != 3) || sizes.size() != 2 || sizes[0] != sizes[1] || size != 2 * sizes[0]) return false;
+    found.node = node;
+    found.x = split->input_value(0);
+    found.head_size = size.get_length();
+    return true;
 }
 
 // The projection that x comes from through what adds to it or scales it; null if something else stands between.
@@ -181,6 +229,16 @@ std::map<const ov::Node*, size_t> ovfleet::paired_projections(const ov::Model& m
     return found;
 }
 
+void ovfleet::rotate_whole_heads(const ov::Model& model) {
+    std::vector<Halves> rotations;
+    for (const auto& node : model.get_ordered_ops()) {
+        Halves found;
+        if (match(node, found)) rotations.push_back(found);
+    }
+    std::map<ov::Output<ov::Node>, NodePtr> doubled;
+    for (const auto& one : rotations) rewrite(one, doubled);
+}
+
 extern "C" int ovfleet_divide_frequencies(ov_model_t* model,
                                           double base,
                                           const float* factors,
@@ -229,7 +287,7 @@ extern "C" int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated) {
             if (match(node, found)) rotations.push_back(found);
         }
         std::map<ov::Output<ov::Node>, NodePtr> doubled;
-        for (const auto& rotation : rotations) rewrite(rotation, doubled);
+        for (const auto& one : rotations) rewrite({one.add, one.x, one.cos, one.sin, one.head_size}, doubled);
         *rotated = rotations.size();
     });
 }
@@ -246,6 +304,6 @@ extern "C" int ovfleet_rewrite_rotary(ov_model_t* model,
         if (!paired(rotations)) return;
         for (const auto& rotation : rotations) permuted(context, rotation.tensor.c_str(), rotation.head_size);
         std::map<ov::Output<ov::Node>, NodePtr> doubled;
-        for (const auto& rotation : rotations) rewrite(rotation, doubled);
+        for (const auto& one : rotations) rewrite({one.add, one.x, one.cos, one.sin, one.head_size}, doubled);
     });
 }

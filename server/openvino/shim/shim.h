@@ -13,6 +13,8 @@ extern "C" {
 #endif
 
 typedef struct ov_model ov_model_t;
+typedef struct ov_core ov_core_t;
+typedef struct ov_compiled_model ov_compiled_model_t;
 
 // The message of the last failed call of this thread; valid until its next failed call.
 const char* ovfleet_last_error(void);
@@ -111,6 +113,22 @@ int ovfleet_clone(const ov_model_t* model, ov_model_t** copy);
 
 // Writes a model, not yet paged, as an IR.
 int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);
+
+// From now on `core` reads compiled models that are paged. To be called before it compiles or reads any for the CPU.
+int ovfleet_read_compiled(ov_core_t* core);
+
+// Writes a compiled model of the CPU.
+int ovfleet_export(const ov_compiled_model_t* compiled, const char* path);
+
+// Reads a compiled model from the first `bytes` of a file, which stays in use as its memory. `properties` are `count`
+// names, each before its value. To be freed with ov_compiled_model_free.
+int ovfleet_import(ov_core_t* core,
+                   const char* path,
+                   size_t bytes,
+                   const char* device,
+                   const char* const* properties,
+                   size_t count,
+                   ov_compiled_model_t** compiled);
 
 // The file of the OpenVINO library this process is linked to; null if it cannot be told.
 const char* ovfleet_library_path(void);

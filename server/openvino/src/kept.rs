@@ -1,5 +1,5 @@
-//! Rewritten graphs of GGUF files, kept for the next start. A kept graph is a convenience: whatever is wrong
-//! with it or with its folder costs time, never the start.
+//! Rewritten graphs of GGUF files, kept for the next start, and compiled models (`kept/compiled.rs`). What is kept is a
+//! convenience: whatever is wrong with it or with its folder costs time, never the start.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,17 +10,50 @@ use std::time::UNIX_EPOCH;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use crate::runtime::{Core, Model};
+use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::Form;
 use crate::{Error, shim};
+pub(crate) use compiled::{Facts, KeptCompiled};
+
+mod compiled;
+mod probe;
 
 /// Changes whenever the rewriting does: graphs of another version are not read.
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 
 /// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
 const HEAD_BYTES: u64 = 1 << 22;
 
-/// A graph being kept. Dropping it waits until that is done.
+/// What is to be kept of a model.
+#[derive(Default)]
+pub(crate) struct ToKeep {
+    pub(crate) graph: Option<(Kept, Model)>,
+    pub(crate) compiled: Option<(KeptCompiled, Arc<CompiledModel>, Facts)>,
+}
+
+impl ToKeep {
+    /// Keeps it, in the background. A failure (a full disk) is logged and leaves nothing behind.
+    pub(crate) fn keep(self, core: Arc<Core>) -> Option<Keeping> {
+        let Self { graph, compiled } = self;
+        if graph.is_none() && compiled.is_none() {
+            return None;
+        }
+        let write = move || {
+            if let Some((kept, mut model)) = graph
+                && let Err(error) = kept.try_write(&core, &mut model)
+            {
+                tracing::warn!(error, folder = %kept.folder.display(), "cannot keep the rewritten graph");
+            }
+            if let Some((kept, compiled, facts)) = compiled {
+                kept.write(&core, compiled, facts);
+            }
+        };
+        let thread = std::thread::Builder::new().name("keep".to_owned()).spawn(write);
+        Some(Keeping(thread.inspect_err(|error| tracing::warn!(%error, "no thread to keep the graph")).ok()))
+    }
+}
+
+/// What is being kept. Dropping it waits until that is done.
 pub(crate) struct Keeping(Option<JoinHandle<()>>);
 
 impl Drop for Keeping {
@@ -30,7 +63,7 @@ impl Drop for Keeping {
     }
 }
 
-/// Where the graph of one file in one form is kept.
+/// Where the graph of one file in one form is kept, and by which name what is compiled of it is told.
 pub(crate) struct Kept {
     folder: PathBuf,
     name: String,
@@ -41,25 +74,23 @@ impl Kept {
     /// which they are not.
     pub(crate) fn of(
         folder: &Path,
-        gguf: &Path,
-        form: Form,
+        file: &Path,
+        form: Option<Form>,
         (context_tokens_max, is_merged): (Option<u32>, bool),
     ) -> Option<Self> {
-        let file = File::open(gguf).ok()?;
-        let metadata = file.metadata().ok()?;
-        let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        let mut head = Vec::new();
-        file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
         let mut hash = Xxh3Default::new();
-        hash.update(&head);
-        for number in [VERSION, form as u64, metadata.len(), u64::from(context_tokens_max.unwrap_or(0))] {
+        add(&mut hash, file)?;
+        match form {
+            Some(form) => hash.update(&(form as u64).to_le_bytes()),
+            // An IR's weights are in a file of their own.
+            None => add(&mut hash, &file.with_extension("bin"))?,
+        }
+        for number in [VERSION, u64::from(context_tokens_max.unwrap_or(0))] {
             hash.update(&number.to_le_bytes());
         }
-        hash.update(&modified.as_nanos().to_le_bytes());
         if !is_merged {
             hash.update(b"apart");
         }
-        hash.update(fs::canonicalize(gguf).ok()?.as_os_str().as_encoded_bytes());
         Some(Self { folder: folder.to_owned(), name: format!("graph-{:032x}", hash.digest128()) })
     }
 
@@ -82,17 +113,6 @@ impl Kept {
         }
     }
 
-    /// Keeps a graph, in the background. A failure (a full disk) is logged and leaves nothing behind.
-    pub(crate) fn write(self, core: Arc<Core>, mut model: Model) -> Keeping {
-        let write = move || {
-            if let Err(error) = self.try_write(&core, &mut model) {
-                tracing::warn!(error, folder = %self.folder.display(), "cannot keep the rewritten graph");
-            }
-        };
-        let thread = std::thread::Builder::new().name("keep".to_owned()).spawn(write);
-        Keeping(thread.inspect_err(|error| tracing::warn!(%error, "no thread to keep the graph")).ok())
-    }
-
     /// The weights get their name first, the graph, whose presence decides, last.
     fn try_write(&self, core: &Core, model: &mut Model) -> Result<(), String> {
         fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
@@ -113,6 +133,20 @@ impl Kept {
         }
         written
     }
+}
+
+/// Adds what tells a file from others, and from itself before it was changed.
+fn add(hash: &mut Xxh3Default, path: &Path) -> Option<()> {
+    let file = File::open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    let mut head = Vec::new();
+    file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
+    hash.update(&head);
+    hash.update(&metadata.len().to_le_bytes());
+    hash.update(&modified.as_nanos().to_le_bytes());
+    hash.update(fs::canonicalize(path).ok()?.as_os_str().as_encoded_bytes());
+    Some(())
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), String> {

@@ -8,10 +8,10 @@ use server_engine::CacheLayout;
 
 use crate::adapters::{self, AdapterSource, Origin};
 use crate::cache::CachePorts;
-use crate::kept::Kept;
+use crate::kept::{Facts, Kept, KeptCompiled, ToKeep};
 use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core, Model};
-use crate::unpacked::{Graph, Plan, Unpack, Unpacked};
+use crate::unpacked::{Graph, PagedModel, Plan, Unpack, Unpacked};
 use crate::weights::Form;
 use crate::{Error, gguf, memory, processor, shim};
 
@@ -30,7 +30,7 @@ pub struct Config {
     pub unpack: Unpack,
     /// Bytes of the KV cache; `None` derives them from the memory there is.
     pub cache_bytes: Option<u64>,
-    /// Where rewritten graphs of GGUF files are kept, so that the next start need not rewrite them.
+    /// Where rewritten graphs of GGUF files are kept, and what was compiled, so that the next start need not do it again.
     pub graph_folder: Option<PathBuf>,
     /// The longest sequence there will be, if that is less than the model was made for: a model of long contexts
     /// may have other rotary embeddings for short ones.
@@ -65,7 +65,7 @@ pub struct Stage {
 pub struct Loaded {
     /// The form of the weights; `None` for an IR, which is served as it is.
     pub form: Option<Form>,
-    /// Whether the graph was taken from [`Config::graph_folder`].
+    /// Whether the graph, or the compiled model, was taken from [`Config::graph_folder`].
     pub warm: bool,
     /// Whether a graph for large steps is being compiled.
     pub unpacks: bool,
@@ -139,12 +139,12 @@ impl Stages<'_> {
 struct Compiled<'a> {
     config: &'a Config,
     core: Arc<Core>,
-    model: Model,
+    model: PagedModel,
     graph: Graph,
     plan: Option<Plan>,
     form: Option<Form>,
     warm: bool,
-    to_keep: Option<(Kept, Model)>,
+    to_keep: ToKeep,
     /// A word for each adapter.
     adapters: Vec<String>,
     ports: CachePorts,
@@ -154,21 +154,23 @@ struct Compiled<'a> {
 impl<'a> Compiled<'a> {
     fn compile(config: &'a Config, core: Arc<Core>, stages: &mut Stages<'_>) -> Result<Self, Error> {
         let source = Source::find(&config.model)?;
-        let Read { mut model, form, warm, to_keep } = read(config, &source, &core)?;
-        stages.done("read the model");
-        let mut adapters = Vec::new();
-        if !config.adapters.is_empty() {
-            adapters = adapt(&mut model, &config.adapters, &source)?;
-            stages.done("add the adapters");
-        }
-        shim::make_paged(&mut model)?;
-        stages.done("make the attention paged");
-        let plan = Plan::of(&mut model, config.unpack, &config.device)?;
-        let compiled = core.compile(&model, &config.device, &config.properties)?;
+        let form = source.form(config);
+        let kept = kept_compiled(config, (&source, form), &core);
+        let found = kept.as_ref().and_then(|kept| Made::read(config, form, (kept, &core)));
+        let is_new = found.is_none();
+        let Made { compiled, facts, model, warm, to_keep, adapters } = match found {
+            Some(made) => {
+                stages.done("read the compiled model");
+                made
+            }
+            None => Made::compile(config, (&source, form), &core, stages)?,
+        };
         let graph = Graph::new(Arc::clone(&core), compiled)?;
-        stages.done("compile");
+        let plan = Plan::of(facts.unpacked_bytes, config.unpack, &config.device);
         let ports = CachePorts::find(&graph.compiled.inputs()?)?;
         let vocabulary = vocabulary(&graph.compiled)?;
+        let compiled = kept.filter(|_| is_new).map(|kept| (kept, Arc::clone(&graph.compiled), facts));
+        let to_keep = ToKeep { graph: to_keep, compiled };
         Ok(Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary })
     }
 
@@ -188,7 +190,7 @@ impl<'a> Compiled<'a> {
             adapters,
         };
         let adapters = config.adapters.len() as u32;
-        let keeping = to_keep.map(|(kept, model)| kept.write(Arc::clone(&core), model));
+        let keeping = to_keep.keep(Arc::clone(&core));
         let unpacked = plan.map_or_else(Unpacked::none, |plan| {
             Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
         });
@@ -196,37 +198,111 @@ impl<'a> Compiled<'a> {
     }
 }
 
-/// A model's graph, not yet paged.
+/// Where the model is kept as it was compiled, or is to be. With adapters it is not: they are read in any case.
+fn kept_compiled(
+    config: &Config,
+    (source, form): (&Source, Option<Form>),
+    core: &Core,
+) -> Option<KeptCompiled> {
+    let graph = source.kept(config, form).filter(|_| config.adapters.is_empty())?;
+    let kept = KeptCompiled::of(&graph, &config.device, &config.properties)?;
+    match shim::read_compiled(core) {
+        Ok(()) => Some(kept),
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "compiled models cannot be kept");
+            None
+        }
+    }
+}
+
+/// A compiled model, and what it was compiled from.
+struct Made {
+    compiled: CompiledModel,
+    facts: Facts,
+    model: PagedModel,
+    /// Whether anything of it was taken from [`Config::graph_folder`].
+    warm: bool,
+    /// What is to be kept of its graph, and where.
+    to_keep: Option<(Kept, Model)>,
+    adapters: Vec<String>,
+}
+
+impl Made {
+    /// Takes it as it was compiled before.
+    fn read(config: &Config, form: Option<Form>, (kept, core): (&KeptCompiled, &Core)) -> Option<Self> {
+        let (compiled, facts) = kept.read(core)?;
+        let config = config.clone();
+        let model = move |core: &Core| {
+            let source = Source::find(&config.model)?;
+            let mut stages = Stages { progress: &mut |_| {}, started: Instant::now() };
+            read(&config, (&source, form), core, &mut stages).map(|read| read.model)
+        };
+        let adapters = Vec::new();
+        Some(Self { compiled, facts, model: Box::new(model), warm: true, to_keep: None, adapters })
+    }
+
+    fn compile(
+        config: &Config,
+        (source, form): (&Source, Option<Form>),
+        core: &Core,
+        stages: &mut Stages<'_>,
+    ) -> Result<Self, Error> {
+        let Read { mut model, warm, to_keep, adapters } = read(config, (source, form), core, stages)?;
+        let facts = Facts { unpacked_bytes: shim::unpacked_bytes(&mut model)? };
+        let compiled = core.compile(&model, &config.device, &config.properties)?;
+        stages.done("compile");
+        Ok(Self { compiled, facts, model: Box::new(move |_| Ok(model)), warm, to_keep, adapters })
+    }
+}
+
+/// A model's graph.
 struct Read {
     model: Model,
-    form: Option<Form>,
     /// Whether it is one that was kept.
     warm: bool,
     /// What is to be kept of it, and where.
     to_keep: Option<(Kept, Model)>,
+    /// A word for each adapter.
+    adapters: Vec<String>,
 }
 
-/// Reads a model. Its projections are merged, unless there are adapters to add before.
-fn read(config: &Config, source: &Source, core: &Core) -> Result<Read, Error> {
+/// Reads a model, with its adapters, and makes it paged.
+fn read(
+    config: &Config,
+    (source, form): (&Source, Option<Form>),
+    core: &Core,
+    stages: &mut Stages<'_>,
+) -> Result<Read, Error> {
+    let mut read = read_graph(config, (source, form), core)?;
+    stages.done("read the model");
+    if !config.adapters.is_empty() {
+        read.adapters = adapt(&mut read.model, &config.adapters, source)?;
+        stages.done("add the adapters");
+    }
+    shim::make_paged(&mut read.model)?;
+    stages.done("make the attention paged");
+    Ok(read)
+}
+
+/// Reads a model as it is. Its projections are merged, unless there are adapters to add before.
+fn read_graph(config: &Config, (source, form): (&Source, Option<Form>), core: &Core) -> Result<Read, Error> {
     let is_merged = config.adapters.is_empty();
-    let path = match source {
-        Source::Gguf(path) => path,
-        Source::Ir(path) => {
+    let found = |model, warm, to_keep| Read { model, warm, to_keep, adapters: Vec::new() };
+    let (path, form) = match (source, form) {
+        (Source::Gguf(path), Some(form)) => (path, form),
+        (Source::Ir(path) | Source::Gguf(path), _) => {
             let mut model = core.read_model(path)?;
             if is_merged {
                 shim::merge_projections(&mut model)?;
             }
-            return Ok(Read { model, form: None, warm: false, to_keep: None });
+            return Ok(found(model, false, None));
         }
     };
-    let form = resolve(config, path);
-    let context = config.context_tokens_max;
-    let folder = config.graph_folder.as_deref();
-    let kept = folder.and_then(|folder| Kept::of(folder, path, form, (context, is_merged)));
+    let kept = source.kept(config, Some(form));
     if let Some(model) = kept.as_ref().and_then(|kept| kept.read(core)) {
-        return Ok(Read { model, form: Some(form), warm: true, to_keep: None });
+        return Ok(found(model, true, None));
     }
-    let mut model = gguf::read(path, form, context)?;
+    let mut model = gguf::read(path, form, config.context_tokens_max)?;
     if is_merged {
         shim::merge_projections(&mut model)?;
     }
@@ -234,7 +310,7 @@ fn read(config: &Config, source: &Source, core: &Core) -> Result<Read, Error> {
         Some(kept) => Some((kept, shim::clone_model(&mut model)?)),
         None => None,
     };
-    Ok(Read { model, form: Some(form), warm: false, to_keep })
+    Ok(found(model, false, to_keep))
 }
 
 /// Adds the adapters to a model whose projections are not merged, and merges these.
@@ -273,7 +349,8 @@ fn blocks(config: &Config, models: &[&Compiled<'_>]) -> Result<u32, Error> {
     Ok(blocks)
 }
 
-fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
+/// How many logits it gives.
+pub(crate) fn vocabulary(compiled: &CompiledModel) -> Result<u32, Error> {
     let output = compiled.output()?;
     output
         .shape
@@ -312,6 +389,21 @@ impl Source {
             return Err(missing("neither a GGUF file nor the directory of an OpenVINO IR"));
         }
         Ok(Self::Gguf(path.to_owned()))
+    }
+
+    /// The form that its weights are to have; `None` for an IR, which is served as it is.
+    fn form(&self, config: &Config) -> Option<Form> {
+        match self {
+            Self::Gguf(path) => Some(resolve(config, path)),
+            Self::Ir(_) => None,
+        }
+    }
+
+    /// Where its graph is kept, if anything is; an IR's is not, but what is compiled of it.
+    fn kept(&self, config: &Config, form: Option<Form>) -> Option<Kept> {
+        let (Self::Gguf(path) | Self::Ir(path)) = self;
+        let is_merged = config.adapters.is_empty();
+        Kept::of(config.graph_folder.as_deref()?, path, form, (config.context_tokens_max, is_merged))
     }
 }
 

@@ -70,11 +70,7 @@ impl Core {
         device: &str,
         properties: &[(String, String)],
     ) -> Result<CompiledModel, Error> {
-        let device = c_string(device, "read the device's name")?;
-        let owned = properties
-            .iter()
-            .map(|(key, value)| Ok((c_string(key, "read a property")?, c_string(value, "read a property")?)))
-            .collect::<Result<Vec<_>, Error>>()?;
+        let (device, owned) = target(device, properties)?;
         let raw: Vec<ov::ov_property_t> = owned
             .iter()
             .map(|(key, value)| ov::ov_property_t { key: key.as_ptr(), value: value.as_ptr().cast() })
@@ -92,7 +88,47 @@ impl Core {
             )
         };
         check(status, "compile the model")?;
-        Ok(CompiledModel(compiled))
+        Ok(CompiledModel::from_raw(compiled))
+    }
+
+    /// Reads what [`CompiledModel::export`] has written: the first `bytes` of a file, which is not to be changed while the
+    /// model lives. `device` and `properties` as when it was compiled.
+    pub(crate) fn import(
+        &self,
+        file: (&Path, usize),
+        device: &str,
+        properties: &[(String, String)],
+    ) -> Result<CompiledModel, Error> {
+        let (device, properties) = target(device, properties)?;
+        shim::import(self, file, &device, &properties)
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ov::ov_core_t {
+        self.0
+    }
+}
+
+/// For what to compile, as C wants it.
+fn target(
+    device: &str,
+    properties: &[(String, String)],
+) -> Result<(CString, Vec<(CString, CString)>), Error> {
+    let property = |text: &String| c_string(text, "read a property");
+    let properties = properties.iter().map(|(key, value)| Ok((property(key)?, property(value)?)));
+    Ok((c_string(device, "read the device's name")?, properties.collect::<Result<_, Error>>()?))
+}
+
+/// The version of the runtime, as it says itself.
+pub(crate) fn version() -> String {
+    let mut version = ov::ov_version_t { buildNumber: ptr::null(), description: ptr::null() };
+    // SAFETY: on success the strings are NUL-terminated, and freed by the matching call.
+    unsafe {
+        if ov::ov_get_openvino_version(&raw mut version) != Status::OK || version.buildNumber.is_null() {
+            return String::new();
+        }
+        let text = CStr::from_ptr(version.buildNumber).to_string_lossy().into_owned();
+        ov::ov_version_free(&raw mut version);
+        text
     }
 }
 
@@ -133,6 +169,8 @@ pub(crate) struct CompiledModel(*mut ov::ov_compiled_model_t);
 
 // SAFETY: as for the core.
 unsafe impl Send for CompiledModel {}
+// SAFETY: as for the core.
+unsafe impl Sync for CompiledModel {}
 
 /// An input or output of a compiled model.
 #[derive(Clone, Debug)]
@@ -144,6 +182,21 @@ pub(crate) struct Port {
 }
 
 impl CompiledModel {
+    /// Takes over a compiled model made by the C API or the shim.
+    pub(crate) fn from_raw(compiled: *mut ov::ov_compiled_model_t) -> Self {
+        assert!(!compiled.is_null(), "invariant: a call that succeeded gives a compiled model");
+        Self(compiled)
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ov::ov_compiled_model_t {
+        self.0
+    }
+
+    /// Writes it to a file, for [`Core::import`].
+    pub(crate) fn export(&self, path: &Path) -> Result<(), Error> {
+        shim::export(self, path)
+    }
+
     /// The inputs, in order.
     pub(crate) fn inputs(&self) -> Result<Vec<Port>, Error> {
         let mut count = 0;
@@ -200,7 +253,7 @@ impl CompiledModel {
 
 impl Drop for CompiledModel {
     fn drop(&mut self) {
-        // SAFETY: made by ov_core_compile_model, freed once.
+        // SAFETY: made by the C API or the shim, freed once.
         unsafe { ov::ov_compiled_model_free(self.0) }
     }
 }

@@ -4,10 +4,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use openvino_sys::ov_model_t;
+use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
-use crate::runtime::Model;
+use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::{Matrix, Quants, Zeros};
 
 /// As `ovfleet_weight` in `shim/shim.h`.
@@ -80,6 +80,17 @@ unsafe extern "C" {
     fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
     fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
+    fn ovfleet_read_compiled(core: *mut ov_core_t) -> c_int;
+    fn ovfleet_export(compiled: *const ov_compiled_model_t, path: *const c_char) -> c_int;
+    fn ovfleet_import(
+        core: *mut ov_core_t,
+        path: *const c_char,
+        bytes: usize,
+        device: *const c_char,
+        properties: *const *const c_char,
+        count: usize,
+        compiled: *mut *mut ov_compiled_model_t,
+    ) -> c_int;
     fn ovfleet_library_path() -> *const c_char;
 }
 
@@ -379,4 +390,44 @@ pub(crate) fn save(model: &mut Model, xml: &Path, bin: &Path) -> Result<(), Erro
     // SAFETY: the strings are NUL-terminated and the pointer valid for the call.
     let code = unsafe { ovfleet_save(model.as_mut_ptr(), xml.as_ptr(), bin.as_ptr()) };
     check(code, "save the rewritten model")
+}
+
+/// Lets a core read compiled models that are paged. It has compiled and read none for the CPU yet.
+pub(crate) fn read_compiled(core: &Core) -> Result<(), Error> {
+    // SAFETY: the pointer is valid for the call.
+    check(unsafe { ovfleet_read_compiled(core.as_ptr()) }, "prepare to read compiled models")
+}
+
+/// Writes a compiled model of the CPU to a file.
+pub(crate) fn export(compiled: &CompiledModel, path: &Path) -> Result<(), Error> {
+    let path = c_path(path)?;
+    // SAFETY: the string is NUL-terminated and the pointer valid for the call.
+    check(unsafe { ovfleet_export(compiled.as_ptr(), path.as_ptr()) }, "write the compiled model")
+}
+
+/// Reads a compiled model from the first `bytes` of a file, which is not to be changed while the model lives.
+pub(crate) fn import(
+    core: &Core,
+    (path, bytes): (&Path, usize),
+    device: &CStr,
+    properties: &[(CString, CString)],
+) -> Result<CompiledModel, Error> {
+    let path = c_path(path)?;
+    let raw: Vec<_> = properties.iter().flat_map(|(key, value)| [key.as_ptr(), value.as_ptr()]).collect();
+    let mut compiled = std::ptr::null_mut();
+    // SAFETY: the strings are NUL-terminated, two for each property; on success `compiled` is ours to free, which
+    // `CompiledModel` does.
+    let code = unsafe {
+        ovfleet_import(
+            core.as_ptr(),
+            path.as_ptr(),
+            bytes,
+            device.as_ptr(),
+            raw.as_ptr(),
+            properties.len(),
+            &raw mut compiled,
+        )
+    };
+    check(code, "read the compiled model")?;
+    Ok(CompiledModel::from_raw(compiled))
 }

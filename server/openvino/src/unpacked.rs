@@ -32,15 +32,23 @@ const COMPILING_FACTOR: u64 = 3;
 pub(crate) struct Graph {
     // Dropped in this order.
     pub(crate) request: InferRequest,
-    pub(crate) compiled: CompiledModel,
+    pub(crate) compiled: Arc<CompiledModel>,
     _core: Arc<Core>,
 }
 
 impl Graph {
     pub(crate) fn new(core: Arc<Core>, compiled: CompiledModel) -> Result<Self, Error> {
+        Self::over(core, Arc::new(compiled))
+    }
+
+    /// Another request of what is compiled.
+    pub(crate) fn over(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Self, Error> {
         Ok(Self { request: compiled.request()?, compiled, _core: core })
     }
 }
+
+/// Gives a graph that is paged: one that is there, or read anew.
+pub(crate) type PagedModel = Box<dyn FnOnce(&Core) -> Result<Model, Error> + Send>;
 
 /// What is to be compiled for large steps.
 pub(crate) struct Plan {
@@ -50,17 +58,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// `None` if the model has no integer weights, or large steps are not to have a graph of their own.
-    pub(crate) fn of(model: &mut Model, unpack: Unpack, device: &str) -> Result<Option<Self>, Error> {
+    /// For a model whose integer weights take so many bytes in f32. `None` if it has none, or large steps are not to have
+    /// a graph of their own.
+    pub(crate) fn of(unpacked_bytes: u64, unpack: Unpack, device: &str) -> Option<Self> {
         let from_tokens = match unpack {
-            Unpack::Never => return Ok(None),
+            Unpack::Never => return None,
             Unpack::Auto => LARGE_STEP_TOKENS,
             Unpack::FromTokens(tokens) => tokens,
         };
-        let bytes = shim::unpacked_bytes(model)? * COMPILING_FACTOR;
+        let bytes = unpacked_bytes * COMPILING_FACTOR;
         let fits = memory::available_bytes().is_some_and(|free| bytes < free / 4);
         let wanted = unpack != Unpack::Auto || (device == "CPU" && is_faster() && fits);
-        Ok((bytes > 0 && wanted).then_some(Self { from_tokens, bytes }))
+        (bytes > 0 && wanted).then_some(Self { from_tokens, bytes })
     }
 }
 
@@ -87,15 +96,16 @@ impl Unpacked {
         Self { from_tokens: u32::MAX, state: State::None }
     }
 
-    /// Starts compiling `model`, which is paged, for large steps.
+    /// Starts compiling what `model` gives, which is paged, for large steps.
     pub(crate) fn start(
         plan: &Plan,
         core: Arc<Core>,
-        mut model: Model,
+        model: PagedModel,
         target: (String, Vec<(String, String)>),
     ) -> Self {
         let compile = move || {
             let started = Instant::now();
+            let mut model = model(&core)?;
             shim::unpack_weights(&mut model)?;
             let (device, properties) = target;
             let compiled = core.compile(&model, &device, &properties)?;

@@ -22,9 +22,13 @@ fn sample(weights: Weights) -> OpenVinoRunner {
 }
 
 fn sample_with(weights: Weights, unpack: Unpack) -> OpenVinoRunner {
+    load(&config(weights, unpack), &mut |_| {}).unwrap().0
+}
+
+fn config(weights: Weights, unpack: Unpack) -> Config {
     let model =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let config = Config {
+    Config {
         model,
         device: "CPU".to_owned(),
         properties: Vec::new(),
@@ -35,8 +39,7 @@ fn sample_with(weights: Weights, unpack: Unpack) -> OpenVinoRunner {
         unpack,
         graph_folder: None,
         context_tokens_max: None,
-    };
-    load(&config, &mut |_| {}).unwrap().0
+    }
 }
 
 /// A sequence with a block table of its own.
@@ -159,4 +162,30 @@ fn a_batch_that_samples_nothing_gives_no_rows() {
     let mut batch = Batch::default();
     sequence.row(&mut batch, 5);
     assert_eq!(runner.run(&batch).unwrap().rows().count(), 0);
+}
+
+#[test]
+fn what_was_compiled_is_kept_and_what_is_spoilt_is_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let answer = |unpack: Unpack, compiles: bool| {
+        let graph_folder = Some(folder.path().to_owned());
+        let config = Config { graph_folder, ..config(Weights::Auto, unpack) };
+        let mut stages = Vec::new();
+        let (mut runner, loaded) = load(&config, &mut |stage| stages.push(stage.name)).unwrap();
+        assert_eq!(stages.contains(&"compile"), compiles, "{stages:?}");
+        assert_eq!((loaded.unpacks, runner.wait()), (unpack != Unpack::Never, unpack != Unpack::Never));
+        let mut batch = Batch::default();
+        Stepper::new(0, &QUESTION).row(&mut batch, QUESTION.len());
+        runner.run(&batch).unwrap().rows().flatten().copied().collect::<Vec<f32>>()
+    };
+    let cold = answer(Unpack::Never, true);
+    // What large steps are compiled from is read then.
+    assert_eq!(answer(Unpack::FromTokens(1000), false), cold);
+    let is_compiled = |path: &PathBuf| path.to_str().unwrap().contains("compiled-");
+    let mut files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.find(is_compiled).unwrap();
+    let length = file.metadata().unwrap().len();
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
+    assert_eq!(answer(Unpack::Never, true), cold);
+    assert_eq!(answer(Unpack::Never, false), cold, "it is kept again");
 }

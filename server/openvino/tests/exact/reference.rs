@@ -57,22 +57,34 @@ impl Case {
         self.loaded_difference(config(self.path(), form, properties)).0
     }
 
-    /// The difference with the file as it is loaded the first time, and from the graph kept of that.
-    pub(crate) fn differences_cold_and_warm(&self, form: Form) -> [f64; 2] {
+    /// The difference with the file as it is loaded the first time, with what was compiled then, and with the graph that was
+    /// kept; or always the first if nothing `is_kept`.
+    pub(crate) fn differences_cold_and_warm(&self, form: Form, is_kept: bool) -> [f64; 3] {
         let folder = tempfile::tempdir().unwrap();
-        [false, true].map(|expected| {
-            let folder = Some(folder.path().to_owned());
-            let config = Config { graph_folder: folder, ..config(self.path(), form, &EXACT) };
-            let (difference, warm) = self.loaded_difference(config);
-            assert_eq!(warm, expected);
+        let compiled = || {
+            let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+            files.filter(|path| path.to_str().unwrap().contains("compiled-")).collect::<Vec<_>>()
+        };
+        ["cold", "compiled", "graph"].map(|kept| {
+            if kept == "graph" {
+                compiled().iter().for_each(|path| std::fs::remove_file(path).unwrap());
+            }
+            let graph_folder = Some(folder.path().to_owned());
+            let config = Config { graph_folder, ..config(self.path(), form, &EXACT) };
+            let (difference, warm, stages) = self.loaded_difference(config);
+            assert_eq!(compiled().len(), usize::from(is_kept));
+            let compiles = kept != "compiled" || !is_kept;
+            assert_eq!((warm, stages.contains(&"compile")), (kept != "cold" && is_kept, compiles), "{kept}");
             difference
         })
     }
 
-    fn loaded_difference(&self, config: Config) -> (f64, bool) {
+    /// Answers also whether anything was kept, and the stages of loading.
+    fn loaded_difference(&self, config: Config) -> (f64, bool, Vec<&'static str>) {
         let config = Config { context_tokens_max: self.context, ..config };
-        let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
-        (worst_difference(&mut runner, &self.tokens, &self.logits), loaded.warm)
+        let mut stages = Vec::new();
+        let (mut runner, loaded) = load(&config, &mut |stage| stages.push(stage.name)).unwrap();
+        (worst_difference(&mut runner, &self.tokens, &self.logits), loaded.warm, stages)
     }
 }
 

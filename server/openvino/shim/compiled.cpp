@@ -1,0 +1,116 @@
+// Compiled models in files, so that a start need not compile.
+//
+// The CPU plugin can write what it has compiled, and read it. Only a paged attention it would not take back: the sizes of
+// the heads, which it wants to know, are among what is not written. So they are written in the names of the cache's
+// inputs, and the attention is given them when it is read.
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <vector>
+
+#include <dlfcn.h>
+
+#include <openvino/core/op_extension.hpp>
+#include <openvino/op/parameter.hpp>
+#include <openvino/openvino.hpp>
+
+#include "model.hpp"
+
+namespace {
+
+constexpr size_t key_cache = 3;
+constexpr const char* paged_attention = "PagedAttentionExtension";
+constexpr const char* sizes[] = {"k_head_size", "num_k_heads", "v_head_size", "num_v_heads"};
+constexpr const char* mark = " heads ";
+
+// Reads paged attentions as the plugin does, and gives them the sizes of their heads.
+class PagedAttentions : public ov::BaseOpExtension {
+public:
+    explicit PagedAttentions(ov::BaseOpExtension::Ptr plugins) : plugins_(std::move(plugins)) {}
+
+    const ov::DiscreteTypeInfo& get_type_info() const override { return plugins_->get_type_info(); }
+
+    ov::OutputVector create(const ov::OutputVector& inputs, ov::AttributeVisitor& visitor) const override {
+        auto outputs = plugins_->create(inputs, visitor);
+        const auto& name = inputs.at(key_cache).get_node()->get_friendly_name();
+        const auto at = name.find(mark);
+        long long values[4];
+        if (at != std::string::npos &&
+            std::sscanf(name.c_str() + at + std::strlen(mark), "%lld %lld %lld %lld", &values[0], &values[1], &values[2],
+                        &values[3]) == 4)
+            for (size_t index = 0; index < 4; ++index)
+                outputs.at(0).get_node()->get_rt_info()[sizes[index]] = int64_t(values[index]);
+        return outputs;
+    }
+
+    std::vector<ov::Extension::Ptr> get_attached_extensions() const override { return {}; }
+
+private:
+    ov::BaseOpExtension::Ptr plugins_;
+};
+
+// How the plugin reads paged attentions. Its library stays loaded: what comes from it is used to the end.
+ov::BaseOpExtension::Ptr of_plugin() {
+    const std::string library = ovfleet_library_path();
+    const auto plugin = library.substr(0, library.rfind('/') + 1) + "libopenvino_intel_cpu_plugin.so";
+    void* handle = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
+    OPENVINO_ASSERT(handle, "cannot open ", plugin, ": ", dlerror());
+    using Create = void (*)(std::vector<ov::Extension::Ptr>&);
+    auto create = reinterpret_cast<Create>(dlsym(handle, "create_extensions"));
+    OPENVINO_ASSERT(create, "the plugin does not tell how it reads its graphs");
+    std::vector<ov::Extension::Ptr> all;
+    create(all);
+    for (const auto& one : all)
+        if (auto extension = std::dynamic_pointer_cast<ov::BaseOpExtension>(one))
+            if (std::strcmp(extension->get_type_info().name, paged_attention) == 0) return extension;
+    OPENVINO_THROW("the plugin does not read paged attentions");
+}
+
+}  // namespace
+
+void ovfleet::name_heads(const ov::Model& model) {
+    for (const auto& node : model.get_ordered_ops()) {
+        if (std::strcmp(node->get_type_name(), paged_attention) != 0) continue;
+        auto cache = ov::as_type_ptr<ov::op::v0::Parameter>(node->get_input_node_shared_ptr(key_cache));
+        OPENVINO_ASSERT(cache, "a paged attention whose cache is no input");
+        auto name = cache->get_friendly_name() + mark;
+        for (const auto* size : sizes) {
+            const auto found = node->get_rt_info().find(size);
+            OPENVINO_ASSERT(found != node->get_rt_info().end(), "a paged attention without ", size);
+            name += std::to_string(found->second.as<int64_t>()) + " ";
+        }
+        cache->set_friendly_name(name);
+    }
+}
+
+extern "C" int ovfleet_read_compiled(ov_core_t* core) {
+    return ovfleet::guarded([&] { core->object->add_extension(std::make_shared<PagedAttentions>(of_plugin())); });
+}
+
+extern "C" int ovfleet_export(const ov_compiled_model_t* compiled, const char* path) {
+    return ovfleet::guarded([&] {
+        std::ofstream file;
+        file.exceptions(std::ios::badbit | std::ios::failbit);
+        file.open(path, std::ios::binary);
+        compiled->object->export_model(file);
+        file.close();
+    });
+}
+
+extern "C" int ovfleet_import(ov_core_t* core,
+                              const char* path,
+                              size_t bytes,
+                              const char* device,
+                              const char* const* properties,
+                              size_t count,
+                              ov_compiled_model_t** compiled) {
+    return ovfleet::guarded([&] {
+        const ov::PartialShape shape{ov::Dimension::value_type(bytes)};
+        const auto content = ov::read_tensor_data(path, ov::element::u8, shape);
+        ov::AnyMap known;
+        for (size_t index = 0; index < count; ++index)
+            known[properties[2 * index]] = std::string(properties[2 * index + 1]);
+        *compiled = new ov_compiled_model{
+            std::make_shared<ov::CompiledModel>(core->object->import_model(content, device, known))};
+    });
+}
