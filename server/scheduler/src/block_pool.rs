@@ -22,6 +22,7 @@
 
 use crate::TokenId;
 use crate::block::{BlockHash, BlockId, IdMap};
+use crate::keys::Keys;
 use evictable::{Evictable, STAYS};
 
 mod evictable;
@@ -59,6 +60,15 @@ pub(crate) struct Content<'a> {
     pub(crate) hash: BlockHash,
     pub(crate) parent: Serial,
     pub(crate) tokens: &'a [TokenId],
+}
+
+/// What a block that is to be cached comes after.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum After {
+    /// Nothing: it is the first of a sequence with this salt and this adapter.
+    Root(BlockHash, u32),
+    /// A cached block.
+    Block(BlockId),
 }
 
 /// What became of content that was to be cached.
@@ -108,6 +118,8 @@ pub(crate) struct BlockPool {
     burst_evictions: u64,
     by_hash: IdMap<BlockHash, BlockId>,
     serials: u64,
+    /// If what is evicted is told.
+    keys: Option<Keys>,
 }
 
 impl BlockPool {
@@ -129,7 +141,21 @@ impl BlockPool {
             // Twice as much as is ever in it, so that removals never make it grow.
             by_hash: IdMap::with_capacity_and_hasher(2 * blocks_total as usize, Default::default()),
             serials: 0,
+            keys: None,
         }
+    }
+
+    /// Whether blocks have keys, which is to be said before anything is cached.
+    pub(crate) fn set_keys(&mut self, keys: Option<Keys>) {
+        self.keys = keys;
+    }
+
+    pub(crate) fn keys(&self) -> Option<&Keys> {
+        self.keys.as_ref()
+    }
+
+    pub(crate) fn keys_mut(&mut self) -> Option<&mut Keys> {
+        self.keys.as_mut()
     }
 
     pub(crate) fn blocks_total(&self) -> u32 {
@@ -240,18 +266,20 @@ impl BlockPool {
     }
 
     /// Caches what was computed into `block`, which its caller holds, and the block `after` which it comes as well.
-    pub(crate) fn register(
-        &mut self,
-        block: BlockId,
-        after: Option<BlockId>,
-        content: Content<'_>,
-    ) -> Registered {
+    pub(crate) fn register(&mut self, block: BlockId, after: After, content: Content<'_>) -> Registered {
         if let Some(&present) = self.by_hash.get(&content.hash) {
             let same = self.has(present, content);
             return if same { Registered::Duplicate(present) } else { Registered::Collision };
         }
         let start = block.0 as usize * self.block_tokens;
         self.tokens[start..start + self.block_tokens].copy_from_slice(content.tokens);
+        if let Some(keys) = &mut self.keys {
+            keys.cached(block, after, content.tokens);
+        }
+        let after = match after {
+            After::Root(..) => None,
+            After::Block(before) => Some(before),
+        };
         if let Some(after) = after {
             let after = self.blocks[after.0 as usize].cached.as_mut();
             after.expect("invariant: the parent of a cached block is cached").children += 1;
@@ -354,6 +382,9 @@ impl BlockPool {
         let cached = self.blocks[block.0 as usize].cached.take();
         let cached = cached.expect("invariant: an evictable block is cached");
         self.by_hash.remove(&cached.hash);
+        if let Some(keys) = &mut self.keys {
+            keys.evicted(block);
+        }
         if let Some(after) = cached.after {
             let after = self.blocks[after.0 as usize].cached.as_mut();
             after.expect("invariant: the parent of a cached block is cached").children -= 1;

@@ -20,14 +20,18 @@ mod batch;
 mod block;
 mod block_pool;
 mod claims;
+mod keys;
 mod load;
 mod pace;
+mod readings;
 mod scheduler;
 mod sequence;
 
 pub use batch::{Batch, BlockCopy, Row};
 pub use block::{BlockHash, BlockId, block_hash};
+pub use keys::{BlockKey, Evicted, KeyOf, Keying};
 pub use load::Load;
+pub use readings::{Place, ReadBack, ReadingId};
 pub use scheduler::{PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX, Scheduler};
 pub use sequence::{Event, FinishReason, NewRequest, Rejected, Sampled, SequenceId, StopRule};
 

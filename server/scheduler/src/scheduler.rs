@@ -11,7 +11,8 @@ use crate::block::{BlockHash, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
 use crate::pace::Pace;
-use crate::sequence::{Rank, Sequence};
+use crate::readings::Readings;
+use crate::sequence::{Rank, Sequence, Wish};
 use crate::{Batch, Load, NewRequest, Rejected, SchedulerConfig, SequenceId, TokenId};
 use sequences::Sequences;
 
@@ -19,6 +20,7 @@ pub use schedule::{PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
 
 mod commit;
 mod invariants;
+mod read_back;
 mod schedule;
 mod sequences;
 
@@ -30,7 +32,7 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 /// # Guarantees
 /// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the
 ///   batch reads or writes is given to anybody else, whatever is aborted meanwhile.
-/// - Unless [`Self::is_idle`], the next batch has a row.
+/// - Unless [`Self::is_idle`] or then [`Self::is_reading`], the next batch has a row.
 /// - A step of decodes does not allocate.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -41,6 +43,8 @@ pub struct Scheduler {
     pool: BlockPool,
     claims: Claims,
     pace: Pace,
+    /// If evicted blocks are kept elsewhere.
+    readings: Option<Box<Readings>>,
     sequences: Sequences,
     /// In the order of their ranks.
     waiting: VecDeque<Entry>,
@@ -101,6 +105,7 @@ impl Scheduler {
             pool: BlockPool::new(blocks_total, block_tokens),
             claims: Claims::with_capacity(blocks_total),
             pace: Pace::default(),
+            readings: None,
             sequences: Sequences::with_capacity(reserved),
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
@@ -144,6 +149,7 @@ impl Scheduler {
             // Hashes of different adapters are different, so that none is in the other's way.
             root: if adapter == 0 { root } else { (self.hash)(root, &[adapter]) },
             adapter,
+            salt: root,
             hashes: Vec::new(),
             registered: 0,
             claims: 0..0,
@@ -151,6 +157,7 @@ impl Scheduler {
             started: false,
             row: None,
             drafts: 0,
+            wish: Wish::Open,
         };
         self.extend_hashes(&mut sequence);
         self.waiting_sequences += sequence.group();
@@ -268,6 +275,7 @@ impl Scheduler {
 
     /// Takes a sequence, with its siblings if they are one yet, out of everything.
     fn remove(&mut self, slot: u32) -> Sequence {
+        self.end_reading_of(slot);
         self.release_blocks(slot);
         let sequence = self.sequences.remove(slot);
         self.uncomputed_tokens -= u64::from(sequence.uncomputed());

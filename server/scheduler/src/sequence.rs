@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block::{BlockHash, BlockId};
+use crate::block_pool::{After, Content, Serial};
 use crate::{Batch, Row, TokenId};
 
 /// Names a sequence for the life of the scheduler. The submitter chooses it and never uses it twice.
@@ -141,6 +142,17 @@ pub(crate) struct Rank {
     pub(crate) index: u32,
 }
 
+/// Whether a sequence waits for blocks that are read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// It has not been admitted yet, and may.
+    Open,
+    /// It does.
+    Granted,
+    /// Not any more.
+    Over,
+}
+
 /// A sequence that waits or runs, or a request whose sequences are one until their prompt is computed.
 #[derive(Debug)]
 pub(crate) struct Sequence {
@@ -162,6 +174,8 @@ pub(crate) struct Sequence {
     /// What the first block follows.
     pub(crate) root: BlockHash,
     pub(crate) adapter: u32,
+    /// What the first block's key is made from, besides the adapter.
+    pub(crate) salt: BlockHash,
     /// Hashes of leading full blocks, as far as they were needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Leading blocks that are in the prefix cache.
@@ -175,6 +189,7 @@ pub(crate) struct Sequence {
     pub(crate) row: Option<u32>,
     /// Drafts that its next row is to have.
     pub(crate) drafts: u32,
+    pub(crate) wish: Wish,
 }
 
 impl Sequence {
@@ -216,6 +231,17 @@ impl Sequence {
     pub(crate) fn chunk_tokens(&self, scores: u32) -> u32 {
         let next = self.next_tokens(scores);
         if self.awaits_others() { next.min(self.uncomputed() - 1) } else { next }
+    }
+
+    /// What its first block comes after.
+    pub(crate) fn origin(&self) -> After {
+        After::Root(self.salt, self.adapter)
+    }
+
+    /// The content of its block `index`, which is hashed, after the block of this registration.
+    pub(crate) fn content(&self, index: usize, block_tokens: u32, parent: Serial) -> Content<'_> {
+        let tokens = &self.tokens[index * block_tokens as usize..][..block_tokens as usize];
+        Content { hash: self.hashes[index], parent, tokens }
     }
 
     /// Makes room for all it may ever hold, so that its growth does not allocate.
@@ -267,6 +293,7 @@ impl Sequence {
             unscored: 0..0,
             root: self.root,
             adapter: self.adapter,
+            salt: self.salt,
             hashes,
             registered: self.registered,
             claims: 0..0,
@@ -274,6 +301,7 @@ impl Sequence {
             started: true,
             row: None,
             drafts: 0,
+            wish: Wish::Over,
         }
     }
 

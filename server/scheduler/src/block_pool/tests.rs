@@ -2,6 +2,8 @@
 
 use super::*;
 
+const ROOT: After = After::Root(BlockHash::ROOT, 0);
+
 fn content(hash: u64, parent: Serial, tokens: &[TokenId]) -> Content<'_> {
     Content { hash: BlockHash(hash), parent, tokens }
 }
@@ -9,7 +11,7 @@ fn content(hash: u64, parent: Serial, tokens: &[TokenId]) -> Content<'_> {
 /// Allocates a block and caches `tokens` in it, under a hash of the caller's choice.
 fn cached(pool: &mut BlockPool, hash: u64, parent: Serial, tokens: &[TokenId]) -> (BlockId, Serial) {
     let block = pool.allocate().unwrap();
-    assert_eq!(pool.register(block, None, content(hash, parent, tokens)), Registered::New);
+    assert_eq!(pool.register(block, ROOT, content(hash, parent, tokens)), Registered::New);
     (block, pool.serial(block).unwrap())
 }
 
@@ -69,8 +71,8 @@ fn equal_hashes_with_other_tokens_or_another_parent_are_no_hit() {
     assert_eq!(pool.find(content(9, serial, &[1, 2])), None);
 
     let other = pool.allocate().unwrap();
-    assert_eq!(pool.register(other, None, content(9, Serial::root(0), &[1, 3])), Registered::Collision);
-    assert_eq!(pool.register(other, None, content(9, Serial::root(0), &[1, 2])), Registered::Duplicate(a));
+    assert_eq!(pool.register(other, ROOT, content(9, Serial::root(0), &[1, 3])), Registered::Collision);
+    assert_eq!(pool.register(other, ROOT, content(9, Serial::root(0), &[1, 2])), Registered::Duplicate(a));
     pool.check_invariants([a, other].into_iter());
 }
 
@@ -80,7 +82,7 @@ fn content_that_is_computed_again_has_another_serial() {
     let (block, first) = cached(&mut pool, 1, Serial::root(0), &[1]);
     pool.release(block);
     assert_eq!(pool.allocate(), Some(block));
-    assert_eq!(pool.register(block, None, content(1, Serial::root(0), &[1])), Registered::New);
+    assert_eq!(pool.register(block, ROOT, content(1, Serial::root(0), &[1])), Registered::New);
     assert_ne!(pool.serial(block), Some(first));
 }
 
@@ -91,7 +93,7 @@ fn chain(pool: &mut BlockPool, tokens: &[TokenId]) -> Vec<BlockId> {
         let content = content(u64::from(*token), parent, std::slice::from_ref(token));
         let block = pool.find(content).inspect(|&block| pool.share(block)).unwrap_or_else(|| {
             let block = pool.allocate().unwrap();
-            pool.register(block, blocks.last().copied(), content);
+            pool.register(block, blocks.last().map_or(ROOT, |&last| After::Block(last)), content);
             block
         });
         parent = pool.serial(block).unwrap();

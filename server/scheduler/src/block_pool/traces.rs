@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use super::*;
 use crate::block::block_hash;
 
+const ROOT: After = After::Root(BlockHash::ROOT, 0);
 const BLOCKS: u32 = 1000;
 /// Requests that hold their blocks at once.
 const AT_ONCE: usize = 4;
@@ -94,7 +95,8 @@ impl Replay {
                         self.pool.found(table.iter().copied());
                     }
                     let block = self.pool.allocate().unwrap();
-                    assert_eq!(self.pool.register(block, table.last().copied(), content), Registered::New);
+                    let after = table.last().map_or(ROOT, |&last| After::Block(last));
+                    assert_eq!(self.pool.register(block, after, content), Registered::New);
                     block
                 }
             };

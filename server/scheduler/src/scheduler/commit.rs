@@ -1,7 +1,7 @@
 //! What a step changed: tokens computed, blocks worth keeping, tokens sampled, sequences ended.
 
 use super::{Entry, Scheduler};
-use crate::block_pool::{Content, Registered, Serial};
+use crate::block_pool::{After, Content, Registered, Serial};
 use crate::{Batch, Event, Sampled, SequenceId, TokenId};
 
 impl Scheduler {
@@ -90,10 +90,12 @@ impl Scheduler {
         while sequence.registered < full {
             let index = sequence.registered as usize;
             let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
-            let after = index.checked_sub(1).map(|before| sequence.table[before]);
-            let parent = match after {
-                Some(after) => self.pool.serial(after).expect("invariant: a registered block is cached"),
-                None => Serial::root(sequence.adapter),
+            let (after, parent) = match index.checked_sub(1).map(|before| sequence.table[before]) {
+                Some(before) => {
+                    let parent = self.pool.serial(before);
+                    (After::Block(before), parent.expect("invariant: a registered block is cached"))
+                }
+                None => (sequence.origin(), Serial::root(sequence.adapter)),
             };
             if sequence.hashes.len() == index {
                 let parent = sequence.hashes.last().copied().unwrap_or(sequence.root);

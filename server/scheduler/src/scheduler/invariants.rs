@@ -1,6 +1,7 @@
 //! What holds between any two calls.
 
 use super::Scheduler;
+use crate::sequence::Wish;
 
 impl Scheduler {
     /// Checks what must hold between any two calls, in time proportional to the cache: for tests.
@@ -8,8 +9,10 @@ impl Scheduler {
     /// # Panics
     /// If anything does not: the scheduler is broken, and the cache is not to be trusted.
     pub fn check_invariants(&self) {
-        self.pool
-            .check_invariants(self.sequences.iter().flat_map(|(_, sequence)| sequence.table.iter().copied()));
+        let held = self.sequences.iter().flat_map(|(_, sequence)| sequence.table.iter().copied());
+        let read = self.readings.iter().flat_map(|readings| readings.held());
+        self.pool.check_invariants(held.chain(read));
+        self.check_readings();
         self.check_queues();
         self.check_running();
         self.check_waiting();
@@ -89,6 +92,19 @@ impl Scheduler {
             let claimed = &sequence.hashes[sequence.claims.start as usize..sequence.claims.end as usize];
             assert!(claimed.contains(&hash), "invariant: a claim is known to its owner");
             assert!(!sequence.table.is_empty(), "invariant: who claims runs");
+        }
+    }
+
+    fn check_readings(&self) {
+        let readings = || self.readings.iter().flat_map(|readings| &readings.under_way);
+        for reading in readings() {
+            assert!(reading.table.len() < reading.end, "invariant: a reading that is complete has ended");
+        }
+        for (slot, sequence) in self.sequences.iter() {
+            let count = readings().filter(|reading| reading.slot == slot).count();
+            let waits = sequence.wish == Wish::Granted;
+            assert_eq!(count, usize::from(waits), "invariant: a reading has one who waits for it");
+            assert!(!waits || sequence.table.is_empty(), "invariant: who waits for a reading does not run");
         }
     }
 

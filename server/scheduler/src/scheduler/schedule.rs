@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{Entry, Scheduler};
 use crate::block_pool::{Content, Serial};
 use crate::pace::Work;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, Wish};
 use crate::{Batch, BlockCopy, BlockId};
 
 /// Waiting requests that are looked at in a step: those behind them wait for another step, so that a long
@@ -35,7 +35,7 @@ struct Budget {
 /// What became of a waiting request that was looked at.
 enum Admission {
     Admitted(Range<usize>),
-    /// Its next block is being computed: others may go ahead.
+    /// Its next block is being computed, or read back: others may go ahead.
     WaitsForPrefix,
     /// There is no room: nobody may go ahead.
     WaitsForRoom,
@@ -208,6 +208,9 @@ impl Scheduler {
                 }
                 Some(_) => return true,
             }
+            if self.end_youngest_reading() {
+                continue;
+            }
             self.preempt_youngest();
             if self.running.len() <= position {
                 return false;
@@ -273,6 +276,9 @@ impl Scheduler {
         if self.running_sequences + count > self.config.sequences_max {
             return Admission::WaitsForRoom;
         }
+        if sequences().any(|sequence| sequence.wish == Wish::Granted) {
+            return Admission::WaitsForPrefix;
+        }
         let mut demand = 0;
         for sequence in sequences() {
             let estimate = self.estimate_cached(sequence);
@@ -285,7 +291,13 @@ impl Scheduler {
             }
             demand += self.demand(sequence, estimate);
         }
-        if !self.has_room(demand) || !self.take_blocks(group.clone(), batch) {
+        if !self.has_room(demand) {
+            return Admission::WaitsForRoom;
+        }
+        if group.len() == 1 && self.begin_reading(self.waiting[group.start].slot) {
+            return Admission::WaitsForPrefix;
+        }
+        if !self.take_blocks(group.clone(), batch) {
             return Admission::WaitsForRoom;
         }
         self.waiting_sequences -= count;
@@ -317,9 +329,12 @@ impl Scheduler {
         lacking + evictable + sequence.group()
     }
 
-    /// Whether so many blocks are there for a waiting group. When nothing runs they are: it fits the cache.
+    /// Whether so many blocks are there for a waiting group. When nobody holds any they are: it fits the cache.
     fn has_room(&self, demand: u32) -> bool {
-        self.running.is_empty() || demand + self.watermark_blocks <= self.pool.blocks_available()
+        let readings = self.readings.as_ref().filter(|readings| !readings.under_way.is_empty());
+        let coming = readings.map_or(0, |readings| readings.outstanding());
+        self.running.is_empty() && readings.is_none()
+            || demand + coming + self.watermark_blocks <= self.pool.blocks_available()
     }
 
     /// Takes all blocks that the tokens of a waiting group need, those in the prefix cache first. False, and nothing is

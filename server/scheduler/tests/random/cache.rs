@@ -4,7 +4,7 @@
 use server_scheduler::{Batch, BlockId, Row, TokenId};
 
 /// What a slot holds after a token was computed into it; `None` is garbage.
-type Entry = Option<u64>;
+pub(crate) type Entry = Option<u64>;
 
 pub(crate) struct Cache {
     block_tokens: usize,
@@ -49,6 +49,23 @@ impl Cache {
             let at = self.at(batch.row_blocks(row), position);
             assert_eq!(self.slots[at], Some(entry), "{:?} finds its token {position}", row.sequence);
         }
+    }
+
+    /// Loses everything.
+    pub(crate) fn clear(&mut self) {
+        self.slots.fill(None);
+    }
+
+    /// What a block holds.
+    pub(crate) fn block(&self, block: BlockId) -> Vec<Entry> {
+        let at = self.slot(block, 0);
+        self.slots[at..at + self.block_tokens].to_vec()
+    }
+
+    /// Writes all that a block holds.
+    pub(crate) fn set_block(&mut self, block: BlockId, entries: &[Entry]) {
+        let at = self.slot(block, 0);
+        self.slots[at..at + self.block_tokens].copy_from_slice(entries);
     }
 
     /// What a failed step leaves in the blocks of `row` that it was to write.

@@ -5,16 +5,21 @@ use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::random::Random;
+use kept::Kept;
 use server_scheduler::{
     Batch, BlockHash, Event, FinishReason, NewRequest, Rejected, Row, Sampled, Scheduler, SchedulerConfig,
     SequenceId, StopRule, TokenId,
 };
+
+mod kept;
 
 pub(crate) struct Setup {
     pub(crate) config: SchedulerConfig,
     pub(crate) hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     /// Few tokens: prompts share prefixes by chance.
     pub(crate) vocabulary: u32,
+    /// Whether evicted blocks are kept, and may come back.
+    pub(crate) keeps: bool,
 }
 
 /// How often things happened.
@@ -36,6 +41,12 @@ pub(crate) struct Totals {
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
     pub(crate) preempted: u64,
+    pub(crate) read_back: u32,
+    /// Readings that were given up, and those of which a block was gone.
+    pub(crate) late: u32,
+    pub(crate) unreadable: u32,
+    /// Times the cache was given up, with nothing in work.
+    pub(crate) slept: u32,
     /// Of which sequences were in which blocks, in all steps.
     pub(crate) digest: u64,
 }
@@ -69,6 +80,8 @@ pub(crate) struct Harness {
     vocabulary: u32,
     scheduler: Scheduler,
     cache: Cache,
+    keeps: bool,
+    kept: Kept,
     batch: Batch,
     sequences: BTreeMap<SequenceId, Known>,
     requests: BTreeMap<u32, Request>,
@@ -87,13 +100,19 @@ impl Drop for Harness {
 
 impl Harness {
     pub(crate) fn new(seed: u64, setup: Setup) -> Self {
-        let Setup { config, hash, vocabulary } = setup;
+        let Setup { config, hash, vocabulary, keeps } = setup;
+        let mut scheduler = Scheduler::with_block_hash(config.clone(), hash);
+        if keeps {
+            scheduler.tell_evicted(kept::keying(2));
+        }
         Self {
             seed,
             operation: 0,
             random: Random(seed),
             vocabulary,
-            scheduler: Scheduler::with_block_hash(config.clone(), hash),
+            scheduler,
+            keeps,
+            kept: Kept::default(),
             cache: Cache::new(config.blocks_total, config.block_tokens),
             config,
             batch: Batch::default(),
@@ -221,13 +240,23 @@ impl Harness {
     fn step(&mut self) {
         let mut batch = std::mem::take(&mut self.batch);
         self.propose();
+        self.read_back();
         self.scheduler.schedule(&mut batch);
+        self.keep();
+        self.kept.ask(self.scheduler.take_reads());
         for row in &batch.rows {
             let drafts = batch.row_drafts(row);
             batch.tokens[drafts].fill_with(|| self.random.below(self.vocabulary));
         }
-        assert_eq!(batch.rows.is_empty(), self.scheduler.is_idle(), "whoever has work gets some");
+        let waits = self.scheduler.is_idle() || self.scheduler.is_reading();
+        assert!(!batch.rows.is_empty() || waits, "whoever has work gets some");
+        assert!(batch.rows.is_empty() || !self.scheduler.is_idle());
         self.check();
+        if batch.rows.is_empty() {
+            self.batch = batch;
+            self.sleep();
+            return;
+        }
         self.check_batch(&batch);
         self.totals.copies += batch.copies.len() as u32;
         self.totals.computed_tokens += batch.tokens.len() as u32;

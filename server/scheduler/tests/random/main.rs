@@ -47,7 +47,7 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
 #[test]
 fn holds_when_blocks_are_scarce() {
     for seed in 1..=4 {
-        let setup = Setup { config: config(), hash: block_hash, vocabulary: 2 };
+        let setup = Setup { config: config(), hash: block_hash, vocabulary: 2, keeps: false };
         let totals = check(seed, 15_000, setup);
         assert!(totals.preempted > 50 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
     }
@@ -56,7 +56,7 @@ fn holds_when_blocks_are_scarce() {
 #[test]
 fn holds_when_a_sequence_can_fill_the_cache() {
     let config = SchedulerConfig { blocks_total: 12, sequences_max: 4, ..config() };
-    let totals = check(5, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    let totals = check(5, 15_000, Setup { config, hash: block_hash, vocabulary: 2, keeps: false });
     assert!(totals.preempted > 50, "{totals:?}");
 }
 
@@ -69,7 +69,7 @@ fn holds_when_there_is_room_and_little_budget() {
         sequences_max: 9,
         ..config()
     };
-    let totals = check(6, 15_000, Setup { config, hash: block_hash, vocabulary: 3 });
+    let totals = check(6, 15_000, Setup { config, hash: block_hash, vocabulary: 3, keeps: false });
     assert_eq!(totals.preempted, 0, "there is room");
 }
 
@@ -81,19 +81,19 @@ fn holds_when_steps_are_limited_by_times_that_mean_nothing() {
         step_time_max: Some(Duration::from_millis(3)),
         ..config()
     };
-    check(12, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    check(12, 15_000, Setup { config, hash: block_hash, vocabulary: 2, keeps: false });
 }
 
 #[test]
 fn holds_when_a_block_is_a_token() {
     let config = SchedulerConfig { block_tokens: 1, blocks_total: 80, ..config() };
-    check(7, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    check(7, 15_000, Setup { config, hash: block_hash, vocabulary: 2, keeps: false });
 }
 
 #[test]
 fn holds_without_a_prefix_cache() {
     let config = SchedulerConfig { prefix_caching: false, ..config() };
-    let totals = check(8, 15_000, Setup { config, hash: block_hash, vocabulary: 2 });
+    let totals = check(8, 15_000, Setup { config, hash: block_hash, vocabulary: 2, keeps: false });
     assert_eq!(totals.cached_tokens, 0, "nothing is cached");
 }
 
@@ -102,13 +102,30 @@ fn holds_when_hashes_collide() {
     // Few values are left of the hash, then one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
-    let few = check(9, 15_000, Setup { config: config(), hash: few, vocabulary: 2 });
-    let one = check(10, 15_000, Setup { config: config(), hash: one, vocabulary: 2 });
+    let few = check(9, 15_000, Setup { config: config(), hash: few, vocabulary: 2, keeps: false });
+    let one = check(10, 15_000, Setup { config: config(), hash: one, vocabulary: 2, keeps: false });
     assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
 }
 
 #[test]
+fn holds_when_evicted_blocks_are_kept_elsewhere_and_come_back() {
+    let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 16);
+    let large = SchedulerConfig { blocks_total: 100, sequences_max: 9, ..config() };
+    let whole = SchedulerConfig { blocks_total: 12, sequences_max: 4, ..config() };
+    for (seed, config, hash) in [
+        (12, config(), block_hash as fn(_, &[_]) -> _),
+        (13, whole, block_hash),
+        (14, large, block_hash),
+        (15, config(), few),
+    ] {
+        let totals = check(seed, 15_000, Setup { config, hash, vocabulary: 2, keeps: true });
+        assert!(totals.read_back > 300 && totals.late > 20 && totals.unreadable > 20, "{totals:?}");
+        assert!(totals.slept > 20, "{totals:?}");
+    }
+}
+
+#[test]
 fn the_same_calls_give_the_same_batches() {
-    let run = || check(11, 2_000, Setup { config: config(), hash: block_hash, vocabulary: 2 });
+    let run = || check(11, 2_000, Setup { config: config(), hash: block_hash, vocabulary: 2, keeps: false });
     assert_eq!(run(), run());
 }
