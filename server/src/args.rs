@@ -5,6 +5,7 @@ mod adapter;
 mod parsers;
 mod sim;
 mod sleep;
+mod spill;
 mod store;
 
 use std::fmt;
@@ -20,6 +21,7 @@ pub use adapter::NamedAdapter;
 pub use parsers::ParserChoice;
 pub use sim::SimArgs;
 pub use sleep::SleepArgs;
+pub use spill::SpillArgs;
 pub use store::StoreArgs;
 
 use crate::drain::DrainArgs;
@@ -293,6 +295,10 @@ pub struct Args {
     /// How logs are written, to standard error.
     #[arg(long, env = "OVFLEET_LOG_FORMAT", value_enum, default_value = "text", help_heading = "Logs")]
     pub log_format: LogFormat,
+
+    /// Where blocks go that the KV cache gives up.
+    #[command(flatten)]
+    pub spill: SpillArgs,
 
     /// What is kept of responses.
     #[command(flatten)]

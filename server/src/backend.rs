@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Map, Value, json};
 use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
-use server_engine::{ADAPTERS_MAX, CacheLayout, Clock, DraftRunner, Engine, EngineConfig, ModelRunner};
+use server_engine::{
+    ADAPTERS_MAX, CacheLayout, Clock, DraftRunner, Engine, EngineConfig, Extras, ModelRunner, SpillConfig,
+    SpillIdentity,
+};
 use server_parsers::{ReasoningFormat, ToolFormat};
 use server_text::{LoadOptions, ModelText, RenderInput, TextSource};
 
@@ -40,6 +43,8 @@ pub(crate) struct Config {
     pub(crate) prefix_caching: bool,
     pub(crate) prompt_lookup: bool,
     pub(crate) draft_model: Option<PathBuf>,
+    /// Where evicted blocks are kept, and the most bytes of them.
+    pub(crate) spill: Option<(PathBuf, u64)>,
 }
 
 /// What only the OpenVINO runtime wants to know.
@@ -96,7 +101,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let source = config.model.as_ref().map(TextSource::open).transpose().context(NO_TOKENIZER)?;
     let made_for = source.as_ref().map(TextSource::context_tokens_max).transpose().context(NO_TOKENIZER)?;
     let context = config.sequence_tokens_max.or(made_for.flatten());
-    let Loaded { text, runner, draft, computed } = load(config, source.as_ref(), context)?;
+    let Loaded { text, runner, draft, computed, identity } = load(config, source.as_ref(), context)?;
     let layout = runner.layout();
     let engine = EngineConfig {
         batch_tokens_max: config.batch_tokens_max,
@@ -111,11 +116,10 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
         prefix_caching: config.prefix_caching,
         clock: Clock::real(),
     };
-    let engine = match draft {
-        Some(draft) => Engine::start_with_draft(engine, runner, draft, metrics.observer()),
-        None => Engine::start(engine, runner, metrics.observer()),
-    };
-    let engine = engine.context("failed to start the engine")?;
+    let spill = config.spill.clone().map(|(folder, bytes_max)| SpillConfig { folder, bytes_max, identity });
+    let extras = Extras { draft, spill };
+    let engine = Engine::start_with(engine, runner, extras, metrics.observer())
+        .context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     let mut model = Model::new(config.names(), text, &computed)
         .with_formats(config.tool_format, config.reasoning_format)?
@@ -149,6 +153,15 @@ struct Loaded {
     draft: Option<DraftRunner>,
     /// By what it is computed.
     computed: String,
+    /// What its cache depends on.
+    identity: SpillIdentity,
+}
+
+/// What computes: the model, and the draft model if there is one.
+struct Runners {
+    runners: Vec<Box<dyn ModelRunner>>,
+    computed: String,
+    identity: SpillIdentity,
 }
 
 /// Text and runner, at the same time: neither needs more of the other than `context`, the tokens that a prompt and its
@@ -156,8 +169,10 @@ struct Loaded {
 fn load(config: &Config, source: Option<&TextSource>, context: Option<u32>) -> anyhow::Result<Loaded> {
     if config.backend == Backend::Sim {
         let (text, draft_tokens_max) = texts(config, source)?;
-        let runners = draft::sim(config, &text)?;
-        return Ok(loaded((text, draft_tokens_max), runners, "sim".to_owned()));
+        let adapters = (1..=config.adapters.len() as u64).collect();
+        let identity = SpillIdentity { description: "sim".to_owned(), files: Vec::new(), adapters };
+        let runners = Runners { runners: draft::sim(config, &text)?, computed: "sim".to_owned(), identity };
+        return Ok(loaded((text, draft_tokens_max), runners));
     }
     std::thread::scope(|scope| {
         let text = std::thread::Builder::new()
@@ -166,20 +181,15 @@ fn load(config: &Config, source: Option<&TextSource>, context: Option<u32>) -> a
             .context("failed to start a thread")?;
         let runners = openvino(config, context);
         let text = text.join().map_err(|_| anyhow!("loading the tokenizer panicked"))??;
-        let (runners, computed) = runners?;
-        Ok(loaded(text, runners, computed))
+        Ok(loaded(text, runners?))
     })
 }
 
-/// `runners` are the model's, and the draft model's.
-fn loaded(
-    (text, draft_tokens_max): (ModelText, u32),
-    mut runners: Vec<Box<dyn ModelRunner>>,
-    computed: String,
-) -> Loaded {
+fn loaded((text, draft_tokens_max): (ModelText, u32), runners: Runners) -> Loaded {
+    let Runners { mut runners, computed, identity } = runners;
     let runner = runners.remove(0);
     let draft = runners.pop().map(|runner| DraftRunner { runner, tokens_max: draft_tokens_max });
-    Loaded { text, runner, draft, computed }
+    Loaded { text, runner, draft, computed, identity }
 }
 
 /// The text side of the model, and the tokens of the longest text that its draft model reads.
@@ -258,7 +268,7 @@ pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript>
 }
 
 #[cfg(feature = "openvino")]
-fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Vec<Box<dyn ModelRunner>>, String)> {
+fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<Runners> {
     /// Of a model that does not say what it was made for.
     const CONTEXT_DEFAULT: u32 = 8192;
 
@@ -323,11 +333,12 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<(Vec<Box<dy
         "openvino {} {weights} {} {}",
         config.device, loaded.inference_precision, loaded.cache_precision
     );
-    for adapter in &loaded.adapters {
-        computed.push(' ');
-        computed.push_str(adapter);
+    for (adapter, digest) in config.adapters.iter().zip(&loaded.adapters) {
+        computed.push_str(&format!(" {}:{digest:016x}", adapter.name));
     }
-    Ok((runners, computed))
+    let server_openvino::CacheIdentity { description, files } = loaded.cache_identity;
+    let identity = SpillIdentity { description, files, adapters: loaded.adapters };
+    Ok(Runners { runners, computed, identity })
 }
 
 #[cfg(feature = "openvino")]
@@ -364,7 +375,7 @@ fn load_runners(
 }
 
 #[cfg(not(feature = "openvino"))]
-fn openvino(_: &Config, _: Option<u32>) -> anyhow::Result<(Vec<Box<dyn ModelRunner>>, String)> {
+fn openvino(_: &Config, _: Option<u32>) -> anyhow::Result<Runners> {
     bail!("this server was built without OpenVINO: only --backend sim is there")
 }
 

@@ -39,8 +39,8 @@ mod telemetry;
 
 pub use app::{App, Serving};
 pub use args::{
-    Args, Backend, ByteSize, Command, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs, StoreArgs,
-    WeightsForm,
+    Args, Backend, ByteSize, Command, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs, SpillArgs,
+    StoreArgs, WeightsForm,
 };
 pub use backend::{built_in_text, built_in_text_with, script};
 pub use compat::ovms_errors;

@@ -4,6 +4,7 @@
 //! request's [`Record`]; gauges are read off the engine's load when somebody asks.
 
 mod record;
+mod spill;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use prometheus_client::registry::{Registry, Unit};
 use server_engine::{EngineLoad, Observer, StepReport};
 
 use crate::app::App;
+use spill::SpillMetrics;
 
 pub(crate) use record::Record;
 
@@ -50,6 +52,7 @@ struct Inner {
     drafted_tokens: Counter,
     accepted_tokens: Counter,
     failed_step_requests: Counter,
+    spill: SpillMetrics,
     sequences_running: Gauge,
     sequences_waiting: Gauge,
     blocks_active: Gauge,
@@ -116,6 +119,7 @@ impl Metrics {
             drafted_tokens: Counter::default(),
             accepted_tokens: Counter::default(),
             failed_step_requests: Counter::default(),
+            spill: SpillMetrics::default(),
             sequences_running: Gauge::default(),
             sequences_waiting: Gauge::default(),
             blocks_active: Gauge::default(),
@@ -205,6 +209,9 @@ impl Metrics {
             inner.blocks_active.set(i64::from(load.blocks_active));
             inner.blocks_evictable.set(i64::from(load.blocks_evictable));
             inner.blocks_total.set(i64::from(load.blocks_total));
+            if let Some(spill) = serving.engine.spill() {
+                inner.spill.take(spill);
+            }
         }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &inner.registry)
@@ -282,5 +289,6 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
     for (name, help, gauge) in gauges {
         registry.register(name, help, gauge.clone());
     }
+    inner.spill.register(&mut registry);
     registry
 }

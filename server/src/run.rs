@@ -95,6 +95,7 @@ impl Args {
             ovms_compat,
             log: _,
             log_format: _,
+            spill,
             store,
             sleep,
             sim,
@@ -138,6 +139,7 @@ impl Args {
                 prefix_caching: !no_prefix_caching,
                 prompt_lookup,
                 draft_model,
+                spill: spill.folder(),
             },
         }
     }

@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Limits, Shared};
 use crate::report::{EngineLoad, EngineState, Observer};
 use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
+use crate::spill::{self, Spill, SpillConfig, SpillStats};
 
 mod core;
 
@@ -72,6 +73,47 @@ pub enum StartError {
     /// The operating system has no thread for it.
     #[error("failed to start the engine's thread")]
     Thread(#[source] std::io::Error),
+    /// It is not told what each adapter is by its content, so that what is kept of one cannot be told from another's.
+    #[error("of the content of {known} of {adapters} adapters is known what evicted blocks are kept by")]
+    UnknownAdapters {
+        /// Those of [`SpillIdentity`](crate::SpillIdentity).
+        known: usize,
+        /// Those of the runner.
+        adapters: u32,
+    },
+    /// Evicted blocks are to be kept of a cache that evicts none.
+    #[error("without a prefix cache nothing is evicted that could be kept")]
+    NothingToSpill,
+}
+
+/// What an engine can do without.
+#[derive(Default)]
+pub struct Extras {
+    /// A model that guesses what the other will say, for requests with [`Request::draft`](crate::Request::draft).
+    pub draft: Option<DraftRunner>,
+    /// Where evicted blocks are kept.
+    pub spill: Option<SpillConfig>,
+}
+
+impl Extras {
+    fn check(&self, config: &EngineConfig, runner: &dyn ModelRunner) -> Result<(), StartError> {
+        if let Some(draft) = &self.draft {
+            let (target, other) = (runner.layout(), draft.runner.layout());
+            if other.block_tokens != target.block_tokens || other.blocks_total < target.blocks_total {
+                return Err(StartError::DraftCache { target, draft: other });
+            }
+        }
+        if let Some(spill) = &self.spill {
+            let (known, adapters) = (spill.identity.adapters.len(), runner.adapters());
+            if !config.prefix_caching {
+                return Err(StartError::NothingToSpill);
+            }
+            if known != adapters as usize {
+                return Err(StartError::UnknownAdapters { known, adapters });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Owns the engine's thread. Dropping it ends the engine after the step in progress, fails what is
@@ -92,28 +134,23 @@ impl Engine {
         runner: Box<dyn ModelRunner>,
         observer: Observer,
     ) -> Result<Self, StartError> {
-        Self::start_runners(config, Runners { target: runner, draft: None }, observer)
+        Self::start_with(config, runner, Extras::default(), observer)
     }
 
-    /// As [`Self::start`], with a model that guesses what `runner` will say, for requests with
-    /// [`Request::draft`](crate::Request::draft).
+    /// As [`Self::start`], with what an engine can do without.
     ///
     /// # Errors
-    /// [`StartError`].
-    pub fn start_with_draft(
+    /// [`StartError`]. Whatever is wrong with the directory of [`Extras::spill`] is logged, and costs only what would
+    /// be kept there.
+    pub fn start_with(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
-        draft: DraftRunner,
+        extras: Extras,
         observer: Observer,
     ) -> Result<Self, StartError> {
-        let (target, other) = (runner.layout(), draft.runner.layout());
-        if other.block_tokens != target.block_tokens || other.blocks_total < target.blocks_total {
-            return Err(StartError::DraftCache { target, draft: other });
-        }
-        Self::start_runners(config, Runners { target: runner, draft: Some(draft) }, observer)
-    }
-
-    fn start_runners(config: EngineConfig, runners: Runners, observer: Observer) -> Result<Self, StartError> {
+        extras.check(&config, &*runner)?;
+        let Extras { draft, spill } = extras;
+        let runners = Runners { target: runner, draft };
         let layout = runners.target.layout();
         let scheduler = scheduler_config(&config, layout)?;
         let limits = Limits {
@@ -126,12 +163,19 @@ impl Engine {
             adapters: runners.target.adapters(),
         };
         let (commands, receiver) = mpsc::sync_channel(config.waiting_max as usize + CONTROL_COMMANDS_MAX);
+        let stats = spill.as_ref().map(|_| Arc::new(SpillStats::default()));
+        let start = |(spill, stats): (&SpillConfig, &Arc<SpillStats>)| {
+            let started = Spill::start(spill, &*runners.target, commands.clone(), Arc::clone(stats));
+            Ok((started.map_err(StartError::Thread)?, spill::keying(&spill.identity)))
+        };
+        let started = spill.as_ref().zip(stats.as_ref()).map(start).transpose()?;
         let shared = Arc::new(Shared {
             commands,
             load: watch::Sender::new(EngineLoad::default()),
             limits,
             clock: config.clock,
             has_draft_model: runners.draft.is_some(),
+            spill: stats,
             waiting: Arc::new(AtomicU32::new(0)),
             submissions: AtomicU64::new(0),
             draining: AtomicBool::new(false),
@@ -139,7 +183,7 @@ impl Engine {
             death: OnceLock::new(),
         });
         let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let core = core::Core::new(scheduler, runners, observer, receiver);
+        let core = core::Core::new(scheduler, runners, observer, (receiver, started));
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(core, &shared))

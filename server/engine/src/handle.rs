@@ -17,10 +17,12 @@ use crate::request::{DraftRule, Event, Request, Sampling};
 use crate::sampler::History;
 use crate::search::Beams;
 use crate::sleep::SleepCommand;
+use crate::spill::SpillStats;
 use crate::stream::{Aborts, TokenStream};
 
-/// Commands that may be on their way beside the requests: to drain, to stop, and to sleep or wake, each once.
-pub(crate) const CONTROL_COMMANDS_MAX: usize = 3;
+/// Commands that may be on their way beside the requests: to drain, to stop, to sleep or wake, and to look at what
+/// became of evicted blocks, each once.
+pub(crate) const CONTROL_COMMANDS_MAX: usize = 4;
 
 /// Talks to an engine. Clones talk to the same.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) clock: Clock,
     pub(crate) has_draft_model: bool,
+    /// If evicted blocks are kept.
+    pub(crate) spill: Option<Arc<SpillStats>>,
     /// Sequences that are submitted and not started.
     pub(crate) waiting: Arc<AtomicU32>,
     /// Requests handed to the engine, or about to be.
@@ -75,6 +79,8 @@ pub(crate) enum Command {
     Sleep(SleepCommand),
     /// End after the step in progress.
     Stop,
+    /// Look at what became of evicted blocks.
+    LookAtSpill,
 }
 
 #[derive(Debug)]
@@ -236,6 +242,11 @@ impl EngineHandle {
     /// alone wakes nobody.
     pub fn load(&self) -> watch::Receiver<EngineLoad> {
         self.shared.load.subscribe()
+    }
+
+    /// What became of evicted blocks, if they are kept.
+    pub fn spill(&self) -> Option<&SpillStats> {
+        self.shared.spill.as_deref()
     }
 
     /// Sequences that are submitted and not started.

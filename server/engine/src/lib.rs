@@ -20,10 +20,11 @@ mod sampler;
 mod search;
 pub mod sim;
 mod sleep;
+mod spill;
 mod stream;
 
 pub use clock::Clock;
-pub use engine::{Engine, EngineConfig, StartError, WAITING_MAX};
+pub use engine::{Engine, EngineConfig, Extras, StartError, WAITING_MAX};
 pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use lookup::PromptLookup;
@@ -36,4 +37,5 @@ pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use search::{Beams, SearchEnd, TextStop};
 pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};
 pub use sleep::{SleepError, SleepLevel};
+pub use spill::{SpillConfig, SpillIdentity, SpillStats};
 pub use stream::TokenStream;

@@ -1,6 +1,6 @@
 //! The only seam to the hardware: a batch in, logits out.
 
-use server_scheduler::Batch;
+use server_scheduler::{Batch, BlockId};
 
 use crate::sleep::SleepLevel;
 
@@ -26,6 +26,22 @@ pub trait ModelRunner: Send {
     /// blocks is untouched, and the runner is ready for the next batch — or, if
     /// [`RunError::fatal`], it is of no further use.
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
+
+    /// Copies what a block holds, [`CacheLayout::block_bytes`] of it, in an order of the runner's own.
+    ///
+    /// # Errors
+    /// This runner's blocks cannot be copied; so it is if a runner does not say otherwise.
+    fn read_block(&self, _block: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
+        Err(RunError { message: "its blocks cannot be read".to_owned(), fatal: false })
+    }
+
+    /// Makes a block hold what was read of the same or another.
+    ///
+    /// # Errors
+    /// As for [`Self::read_block`]. What the block holds is undefined then.
+    fn write_block(&mut self, _block: BlockId, _bytes: &[u8]) -> Result<(), RunError> {
+        Err(RunError { message: "its blocks cannot be written".to_owned(), fatal: false })
+    }
 
     /// Gives back the memory that `level` names, and more than before if it sleeps already. What is in the cache is
     /// lost. Nothing is run until [`Self::wake`] has succeeded. A runner that keeps what it has says nothing here.

@@ -209,12 +209,32 @@ impl SimRunner {
 impl ModelRunner for SimRunner {
     fn layout(&self) -> CacheLayout {
         let SimConfig { block_tokens, blocks_total, vocabulary, .. } = self.config;
-        let block_bytes = u64::from(block_tokens) * size_of::<u64>() as u64;
+        let block_bytes = u64::from(block_tokens) * (size_of::<u64>() + size_of::<TokenId>()) as u64;
         CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary }
     }
 
     fn adapters(&self) -> u32 {
         self.adapters
+    }
+
+    fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
+        let at = self.slot(&[block], 0);
+        let slots = &self.slots[at..at + self.config.block_tokens as usize];
+        let tokens = &self.tokens[at..at + self.config.block_tokens as usize];
+        let (first, second) = bytes.split_at_mut(size_of_val(slots));
+        first.as_chunks_mut().0.iter_mut().zip(slots).for_each(|(to, slot)| *to = slot.to_le_bytes());
+        second.as_chunks_mut().0.iter_mut().zip(tokens).for_each(|(to, token)| *to = token.to_le_bytes());
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), RunError> {
+        let at = self.slot(&[block], 0);
+        let slots = &mut self.slots[at..at + self.config.block_tokens as usize];
+        let tokens = &mut self.tokens[at..at + self.config.block_tokens as usize];
+        let (first, second) = bytes.split_at(size_of_val(slots));
+        first.as_chunks().0.iter().zip(slots).for_each(|(from, slot)| *slot = u64::from_le_bytes(*from));
+        second.as_chunks().0.iter().zip(tokens).for_each(|(from, token)| *token = u32::from_le_bytes(*from));
+        Ok(())
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {

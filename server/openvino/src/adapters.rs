@@ -49,7 +49,7 @@ const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3",
 /// interleaved. Where the rotation was rewritten, so were they.
 const INTERLEAVED: &str = "llama";
 
-/// Reads adapters and adds them to a model whose projections are not merged. Answers a word for each that changes
+/// Reads adapters and adds them to a model whose projections are not merged. Answers a number for each that changes
 /// with its content.
 ///
 /// # Errors
@@ -58,11 +58,11 @@ pub(crate) fn adapt(
     model: &mut Model,
     sources: &[AdapterSource],
     origin: Origin<'_>,
-) -> Result<Vec<String>, Error> {
+) -> Result<Vec<u64>, Error> {
     check(sources)?;
     let projections = projections(model, origin)?;
     let mut adapted: BTreeMap<String, Adapted> = BTreeMap::new();
-    let mut words = Vec::with_capacity(sources.len());
+    let mut digests = Vec::with_capacity(sources.len());
     for (number, source) in (1..).zip(sources) {
         let adapter = file::read(source)?;
         tracing::info!(
@@ -72,7 +72,7 @@ pub(crate) fn adapt(
             base = adapter.base,
             "read an adapter"
         );
-        words.push(format!("{}:{:016x}", source.name, adapter.digest));
+        digests.push(adapter.digest);
         for (module, pair) in resolved(adapter, &projections) {
             let refused = |why: String| Err(Error::Adapter { name: source.name.clone(), why });
             let Some(projection) = projections.get(&module) else {
@@ -101,8 +101,9 @@ pub(crate) fn adapt(
         }
     }
     let adapted: Vec<Adapted> = adapted.into_values().collect();
-    shim::adapt(model, &adapted, &words.join(" "))?;
-    Ok(words)
+    let words = sources.iter().zip(&digests).map(|(source, digest)| format!("{}:{digest:016x}", source.name));
+    shim::adapt(model, &adapted, &words.collect::<Vec<_>>().join(" "))?;
+    Ok(digests)
 }
 
 fn check(sources: &[AdapterSource]) -> Result<(), Error> {

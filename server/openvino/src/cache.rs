@@ -1,7 +1,7 @@
 //! The memory of the KV cache: what a block is, how many fit, and copying one.
 
 use server_engine::CacheLayout;
-use server_scheduler::BlockCopy;
+use server_scheduler::{BlockCopy, BlockId};
 
 use crate::Error;
 use crate::runtime::{InferRequest, Port, Tensor};
@@ -71,6 +71,12 @@ impl CachePorts {
         Ok(Cache { tensors })
     }
 
+    /// What the bytes of a block mean, so that those of another model or runtime are not taken for it.
+    pub(crate) fn describe(&self) -> String {
+        let port = |port: &Port| format!("{} {:?} {:?}", port.name, port.element, port.shape);
+        self.ports.iter().map(port).collect::<Vec<_>>().join(", ")
+    }
+
     /// The layout of `blocks` blocks.
     pub(crate) fn layout(&self, blocks_total: u32, vocabulary: u32) -> CacheLayout {
         let Self { block_tokens, block_bytes, .. } = *self;
@@ -97,6 +103,28 @@ impl Cache {
     /// Gives the memory back to the system, with what is in it. It is there again, as zeros, as it is touched.
     pub(crate) fn discard(&mut self) -> Result<(), Error> {
         self.tensors.iter_mut().try_for_each(|each| each.tensor.discard())
+    }
+
+    /// Copies out what a block holds in all layers, one after the other.
+    pub(crate) fn read(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), Error> {
+        let mut rest = bytes;
+        for CacheTensor { tensor, block_bytes, .. } in &self.tensors {
+            let (to, others) = rest.split_at_mut(*block_bytes);
+            tensor.copy_out(block.0 as usize * block_bytes, to)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Makes a block hold what was read.
+    pub(crate) fn write(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), Error> {
+        let mut rest = bytes;
+        for CacheTensor { tensor, block_bytes, .. } in &mut self.tensors {
+            let (from, others) = rest.split_at(*block_bytes);
+            tensor.copy_in(block.0 as usize * *block_bytes, from)?;
+            rest = others;
+        }
+        Ok(())
     }
 
     /// Carries out a copy in every layer.

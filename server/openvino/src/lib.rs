@@ -28,7 +28,7 @@ mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
 pub use error::Error;
-pub use load::{Config, Loaded, Stage, Weights, load, load_pair};
+pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
 pub use memory::available_bytes;
 pub use runner::OpenVinoRunner;
 pub use sleep::Sleeper;

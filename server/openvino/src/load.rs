@@ -8,7 +8,7 @@ use server_engine::CacheLayout;
 
 use crate::adapters::{self, AdapterSource, Origin};
 use crate::cache::CachePorts;
-use crate::kept::{Facts, Kept, KeptCompiled, ToKeep};
+use crate::kept::{self, Facts, Kept, KeptCompiled, ToKeep};
 use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::unpacked::{Graph, PagedModel, Plan, Unpack, Unpacked};
@@ -75,8 +75,19 @@ pub struct Loaded {
     pub inference_precision: String,
     /// The precision of the KV cache, as the device says itself.
     pub cache_precision: String,
-    /// A word for each adapter that changes with its content.
-    pub adapters: Vec<String>,
+    /// A number for each adapter that changes with its content.
+    pub adapters: Vec<u64>,
+    /// What the bytes of a block of the KV cache depend on, besides the tokens and their adapter.
+    pub cache_identity: CacheIdentity,
+}
+
+/// What the bytes of a block of the KV cache depend on.
+#[derive(Clone, Debug)]
+pub struct CacheIdentity {
+    /// How they are computed and laid out.
+    pub description: String,
+    /// The files of the model and of the runtime, by their content.
+    pub files: Vec<PathBuf>,
 }
 
 /// Loads a model and allocates its KV cache. `progress` is called after each stage.
@@ -145,8 +156,8 @@ struct Compiled<'a> {
     form: Option<Form>,
     warm: bool,
     to_keep: ToKeep,
-    /// A word for each adapter.
-    adapters: Vec<String>,
+    /// A number for each adapter.
+    adapters: Vec<u64>,
     ports: CachePorts,
     vocabulary: u32,
 }
@@ -180,14 +191,16 @@ impl<'a> Compiled<'a> {
         let cache = ports.allocate(blocks)?;
         let layout = ports.layout(blocks, vocabulary);
         stages.done("allocate the KV cache");
+        let property = |name| graph.compiled.property(name).unwrap_or_default();
         let loaded = Loaded {
             form,
             warm,
             unpacks: plan.is_some(),
             layout,
-            inference_precision: graph.compiled.property("INFERENCE_PRECISION_HINT").unwrap_or_default(),
-            cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
+            inference_precision: property("INFERENCE_PRECISION_HINT"),
+            cache_precision: property("KV_CACHE_PRECISION"),
             adapters,
+            cache_identity: cache_identity(config, (&ports, form))?,
         };
         let adapters = config.adapters.len() as u32;
         let keeping = to_keep.keep(Arc::clone(&core));
@@ -196,6 +209,27 @@ impl<'a> Compiled<'a> {
         });
         Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout, adapters })?, loaded))
     }
+}
+
+/// Whatever changes the values or their order is in it. That the graph for large steps has other weights is not: which
+/// tokens it computes is chance.
+fn cache_identity(
+    config: &Config,
+    (ports, form): (&CachePorts, Option<Form>),
+) -> Result<CacheIdentity, Error> {
+    let Config { device, properties, context_tokens_max, .. } = config;
+    let description = format!(
+        "{} {device} {} {properties:?} {context_tokens_max:?} {form:?} {}",
+        kept::VERSION,
+        processor::identity(),
+        ports.describe()
+    );
+    let mut files = match Source::find(&config.model)? {
+        Source::Gguf(path) => vec![path],
+        Source::Ir(path) => vec![path.with_extension("bin"), path],
+    };
+    files.extend(shim::libraries());
+    Ok(CacheIdentity { description, files })
 }
 
 /// Where the model is kept as it was compiled, or is to be. With adapters it is not: they are read in any case.
@@ -224,7 +258,7 @@ struct Made {
     warm: bool,
     /// What is to be kept of its graph, and where.
     to_keep: Option<(Kept, Model)>,
-    adapters: Vec<String>,
+    adapters: Vec<u64>,
 }
 
 impl Made {
@@ -262,8 +296,8 @@ struct Read {
     warm: bool,
     /// What is to be kept of it, and where.
     to_keep: Option<(Kept, Model)>,
-    /// A word for each adapter.
-    adapters: Vec<String>,
+    /// A number for each adapter.
+    adapters: Vec<u64>,
 }
 
 /// Reads a model, with its adapters, and makes it paged.
@@ -314,15 +348,15 @@ fn read_graph(config: &Config, (source, form): (&Source, Option<Form>), core: &C
 }
 
 /// Adds the adapters to a model whose projections are not merged, and merges these.
-fn adapt(model: &mut Model, adapters: &[AdapterSource], source: &Source) -> Result<Vec<String>, Error> {
+fn adapt(model: &mut Model, adapters: &[AdapterSource], source: &Source) -> Result<Vec<u64>, Error> {
     let architecture = match source {
         Source::Gguf(path) => Some(gguf::architecture(path)?),
         Source::Ir(_) => None,
     };
     let origin = architecture.as_deref().map_or(Origin::Ir, Origin::Gguf);
-    let words = adapters::adapt(model, adapters, origin)?;
+    let digests = adapters::adapt(model, adapters, origin)?;
     shim::merge_projections(model)?;
-    Ok(words)
+    Ok(digests)
 }
 
 /// How many blocks the caches of these models have each. All have the size that is given or derived, together.

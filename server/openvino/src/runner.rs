@@ -1,7 +1,7 @@
 //! The runner: a batch becomes the inputs of the paged model, and its output the logits.
 
 use server_engine::{CacheLayout, Logits, ModelRunner, RunError};
-use server_scheduler::Batch;
+use server_scheduler::{Batch, BlockId};
 
 use crate::Error;
 use crate::cache::Cache;
@@ -110,6 +110,14 @@ impl ModelRunner for OpenVinoRunner {
 
     fn adapters(&self) -> u32 {
         self.adapters
+    }
+
+    fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.cache.read(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), RunError> {
+        self.cache.write(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {

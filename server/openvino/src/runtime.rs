@@ -436,6 +436,31 @@ impl Tensor {
         Err(Error::runtime("give memory back", &std::io::Error::last_os_error().to_string()))
     }
 
+    /// Copies the bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(crate) fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), Error> {
+        let (data, bytes) = (self.pointer()?, self.bytes()?);
+        assert!(at + to.len() <= bytes, "invariant: blocks lie inside the cache");
+        // SAFETY: the run is inside the tensor's memory, as just checked, which a slice of Rust's is not part of; its bytes
+        // are initialised once something was computed into them, and any are a byte.
+        unsafe { ptr::copy_nonoverlapping(data.add(at), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Writes bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    pub(crate) fn copy_in(&mut self, at: usize, from: &[u8]) -> Result<(), Error> {
+        let (data, bytes) = (self.pointer()?, self.bytes()?);
+        assert!(at + from.len() <= bytes, "invariant: blocks lie inside the cache");
+        // SAFETY: as in `copy_out`; the borrow is exclusive.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), data.add(at), from.len()) };
+        Ok(())
+    }
+
     /// Copies `length` bytes at `from` over those at `to`.
     ///
     /// # Panics

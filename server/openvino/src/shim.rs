@@ -149,6 +149,18 @@ pub(crate) fn c_library() -> Option<PathBuf> {
     Some(linked.with_file_name(format!("libopenvino_c{name}")))
 }
 
+/// The files of the runtime that this process has loaded, or may load.
+pub(crate) fn libraries() -> Vec<PathBuf> {
+    let folder = c_library().and_then(|library| std::fs::read_dir(library.parent()?).ok());
+    let files = folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let is_runtime = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("libopenvino"))
+    };
+    let mut files: Vec<PathBuf> = files.filter(is_runtime).collect();
+    files.sort_unstable();
+    files
+}
+
 /// Reads a GGUF file as a stateful model.
 pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     let name = c_path(path)?;

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use server_engine::{CacheLayout, Logits, ModelRunner, RunError, SleepLevel};
-use server_scheduler::Batch;
+use server_scheduler::{Batch, BlockId};
 
 use crate::load::{Config, Loaded, Weights, load};
 use crate::runner::OpenVinoRunner;
@@ -16,8 +16,8 @@ pub struct Sleeper {
     runner: Option<OpenVinoRunner>,
     config: Config,
     layout: CacheLayout,
-    /// A word for each adapter that changes with its content.
-    adapters: Vec<String>,
+    /// A number for each adapter that changes with its content.
+    adapters: Vec<u64>,
 }
 
 impl Sleeper {
@@ -51,6 +51,17 @@ impl ModelRunner for Sleeper {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         self.runner.as_mut().expect("invariant: nothing runs while it sleeps").run(batch)
+    }
+
+    fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.runner.as_ref().expect("invariant: no block is read while it sleeps").read_block(block, bytes)
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), RunError> {
+        self.runner
+            .as_mut()
+            .expect("invariant: no block is written while it sleeps")
+            .write_block(block, bytes)
     }
 
     fn sleep(&mut self, level: SleepLevel) {

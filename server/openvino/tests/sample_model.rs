@@ -3,10 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use server_engine::ModelRunner;
-use server_openvino::{Config, Form, OpenVinoRunner, Unpack, Weights, load};
+use server_engine::{
+    Clock, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling, SpillConfig, SpillIdentity,
+    StopRule,
+};
+use server_openvino::{CacheIdentity, Config, Form, OpenVinoRunner, Unpack, Weights, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, Row, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
@@ -188,4 +191,130 @@ fn what_was_compiled_is_kept_and_what_is_spoilt_is_made_anew() {
     std::fs::File::options().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
     assert_eq!(answer(Unpack::Never, true), cold);
     assert_eq!(answer(Unpack::Never, false), cold, "it is kept again");
+}
+
+#[test]
+fn a_block_that_is_copied_out_and_into_another_is_the_same_to_the_bit() {
+    let mut runner = sample(Weights::Auto);
+    let mut sequences = [Stepper::new(0, &QUESTION)];
+    step(&mut runner, &mut sequences, 512);
+    let last = |runner: &mut OpenVinoRunner, blocks: Range<u32>| {
+        let mut sequence = Stepper::new(0, &QUESTION);
+        (sequence.past, sequence.blocks) = (QUESTION.len() - 1, blocks);
+        let mut batch = Batch::default();
+        sequence.row(&mut batch, 1);
+        runner.run(&batch).unwrap().rows().next().unwrap().to_vec()
+    };
+    let mut bytes = vec![0; 2 * runner.layout().block_bytes as usize];
+    let (first, second) = bytes.split_at_mut(runner.layout().block_bytes as usize);
+    runner.read_block(BlockId(0), first).unwrap();
+    runner.read_block(BlockId(1), second).unwrap();
+    let expected = last(&mut runner, 0..2);
+    runner.write_block(BlockId(25), second).unwrap();
+    runner.write_block(BlockId(24), first).unwrap();
+    assert_eq!(last(&mut runner, 24..26), expected);
+    assert_eq!(argmax(&expected), ANSWER[0]);
+    // And what is there otherwise is not.
+    assert_ne!(last(&mut runner, 30..32), expected);
+}
+
+/// An engine with a small cache, which keeps what it evicts in a folder if one is given.
+async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
+    let properties = properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let (runner, loaded) = load(
+        &Config { properties, cache_bytes: Some(8 << 20), ..config(Weights::Auto, Unpack::Never) },
+        &mut |_| {},
+    )
+    .unwrap();
+    assert!(runner.layout().blocks_total < 24, "{:?}", runner.layout());
+    let spill = folder.map(|folder| {
+        let CacheIdentity { description, files } = loaded.cache_identity;
+        let identity = SpillIdentity { description, files, adapters: Vec::new() };
+        SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 30, identity }
+    });
+    let config = EngineConfig {
+        batch_tokens_max: 512,
+        chunk_tokens_max: 128,
+        step_time_max: None,
+        sequences_max: 4,
+        waiting_max: 16,
+        sequence_tokens_max: 256,
+        prefix_caching: true,
+        clock: Clock::real(),
+    };
+    let extras = Extras { spill, ..Extras::default() };
+    let engine = Engine::start_with(config, Box::new(runner), extras, Box::new(|_| {})).unwrap();
+    while engine.handle().spill().is_some_and(|spill| !spill.is_open()) {
+        std::thread::yield_now();
+    }
+    engine
+}
+
+/// Asks and gives the tokens that came, and how many of the prompt's were cached.
+async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
+    let request = Request {
+        prompt: prompt.to_vec(),
+        sequences: 1,
+        beams: None,
+        lookup: None,
+        draft: None,
+        sampling: Sampling::greedy(),
+        stop: StopRule { tokens: Vec::new(), tokens_max: 12, tokens_min: 0 },
+        guide: None,
+        salt: 0,
+        adapter: 0,
+    };
+    let mut stream = engine.handle().submit(request).unwrap();
+    let (mut tokens, mut cached) = (Vec::new(), 0);
+    while let Some(event) = stream.next().await {
+        match event {
+            Event::Started { cached_tokens } => cached = cached_tokens,
+            Event::Token { token, .. } => tokens.push(token),
+            Event::Failed(failure) => panic!("{failure:?}"),
+            _ => {}
+        }
+    }
+    (tokens, cached)
+}
+
+/// Asks for other things until the cache has nothing of what was asked before.
+async fn evict(engine: &Engine) {
+    for first in 1000..1004 {
+        let mut prompt = long();
+        prompt[0] = first;
+        ask(engine, &prompt).await;
+    }
+}
+
+fn long() -> Vec<TokenId> {
+    (0..5).flat_map(|_| QUESTION).chain([504]).collect()
+}
+
+#[tokio::test]
+async fn a_prefix_that_is_read_back_gives_what_one_that_stayed_gives_also_after_a_restart() {
+    let engine = start(None, &[]).await;
+    assert_eq!(ask(&engine, &long()).await.1, 0);
+    let stayed = ask(&engine, &long()).await;
+    evict(&engine).await;
+    assert_eq!(ask(&engine, &long()).await.1, 0, "nothing is kept");
+    engine.shutdown().unwrap();
+    assert_eq!(stayed.1, 160);
+
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(Some(folder.path()), &[]).await;
+    assert_eq!(ask(&engine, &long()).await.1, 0);
+    evict(&engine).await;
+    assert_eq!(ask(&engine, &long()).await, stayed);
+    let handle = engine.handle();
+    let read_back = handle.spill().unwrap().read_back();
+    assert_eq!(read_back, 5);
+    engine.shutdown().unwrap();
+
+    let engine = start(Some(folder.path()), &[]).await;
+    assert_eq!(ask(&engine, &long()).await, stayed);
+    engine.shutdown().unwrap();
+
+    let engine = start(Some(folder.path()), &[("INFERENCE_NUM_THREADS", "1")]).await;
+    assert_eq!(ask(&engine, &long()).await.1, 0, "those were computed in another way");
+    engine.shutdown().unwrap();
 }

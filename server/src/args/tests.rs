@@ -47,6 +47,16 @@ fn adapters_have_names_and_paths() {
 }
 
 #[test]
+fn evicted_blocks_go_to_a_directory_if_one_is_given() {
+    let folder = |args: &[&str]| parse(args).map(|args| args.spill.folder());
+    assert_eq!(folder(&["--backend=sim", "--kv-spill-bytes=1GiB"]).unwrap(), None);
+    let given = folder(&["--backend=sim", "--kv-spill-dir=/x/y", "--kv-spill-bytes=2MiB"]).unwrap();
+    assert_eq!(given, Some(("/x/y".into(), 2 << 20)));
+    let wrong = folder(&["--backend=sim", "--kv-spill-dir=/x", "--no-prefix-caching"]).unwrap_err();
+    assert!(wrong.to_string().contains("cannot be used with"), "{wrong}");
+}
+
+#[test]
 fn plugin_properties_are_pairs_or_json() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(plugin_config("A=b=c").unwrap().0, [pair("A", "b=c")]);

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::{App, Limits, Metrics, Model, Serving, StoreConfig, built_in_text, built_in_text_with, router};
 use server_engine::{
-    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, Logits, ModelRunner, RunError, TokenId,
+    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, Extras, Logits, ModelRunner, RunError, TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
 };
 use server_scheduler::Batch;
@@ -89,11 +89,9 @@ impl Setup {
             prefix_caching: true,
             clock: Clock::simulated(),
         };
-        let engine = match self.draft.map(|runner| DraftRunner { runner, tokens_max: 400 }) {
-            Some(draft) => Engine::start_with_draft(config, self.runner, draft, metrics.observer()),
-            None => Engine::start(config, self.runner, metrics.observer()),
-        };
-        let engine = engine.unwrap();
+        let draft = self.draft.map(|runner| DraftRunner { runner, tokens_max: 400 });
+        let extras = Extras { draft, ..Extras::default() };
+        let engine = Engine::start_with(config, self.runner, extras, metrics.observer()).unwrap();
         let app = App::with_store(self.limits, metrics, &self.store).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
         app.serve(Serving {

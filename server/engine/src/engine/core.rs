@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, Event as Change, FinishReason, Sampled, Scheduler, SchedulerConfig, SequenceId,
+    Batch, Event as Change, FinishReason, Keying, Sampled, Scheduler, SchedulerConfig, SequenceId,
 };
 
 use crate::handle::{Command, Shared};
@@ -13,6 +13,7 @@ use crate::request::Failure;
 use crate::runner::{Logits, ModelRunner, RunError, Runners};
 use crate::sampler::Sampler;
 use crate::sleep::SleepLevel;
+use crate::spill::Spill;
 pub(crate) use drafts::Drafter;
 use drafts::Drafting;
 use guides::Guides;
@@ -24,6 +25,7 @@ mod guides;
 mod requests;
 mod samples;
 mod sleep;
+mod spilling;
 
 /// A sequence's id is the number of its request, then, in so many bits, its index in the request.
 pub(super) const INDEX_BITS: u32 = 16;
@@ -35,6 +37,8 @@ pub(super) struct Core {
     commands: mpsc::Receiver<Command>,
     scheduler: Scheduler,
     runner: Box<dyn ModelRunner>,
+    /// If evicted blocks are kept.
+    spill: Option<Spill>,
     sampler: Sampler,
     guides: Guides,
     drafting: Drafting,
@@ -45,6 +49,8 @@ pub(super) struct Core {
     prefill_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
+    /// Whether nothing can be computed before blocks have been read.
+    is_stalled: bool,
     // Kept from step to step for their memory.
     batch: Batch,
     samples: Samples,
@@ -59,16 +65,22 @@ impl Core {
         config: SchedulerConfig,
         Runners { target: runner, draft }: Runners,
         observer: Observer,
-        commands: mpsc::Receiver<Command>,
+        (commands, spill): (mpsc::Receiver<Command>, Option<(Spill, Keying)>),
     ) -> Self {
         let vocabulary = runner.layout().vocabulary;
         let guides = Guides::new(vocabulary);
         let drafting = Drafting::new(draft, vocabulary, config.chunk_tokens_max);
+        let mut scheduler = Scheduler::new(config);
+        let spill = spill.map(|(spill, keying)| {
+            scheduler.tell_evicted(keying);
+            spill
+        });
         Self {
             requests: Requests::default(),
             commands,
-            scheduler: Scheduler::new(config),
+            scheduler,
             runner,
+            spill,
             sampler: Sampler::new(),
             guides,
             drafting,
@@ -78,6 +90,7 @@ impl Core {
             prefill_rate: Rate::default(),
             decode_rate: Rate::default(),
             preemptions_total: 0,
+            is_stalled: false,
             batch: Batch::default(),
             samples: Samples::default(),
             changes: Vec::new(),
@@ -94,6 +107,7 @@ impl Core {
         self.state = EngineState::Serving;
         while self.take_commands(shared)? {
             self.requests.drop_abandoned(&mut self.scheduler);
+            self.look_at_spill(shared);
             if !self.scheduler.is_idle() && self.is_awake(shared)? {
                 self.step(shared)?;
             }
@@ -104,7 +118,12 @@ impl Core {
     /// Takes all commands there are, and waits for one if there is nothing to compute. False at the end.
     fn take_commands(&mut self, shared: &Shared) -> Result<bool, RunError> {
         loop {
-            let command = if !self.scheduler.is_idle() {
+            let command = if self.is_stalled {
+                match self.await_blocks(shared) {
+                    Some(command) => command,
+                    None => return Ok(true),
+                }
+            } else if !self.scheduler.is_idle() {
                 match self.commands.try_recv() {
                     Ok(command) => command,
                     Err(_) => return Ok(true),
@@ -112,9 +131,14 @@ impl Core {
             } else if self.state == EngineState::Draining {
                 match self.commands.try_recv() {
                     Ok(command) => command,
-                    Err(_) => return Ok(false),
+                    Err(_) => {
+                        // Nothing is left to do: what is cached is of use to whoever serves after this.
+                        self.give_up_cached();
+                        return Ok(false);
+                    }
                 }
             } else {
+                self.look_at_spill(shared);
                 self.publish(shared);
                 match self.commands.recv() {
                     Ok(command) => command,
@@ -126,6 +150,7 @@ impl Core {
                 Command::Drain => self.state = EngineState::Draining,
                 Command::Sleep(command) => self.change_sleep(command, shared)?,
                 Command::Stop => return Ok(false),
+                Command::LookAtSpill => self.woke(),
             }
         }
     }
@@ -134,8 +159,13 @@ impl Core {
         let began = shared.clock.now();
         self.drafting.propose(&mut self.requests, &mut self.scheduler);
         self.scheduler.schedule(&mut self.batch);
-        assert!(!self.batch.rows.is_empty(), "invariant: unless it is idle, the scheduler has a row");
+        self.spill_scheduled(began);
         self.publish(shared);
+        if self.batch.rows.is_empty() {
+            assert!(self.scheduler.is_reading(), "invariant: if it has work and reads nothing, it has a row");
+            self.is_stalled = true;
+            return Ok(());
+        }
         self.report.clear();
         self.changes.clear();
         let tools = (&shared.clock, &mut self.report);

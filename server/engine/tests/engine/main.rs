@@ -15,6 +15,8 @@ mod guides;
 mod scores;
 #[cfg(test)]
 mod sleep;
+#[cfg(test)]
+mod spill;
 mod streams;
 #[cfg(test)]
 mod support;

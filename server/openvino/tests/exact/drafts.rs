@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 
 use server_engine::{
-    Clock, DraftRule, DraftRunner, Engine, EngineConfig, Event, ModelRunner, Request, Sampling, StepReport,
-    StopRule, TokenId,
+    Clock, DraftRule, DraftRunner, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling,
+    StepReport, StopRule, TokenId,
 };
 use server_gguf::TensorType;
 use server_openvino::{Form, load_pair};
@@ -44,7 +44,8 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
             assert!(bytes * u64::from(model.1.layout.blocks_total) <= of_model.cache_bytes.unwrap());
             runner = Box::new(model.0);
             let draft = DraftRunner { runner: Box::new(draft.0), tokens_max: 256 };
-            Engine::start_with_draft(engine_config(), runner, draft, observer).unwrap()
+            let extras = Extras { draft: Some(draft), ..Extras::default() };
+            Engine::start_with(engine_config(), runner, extras, observer).unwrap()
         }
         None => {
             runner = Box::new(load_file(model, Form::Fine, &EXACT).unwrap().0);

@@ -5,7 +5,7 @@ use crate::handle::Shared;
 use crate::report::StepReport;
 use crate::request::Failure;
 use crate::runner::RunError;
-use crate::sleep::{SleepCommand, SleepError};
+use crate::sleep::{SleepCommand, SleepError, SleepLevel};
 
 impl Core {
     /// Does what is asked, and answers.
@@ -22,7 +22,7 @@ impl Core {
             // What it gave back it has given back.
             Some(level) if self.asleep >= Some(level) => Ok(()),
             Some(level) => {
-                self.scheduler.forget_cached();
+                self.give_up_cached();
                 self.runner.sleep(level);
                 self.drafting.sleep(level);
                 self.asleep = Some(level);
@@ -74,6 +74,9 @@ impl Core {
             Err(error) => return Ok(Err(error.message)),
         }
         self.drafting.wake();
+        if self.asleep == Some(SleepLevel::Model) {
+            self.check_spill();
+        }
         self.asleep = None;
         let wake_time = shared.clock.now() - began;
         tracing::info!(ms = wake_time.as_millis() as u64, "awake");

@@ -1,0 +1,458 @@
+//! Evicted blocks that are kept on disk: found again, also after a restart, and never wrong.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::sim::expected_tokens;
+use server_engine::{
+    DraftRule, DraftRunner, Engine, EngineHandle, Extras, Request, SleepLevel, SpillConfig, SpillIdentity,
+    SpillStats, StartError, TokenId,
+};
+use tokio::task::JoinSet;
+
+use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled};
+
+/// Tokens of the prompts; blocks have 8.
+const PROMPT_TOKENS: u32 = 100;
+
+/// Of a file.
+const BLOCK_BYTES: u64 = 48 + 8 * 12;
+
+fn config(folder: &Path, model: &str) -> SpillConfig {
+    let identity = SpillIdentity { description: model.to_owned(), files: Vec::new(), adapters: Vec::new() };
+    SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity }
+}
+
+fn start(config: &SpillConfig) -> Engine {
+    let setup = Setup::new(32);
+    let runner = Box::new(setup.runner());
+    let extras = Extras { spill: Some(config.clone()), ..Extras::default() };
+    Engine::start_with(setup.engine, runner, extras, Box::new(|_| {})).unwrap()
+}
+
+/// Asks, and checks the answer against what a model without a cache says.
+async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
+    let prompt = prompt(which, PROMPT_TOKENS);
+    let outcome = outcome(handle.submit(request(&prompt, 9)).unwrap()).await;
+    assert_eq!(outcome.failure, None);
+    assert_eq!(outcome.tokens, [expected_tokens(&prompt, 9, VOCABULARY)], "prompt {which}");
+    outcome
+}
+
+/// Waits until what the disk is about to do for the engine is done.
+async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
+    while !done(handle.spill().unwrap()) {
+        std::thread::yield_now();
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Prompts of which the cache has the last two or so at the end, and the disk the others.
+async fn fill(handle: &EngineHandle) {
+    until(handle, SpillStats::is_open).await;
+    for which in 0..8 {
+        ask(handle, which).await;
+        settled(handle).await;
+        until(handle, |spill| spill.queued() == 0).await;
+    }
+    // 13 blocks of each, of which all but those of the last two were evicted.
+    let spill = handle.spill().unwrap();
+    assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
+}
+
+/// The files of blocks.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries =
+        |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let folders = entries(folder).into_iter().filter(|path| path.is_dir());
+    folders.flat_map(|folder| entries(&folder)).filter(|path| path.extension().unwrap() == "kv").collect()
+}
+
+#[tokio::test]
+async fn an_evicted_prefix_is_read_back_instead_of_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    let outcome = ask(&handle, 0).await;
+    assert_eq!(outcome.cached_tokens, Some(96));
+    let spill = handle.spill().unwrap();
+    assert_eq!((spill.read_back(), spill.unreadable()), (12, 0));
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_that_want_blocks_back_at_once_all_get_what_they_should() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    let mut rng = StdRng::seed_from_u64(5);
+    for round in 0..10 {
+        let mut tasks = JoinSet::new();
+        for _ in 0..40 {
+            let handle = handle.clone();
+            let prompt = prompt(rng.random_range(0..9), rng.random_range(20..150));
+            let request = Request { salt: rng.random_range(0..2), ..request(&prompt, 9) };
+            let is_dropped = rng.random_range(0..5) == 0;
+            tasks.spawn(async move {
+                let stream = handle.submit(request).unwrap();
+                if is_dropped {
+                    return;
+                }
+                let outcome = outcome(stream).await;
+                assert_eq!(outcome.failure, None);
+                assert_eq!(outcome.tokens, [expected_tokens(&prompt, 9, VOCABULARY)]);
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+        settled(&handle).await;
+        if round % 3 == 2 {
+            handle.sleep(SleepLevel::Cache).await.unwrap();
+        }
+    }
+    let spill = handle.spill().unwrap();
+    assert!(spill.read_back() > 100, "{spill:?}");
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_kept_outlives_the_engine_but_not_its_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    fill(&engine.handle()).await;
+    engine.shutdown().unwrap();
+    let kept = files(folder.path()).len();
+    assert!(kept >= 5 * 13, "{kept}");
+
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    until(&handle, SpillStats::is_open).await;
+    assert_eq!(handle.spill().unwrap().blocks() as usize, kept);
+    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96));
+    engine.shutdown().unwrap();
+
+    let engine = start(&config(folder.path(), "another"));
+    let handle = engine.handle();
+    until(&handle, SpillStats::is_open).await;
+    assert_eq!(files(folder.path()).len(), 0, "those of another model are removed");
+    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
+    settled(&handle).await;
+    assert_eq!(handle.spill().unwrap().read_back(), 0);
+    engine.shutdown().unwrap();
+}
+
+/// Keeps blocks, spoils them, and asks for the first prompt again: it is computed, and right.
+async fn with_spoilt(spoil: impl Fn(&Path)) {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    files(folder.path()).iter().for_each(|file| spoil(file));
+    let outcome = ask(&handle, 0).await;
+    assert_eq!(outcome.cached_tokens, Some(0));
+    let spill = handle.spill().unwrap();
+    assert_eq!((spill.read_back(), spill.unreadable()), (0, 1));
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_block_is_computed() {
+    with_spoilt(|file| {
+        let mut bytes = fs::read(file).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(file, bytes).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_block_under_the_name_of_another_is_computed() {
+    with_spoilt(|file| {
+        let mut bytes = fs::read(file).unwrap();
+        bytes[8] ^= 1;
+        fs::write(file, bytes).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_block_that_ends_early_is_computed() {
+    with_spoilt(|file| fs::File::options().write(true).open(file).unwrap().set_len(60).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_block_that_is_gone_is_computed() {
+    with_spoilt(|file| fs::remove_file(file).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_block_that_does_not_come_is_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    // Whoever opens a pipe to read it waits for somebody who writes.
+    let pipes = files(folder.path());
+    for file in &pipes {
+        fs::remove_file(file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(file).status().unwrap().success());
+    }
+    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
+    settled(&handle).await;
+    assert_eq!(handle.spill().unwrap().read_back(), 0);
+    // Nobody waits a second time, nor for the reader at the end.
+    assert_eq!(ask(&handle, 1).await.cached_tokens, Some(0));
+    engine.shutdown().unwrap();
+    for file in pipes {
+        drop(fs::File::options().read(true).write(true).open(file));
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_made_costs_only_what_it_would_keep() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "in the way").unwrap();
+    let engine = start(&config(&file, "a"));
+    let handle = engine.handle();
+    for which in (0..8).chain(0..8) {
+        ask(&handle, which).await;
+    }
+    let spill = handle.spill().unwrap();
+    assert_eq!((spill.is_open(), spill.written(), spill.blocks()), (false, 0, 0));
+    assert!(spill.dropped() > 5 * 13, "{spill:?}");
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_written_costs_only_what_it_would_keep() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    until(&handle, SpillStats::is_open).await;
+    for entry in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            fs::remove_dir_all(&entry).unwrap();
+            fs::write(&entry, "in the way").unwrap();
+        }
+    }
+    for which in 0..8 {
+        ask(&handle, which).await;
+    }
+    until(&handle, |spill| spill.dropped() >= 5 * 13).await;
+    assert_eq!((ask(&handle, 0).await.cached_tokens, handle.spill().unwrap().written()), (Some(0), 0));
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
+/// Bytes of all files of blocks, finished or not.
+fn bytes(folder: &Path) -> u64 {
+    let sizes = |path: PathBuf| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().metadata());
+    let folders =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    // Files may go meanwhile.
+    folders.flat_map(sizes).filter_map(Result::ok).map(|metadata| metadata.len()).sum()
+}
+
+#[tokio::test]
+async fn no_more_bytes_are_kept_than_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = 20 * BLOCK_BYTES + 5;
+    for bytes_max in [few, 60 * BLOCK_BYTES, few] {
+        // The last time there are more at the start than may be.
+        let engine = start(&SpillConfig { bytes_max, ..config(folder.path(), "a") });
+        let handle = engine.handle();
+        fill(&handle).await;
+        for which in 0..8 {
+            ask(&handle, which).await;
+            assert!(handle.spill().unwrap().bytes() <= bytes_max);
+            assert!(bytes(folder.path()) <= bytes_max);
+        }
+        settled(&handle).await;
+        until(&handle, |spill| spill.queued() == 0).await;
+        // What was removed last may still be there.
+        until(&handle, |spill| bytes(folder.path()) == spill.bytes()).await;
+        engine.shutdown().unwrap();
+        assert_eq!(bytes(folder.path()), bytes_max / BLOCK_BYTES * BLOCK_BYTES, "and all that may be are");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_kept_where_there_is_room_for_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&SpillConfig { bytes_max: BLOCK_BYTES - 1, ..config(folder.path(), "a") });
+    let handle = engine.handle();
+    for which in 0..8 {
+        ask(&handle, which).await;
+    }
+    engine.shutdown().unwrap();
+    assert_eq!(bytes(folder.path()), 0);
+}
+
+#[tokio::test]
+async fn two_engines_do_not_share_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), "a");
+    let first = start(&config);
+    fill(&first.handle()).await;
+    let second = start(&config);
+    assert_eq!(ask(&second.handle(), 0).await.cached_tokens, Some(0));
+    first.shutdown().unwrap();
+    let handle = second.handle();
+    until(&handle, |spill| spill.blocks() >= 5 * 13).await;
+    assert_eq!(ask(&handle, 1).await.cached_tokens, Some(96));
+    second.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn a_salt_keeps_blocks_apart_on_disk_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    let prompt: Vec<TokenId> = prompt(0, PROMPT_TOKENS);
+    let mut salted = request(&prompt, 9);
+    salted.salt = 7;
+    assert_eq!(outcome(handle.submit(salted).unwrap()).await.cached_tokens, Some(0));
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_cached_when_the_engine_ends_is_there_when_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    for cached in [0, 96] {
+        let engine = start(&config(folder.path(), "a"));
+        let handle = engine.handle();
+        until(&handle, SpillStats::is_open).await;
+        assert_eq!(ask(&handle, 0).await.cached_tokens, Some(cached));
+        engine.shutdown().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_cached_when_the_engine_sleeps_is_there_when_it_wakes() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    for level in [SleepLevel::Cache, SleepLevel::Model] {
+        settled(&handle).await;
+        handle.sleep(level).await.unwrap();
+        until(&handle, |spill| spill.queued() == 0).await;
+        for which in [7, 0, 7, 3] {
+            assert_eq!(ask(&handle, which).await.cached_tokens, Some(96), "{which} after {level:?}");
+        }
+    }
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_is_another_after_sleep_finds_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    fs::write(&model, "one").unwrap();
+    let spill = folder.path().join("spill");
+    let mut config = config(&spill, "a");
+    config.identity.files = vec![model.clone()];
+    let engine = start(&config);
+    let handle = engine.handle();
+    fill(&handle).await;
+    handle.sleep(SleepLevel::Cache).await.unwrap();
+    fs::write(&model, "another").unwrap();
+    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96), "it is not loaded anew");
+    settled(&handle).await;
+    handle.sleep(SleepLevel::Model).await.unwrap();
+    for which in (0..8).chain(0..8) {
+        assert_eq!(ask(&handle, which).await.cached_tokens, Some(0));
+    }
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+
+    let engine = start(&config);
+    let handle = engine.handle();
+    until(&handle, SpillStats::is_open).await;
+    assert_eq!(handle.spill().unwrap().blocks(), 0);
+    engine.shutdown().unwrap();
+}
+
+fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> {
+    let setup = Setup { adapters: 2, ..Setup::new(32) };
+    let mut spill = config(folder, "a");
+    spill.identity.adapters = adapters.to_vec();
+    let extras = Extras { spill: Some(spill), ..Extras::default() };
+    Engine::start_with(setup.engine.clone(), Box::new(setup.runner()), extras, Box::new(|_| {}))
+}
+
+#[tokio::test]
+async fn adapters_are_told_apart_by_their_content_and_not_by_their_number() {
+    let folder = tempfile::tempdir().unwrap();
+    // What is in the cache of the first two, and what is found of it by others later.
+    let starts: [(&[u64], [u32; 3]); 4] = [
+        (&[11, 22], [0, 0, 0]),
+        (&[33, 44], [96, 0, 0]),
+        (&[22, 11], [96, 96, 96]),
+        (&[44, 55], [96, 96, 0]),
+    ];
+    for (adapters, cached) in starts {
+        let engine = start_adapted(folder.path(), adapters).unwrap();
+        let handle = engine.handle();
+        until(&handle, SpillStats::is_open).await;
+        for (adapter, cached) in (0..).zip(cached) {
+            let request = Request { adapter, ..request(&prompt(0, PROMPT_TOKENS), 1) };
+            let found = outcome(handle.submit(request).unwrap()).await.cached_tokens;
+            assert_eq!(found, Some(cached), "adapter {adapter} of {adapters:?}");
+        }
+        settled(&handle).await;
+        engine.shutdown().unwrap();
+    }
+    assert!(matches!(
+        start_adapted(folder.path(), &[11]),
+        Err(StartError::UnknownAdapters { known: 1, adapters: 2 })
+    ));
+}
+
+#[tokio::test]
+async fn a_draft_model_guesses_after_what_was_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup::new(32);
+    let draft = DraftRunner { runner: Box::new(setup.runner()), tokens_max: u32::MAX };
+    let extras = Extras { draft: Some(draft), spill: Some(config(folder.path(), "a")) };
+    let observer = Box::new(|_: &_| {});
+    let engine =
+        Engine::start_with(setup.engine.clone(), Box::new(setup.runner()), extras, observer).unwrap();
+    let handle = engine.handle();
+    fill(&handle).await;
+    for which in [0, 1, 0, 5] {
+        let prompt = prompt(which, PROMPT_TOKENS);
+        let rule = Some(DraftRule { tokens_max: 4, probability_min: 0.0 });
+        let drafted = Request { draft: rule, ..request(&prompt, 30) };
+        let outcome = outcome(handle.submit(drafted).unwrap()).await;
+        assert_eq!(outcome.tokens, [expected_tokens(&prompt, 30, VOCABULARY)]);
+        assert_eq!(outcome.cached_tokens, Some(96));
+        settled(&handle).await;
+        until(&handle, |spill| spill.queued() == 0).await;
+    }
+    assert!(handle.spill().unwrap().read_back() >= 12);
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn without_a_prefix_cache_there_is_nothing_to_keep() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut setup = Setup::new(32);
+    setup.engine.prefix_caching = false;
+    let extras = Extras { spill: Some(config(folder.path(), "a")), ..Extras::default() };
+    let runner = Box::new(setup.runner());
+    let refused = Engine::start_with(setup.engine, runner, extras, Box::new(|_| {}));
+    assert!(matches!(refused, Err(StartError::NothingToSpill)));
+}
