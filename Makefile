@@ -132,6 +132,11 @@ bench-draft: fetch build ## Measure what a draft model costs, and how often it h
 	@$(CARGO) build --release --locked --package server-openvino --example draft-bench
 	@.deps/venv-peer/bin/python tests/bench/bench_draft.py $(ARGS)
 
+.PHONY: bench-spill
+bench-spill: fetch build ## Measure prompts that are read back from disk beside computing them; ARGS go to the program.
+	@tests/bench/setup.sh peer
+	@.deps/venv-peer/bin/python tests/bench/bench_spill.py $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: ## Let ways of picking a replica compete in a simulation; ARGS=--update writes the table.
 	@scripts/need cargo

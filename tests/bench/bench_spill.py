@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""`make bench-spill`: the time to the first token of a long prompt that is computed, read back from disk, or still cached.
+
+One server at a time, whose cache holds little more than a prompt, and a directory for what it evicts. A round asks for a
+prompt that is new, for others until nothing of it is cached, then twice for the same. After the rounds each prompt is
+asked for once more, by a server that was started for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import pathlib
+import random
+import re
+import statistics
+import sys
+
+import bench_http
+import engines
+import http_load
+from bench_http import MODEL, Server
+
+KV_CACHE_MIB = 32
+WAYS = ["computed", "from disk", "cached", "after a restart"]
+
+
+class Keeping(Server):
+    """A server with a small cache, which keeps what that evicts."""
+
+    def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
+        super().__init__(args.server, bench_http.setup_of(args), folder)
+        self.folder = folder
+
+    def command(self) -> list[str]:
+        command = [part for part in super().command() if not part.startswith("--kv-cache-size")]
+        return [*command, f"--kv-cache-size={KV_CACHE_MIB}MiB", f"--kv-spill-dir={self.folder / 'spill'}"]
+
+    def settled(self) -> bool:
+        """Also, it knows what is kept."""
+        return super().settled() and "evicted blocks are kept" in self.log.read_text()
+
+
+def prompt(args: argparse.Namespace, seed: int) -> list[int]:
+    """Tokens that no other seed's prompt begins with."""
+    rng = random.Random(seed)
+    return [rng.randrange(1000, args.vocabulary) for _ in range(args.tokens)]
+
+
+def ask(server: Server, tokens: list[int]) -> tuple[float, int]:
+    """Milliseconds to the first token, and how many tokens of the prompt were cached."""
+    request = {"prompt": tokens, "max_tokens": 4}
+    stream = asyncio.run(http_load.send(server.port, http_load.message(server.port, MODEL, request)))
+    cached = re.findall(rb'"cached_tokens":\s*(\d+)', stream.tail)
+    return (stream.first - stream.sent) * 1000, int(cached[-1]) if cached else 0
+
+
+def warm(server: Server, args: argparse.Namespace) -> None:
+    """Asks for another prompt, and again: the model prepares for each number of tokens it is given first."""
+    for _ in range(2):
+        ask(server, prompt(args, 9000))
+
+
+def expect(way: str, measured: tuple[float, int], args: argparse.Namespace) -> float:
+    """The time, if as much was cached as has to be."""
+    milliseconds, cached = measured
+    if (way == "computed") != (cached < args.tokens // 2):
+        raise engines.Failed(f"{way}: {cached} of {args.tokens} tokens were cached")
+    print(f"  {way:16} {milliseconds:8.0f} ms  {cached} cached", file=sys.stderr, flush=True)
+    return milliseconds
+
+
+def main() -> None:
+    known = bench_http.parser(__doc__, [], [])
+    known.add_argument("--tokens", type=int, default=1500, help="of a prompt")
+    args = known.parse_args()
+    measured: dict[str, list[float]] = {way: [] for way in WAYS}
+    with engines.scratch() as folder:
+        folder = pathlib.Path(folder)
+        with Keeping(args, folder) as server:
+            warm(server, args)
+            for seed in range(args.rounds):
+                for way in WAYS[:3]:
+                    measured[way].append(expect(way, ask(server, prompt(args, seed)), args))
+                    if way == "computed":
+                        for other in (1, 2):
+                            ask(server, prompt(args, 1000 * other + seed))
+        for seed in range(args.rounds):
+            with Keeping(args, folder) as server:
+                warm(server, args)
+                measured[WAYS[3]].append(expect(WAYS[3], ask(server, prompt(args, seed)), args))
+    print(f"{engines.versions()}\n{engines.machine()}\n")
+    print(f"{args.tokens} tokens, medians of {args.rounds}\n\n| | first token | of computing it |\n|---|---|---|")
+    computed = measured["computed"]
+    for way in WAYS:
+        ratio = statistics.median(time / first for time, first in zip(measured[way], computed, strict=True))
+        print(f"| {way} | {statistics.median(measured[way]):.0f} ms | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
