@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 
@@ -51,6 +51,30 @@ pub fn built(name: &str) -> anyhow::Result<PathBuf> {
         bail!("{} is not there: build it with `cargo build -p {name}`", binary.display());
     }
     Ok(binary)
+}
+
+/// The folder in which servers of tests keep what they compile, so that only the first compiles. It is for the server as
+/// it is built now: those of former builds are removed.
+///
+/// # Panics
+/// If there is no server.
+#[must_use]
+pub fn kept() -> String {
+    const PREFIX: &str = "kept-by-";
+    let binary = binary().expect("the server is built");
+    let built = binary.metadata().and_then(|file| file.modified()).expect("the server has a time");
+    let built = built.duration_since(UNIX_EPOCH).expect("it was built after 1970").as_nanos();
+    let temporary =
+        binary.parent().and_then(Path::parent).expect("the server is in a target folder").join("tmp");
+    let name = format!("{PREFIX}{built}");
+    for other in std::fs::read_dir(&temporary).into_iter().flatten().flatten() {
+        let other_name = other.file_name().to_string_lossy().into_owned();
+        if other_name.starts_with(PREFIX) && other_name != name {
+            // Another test may be doing the same.
+            let _ = std::fs::remove_dir_all(other.path());
+        }
+    }
+    temporary.join(name).display().to_string()
 }
 
 /// A server without arguments, and without those that the environment holds.
@@ -145,13 +169,15 @@ impl Server {
         })
     }
 
-    /// The server with the sample model, [`EXACT`], that is called `smollm2`. What clients are tested with has one graph:
-    /// a second one would be compiled beside half of what they do.
+    /// The server with the sample model, [`EXACT`], that is called `smollm2`. What clients are tested with has one graph,
+    /// since a second one would be compiled beside half of what they do, and starts from what is [`kept`].
     ///
     /// # Errors
     /// As [`Server::start`].
     pub fn named() -> anyhow::Result<Self> {
-        Self::start(&[&EXACT[..], &["--model-name", "smollm2", "--unpack-weights", "never"]].concat())
+        let kept = kept();
+        let own = ["--model-name", "smollm2", "--unpack-weights", "never", "--cache-dir", &kept];
+        Self::start(&[&EXACT[..], &own].concat())
     }
 
     /// `path` on this server.

@@ -64,9 +64,16 @@ async fn a_full_disk_under_the_cache_costs_the_cache_and_nothing_else() {
     let server = Server::from_command(&mut limited).unwrap();
     let answer = http::post(&server.url("/v1/completions"), &capital(&server, 4).await).await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
+    let warnings = || server.process().output().matches("WARN").count();
+    await_condition("the graph and what was compiled to be given up", STOP_LIMIT, || {
+        (warnings() == 2).then_some(())
+    })
+    .unwrap();
     let output = server.process().output();
-    let warnings: Vec<&str> = output.lines().filter(|line| line.contains("WARN")).collect();
-    assert!(matches!(warnings[..], [line] if line.contains(&*cache.to_string_lossy())), "{output}");
+    for warning in output.lines().filter(|line| line.contains("WARN")) {
+        assert!(warning.contains(&*cache.to_string_lossy()), "{warning}");
+        assert!(warning.contains("File too large"), "{warning}");
+    }
     assert!(!output.contains("panicked"), "{output}");
     assert_eq!(files_in(&cache), [""; 0], "half a file is left");
 }

@@ -92,8 +92,13 @@ extern "C" int ovfleet_export(const ov_compiled_model_t* compiled, const char* p
         std::ofstream file;
         file.exceptions(std::ios::badbit | std::ios::failbit);
         file.open(path, std::ios::binary);
-        compiled->object->export_model(file);
-        file.close();
+        try {
+            compiled->object->export_model(file);
+            file.close();
+        } catch (const ov::Exception&) {
+            if (file.fail()) throw std::ios_base::failure("a failed write");
+            throw;
+        }
     });
 }
 

@@ -1,7 +1,10 @@
 // How the C API wraps a model, and how failures cross the C border.
 #pragma once
 
+#include <cerrno>
+#include <cstring>
 #include <exception>
+#include <ios>
 #include <memory>
 #include <string>
 
@@ -35,9 +38,13 @@ void name_heads(const ov::Model& model);
 // Runs `body` and turns what it throws into a return code.
 template <typename Body>
 int guarded(Body body) {
+    errno = 0;
     try {
         body();
         return 0;
+    } catch (const std::ios_base::failure& error) {
+        // What went wrong with the file is not among what streams say.
+        last_error() = errno ? std::strerror(errno) : error.what();
     } catch (const std::exception& error) {
         last_error() = error.what();
     } catch (...) {

@@ -102,9 +102,9 @@ impl KeptCompiled {
     pub(crate) fn write(&self, core: &Arc<Core>, compiled: Arc<CompiledModel>, facts: Facts) {
         let part = self.folder.join(format!("part-{}-{}", std::process::id(), self.name));
         if let Err(why) = self.try_write(&part, core, (compiled, facts)) {
-            tracing::warn!(why, folder = %self.folder.display(), "the compiled model is not kept");
             // Nothing to be done if even this fails.
             let _ = fs::remove_file(&part);
+            tracing::warn!(why, folder = %self.folder.display(), "the compiled model is not kept");
         }
         if let Err(error) = remove_oldest(&self.folder, COMPILED_MAX) {
             tracing::warn!(%error, folder = %self.folder.display(), "cannot remove old compiled models");
