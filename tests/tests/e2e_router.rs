@@ -16,7 +16,10 @@ use tests::router::{Router, replica};
 use tests::server::{Server, bare_command};
 use tokio::task::JoinSet;
 
-const CLIENTS: usize = 16;
+/// Clients at a time, for each replica.
+const CLIENTS: usize = 4;
+/// The same for servers of the real model, which have a processor in common.
+const CLIENTS_OF_MODELS: usize = 2;
 /// How long anything may take that is waited for.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -72,7 +75,7 @@ struct Tally {
     /// Whole answers by replica.
     by_replica: std::sync::Mutex<BTreeMap<String, usize>>,
     /// Whole answers by client.
-    by_client: [AtomicUsize; CLIENTS],
+    by_client: Vec<AtomicUsize>,
 }
 
 impl Tally {
@@ -142,7 +145,7 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
 }
 
 /// Kills one, stops another, starts both again, while clients ask.
-async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
+async fn killed_stopped_and_restarted(count: usize, clients_each: usize, arguments: &[&str]) {
     let mut places: Vec<Place> = (0..count).map(|_| Place::start(arguments)).collect();
     let names: Vec<String> = places.iter().map(|place| place.server().address().to_owned()).collect();
     let mut all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
@@ -152,9 +155,10 @@ async fn killed_stopped_and_restarted(count: usize, arguments: &[&str]) {
     let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
     let model = models.body["data"][0]["id"].clone();
 
-    let tally = Arc::new(Tally::default());
+    let by_client = (0..count * clients_each).map(|_| AtomicUsize::default()).collect();
+    let tally = Arc::new(Tally { by_client, ..Tally::default() });
     let mut clients = JoinSet::new();
-    for number in 0..CLIENTS {
+    for number in 0..count * clients_each {
         let url = router.url("/v3/chat/completions");
         clients.spawn(client(number, url, model.clone(), Arc::clone(&tally)));
     }
@@ -218,12 +222,12 @@ async fn nothing_is_left(router: &Router) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_simulators_are_killed_stopped_and_restarted_and_no_request_without_a_byte_fails() {
-    killed_stopped_and_restarted(2, &SIM).await;
+    killed_stopped_and_restarted(2, 2 * CLIENTS, &SIM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_with_four() {
-    killed_stopped_and_restarted(4, &SIM).await;
+    killed_stopped_and_restarted(4, CLIENTS, &SIM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -231,7 +235,7 @@ async fn the_same_with_four_servers_of_the_sample_model() {
     // Whoever starts again finds what those before have kept.
     let folder = tempfile::tempdir().expect("there is room for a directory");
     let cache = format!("--cache-dir={}", folder.path().display());
-    killed_stopped_and_restarted(4, &[&MODEL[..], &[&cache]].concat()).await;
+    killed_stopped_and_restarted(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;
 }
 
 #[tokio::test]
