@@ -287,7 +287,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<Runners> {
     }
     if let Some(folder) = cache_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
-        // The CPU compiles a graph that was made paged in this process anew in any case.
+        // What is compiled for the CPU is kept there by the runner: its plugin does not take paged graphs back by itself.
         if device != "CPU" {
             set("CACHE_DIR", &folder.to_string_lossy());
         }

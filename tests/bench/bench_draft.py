@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import statistics
 import subprocess
 import sys
 
@@ -111,15 +110,9 @@ def main() -> None:
         print_costs(f"The draft model, {draft.name}", costs_of(args, setup, draft))
         print_costs("The model as its own draft model", costs_of(args, setup, None))
         measured = served(args, setup, draft, folder)
-    print("\n| work | with the draft model | without | ratio | wanted |\n|---|---|---|---|---|")
-    all_good = True
-    for (work, case), figures in measured.items():
-        drafted, plain = (statistics.median(column) for column in zip(*figures, strict=True))
-        ratio = statistics.median(drafted / plain for drafted, plain in figures)
-        all_good &= ratio >= WANTED
-        mark = "✓" if ratio >= WANTED else "✗"
-        title = f"{work}, {bench_lookup.CONCURRENT[case]} concurrent"
-        print(f"| {title} | {drafted:.0f} tok/s | {plain:.0f} tok/s | **{ratio:.2f}** | ≥ {WANTED} {mark} |")
+    print()
+    names = ("with the draft model", "without")
+    all_good = bench_lookup.print_ratios(names, measured, lambda _: WANTED)
     if args.strict and not all_good:
         raise SystemExit(1)
 
