@@ -6,6 +6,10 @@ use std::path::PathBuf;
 
 const SOURCES: &[&str] = &[
     "adapt.cpp",
+    "attention/dispatch.cpp",
+    "attention/op.cpp",
+    "attention/run.cpp",
+    "attention/try.cpp",
     "compiled.cpp",
     "experts.cpp",
     "gguf.cpp",
@@ -46,10 +50,40 @@ fn main() {
         .flag_if_supported("-Wno-deprecated-declarations")
         .opt_level(1)
         .compile("ovfleet_shim");
+    kernels();
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
+    // What the plugin shares its threads by.
+    println!("cargo:rustc-link-lib=dylib:+verbatim=libtbb.so.12");
     println!("cargo:rustc-link-lib=dylib=openvino_gguf_frontend");
     // Our own tests and examples; a dependant's build script does the same for its binaries.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     println!("cargo:libraries={}", libraries.display());
+}
+
+/// Compiles the kernels of the attention for each instruction set.
+fn kernels() {
+    const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
+    const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
+    const SETS: &[(&str, &[&[&str]])] = &[
+        ("kernels_portable", &[]),
+        ("kernels_avx2", &[AVX2]),
+        ("kernels_avx512", &[AVX2, AVX512]),
+        ("kernels_avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
+    ];
+    let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+    for (name, flags) in &SETS[..if is_x86 { SETS.len() } else { 1 }] {
+        let mut build = cc::Build::new();
+        flags.iter().flat_map(|flags| flags.iter()).for_each(|flag| _ = build.flag(flag));
+        build
+            .cpp(true)
+            .std("c++17")
+            .file("shim/attention/kernels.cpp")
+            .define("OVFLEET_KERNELS", *name)
+            // What the instructions' own headers do is not ours.
+            .flag_if_supported("-Wno-uninitialized")
+            .flag_if_supported("-Wno-maybe-uninitialized")
+            .opt_level(3)
+            .compile(&format!("ovfleet_{name}"));
+    }
 }

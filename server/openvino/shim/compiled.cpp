@@ -14,6 +14,7 @@
 #include <openvino/op/parameter.hpp>
 #include <openvino/openvino.hpp>
 
+#include "attention/op.hpp"
 #include "model.hpp"
 
 namespace {
@@ -84,7 +85,10 @@ void ovfleet::name_heads(const ov::Model& model) {
 }
 
 extern "C" int ovfleet_read_compiled(ov_core_t* core) {
-    return ovfleet::guarded([&] { core->object->add_extension(std::make_shared<PagedAttentions>(of_plugin())); });
+    return ovfleet::guarded([&] {
+        core->object->add_extension(std::make_shared<PagedAttentions>(of_plugin()));
+        core->object->add_extension(ovfleet::attention_extension());
+    });
 }
 
 extern "C" int ovfleet_export(const ov_compiled_model_t* compiled, const char* path) {

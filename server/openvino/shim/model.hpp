@@ -29,6 +29,11 @@ namespace ovfleet {
 
 std::string& last_error();
 
+// Whether it is a paged attention: a plugin's, or our own.
+inline bool is_paged_attention(const ov::Node& node) {
+    return std::strncmp(node.get_type_name(), "PagedAttention", 14) == 0;
+}
+
 // Makes `wanted_rows` an input of a paged model: it computes the logits of these tokens, and `logits` are rows.
 void keep_wanted_rows(ov::Model& model);
 

@@ -6,6 +6,7 @@
 #include <openvino/pass/manager.hpp>
 #include <openvino/pass/sdpa_to_paged_attention.hpp>
 
+#include "attention/op.hpp"
 #include "model.hpp"
 #include "rotary.hpp"
 
@@ -78,7 +79,7 @@ extern "C" int ovfleet_set_window(ov_model_t* model, uint32_t tokens) {
     });
 }
 
-extern "C" int ovfleet_make_paged(ov_model_t* model) {
+extern "C" int ovfleet_make_paged(ov_model_t* model, int own_cache, int in_bf16, int* own) {
     return ovfleet::guarded([&] {
         const auto cut = windows(*model->object);
         ovfleet::rotate_whole_heads(*model->object);
@@ -86,7 +87,8 @@ extern "C" int ovfleet_make_paged(ov_model_t* model) {
         manager.register_pass<ov::pass::SDPAToPagedAttention>();
         manager.run_passes(model->object);
         restore_windows(*model->object, cut);
+        *own = own_cache >= 0 && ovfleet::put_own_attention(*model->object, ovfleet::Precision(own_cache), in_bf16 != 0);
         ovfleet::keep_wanted_rows(*model->object);
-        ovfleet::name_heads(*model->object);
+        if (!*own) ovfleet::name_heads(*model->object);
     });
 }

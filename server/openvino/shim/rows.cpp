@@ -1,7 +1,6 @@
 // Which rows are computed: the logits of wanted tokens only, and, behind the last attention, nothing but what they need.
 // In that layer a token that is not wanted has to leave its keys and values, and nobody reads what comes of it.
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
 #include <vector>
@@ -95,7 +94,7 @@ bool cut_behind_attention(ov::Model& model, const NodePtr& projection, const Nod
     std::set<ov::Node*> from_inputs, behind;
     ov::Node* last = nullptr;
     for (const auto& node : ordered)
-        if (std::strcmp(node->get_type_name(), "PagedAttentionExtension") == 0) last = node.get();
+        if (ovfleet::is_paged_attention(*node)) last = node.get();
     if (!last) return false;
     for (const auto& node : ordered) {
         bool reads_inputs = ov::is_type<op::v0::Parameter>(node), is_behind = false;

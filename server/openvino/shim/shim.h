@@ -100,7 +100,31 @@ int ovfleet_set_window(ov_model_t* model, uint32_t tokens);
 
 // Replaces the attention by paged attention, and cuts the output to [rows, vocabulary] where the new input
 // `wanted_rows` [rows] (i64) names the tokens whose logits are computed.
-int ovfleet_make_paged(ov_model_t* model);
+//
+// Where it can, the attention is our own, with a cache of the precision `own_cache` (0: f32, 1: bf16, 2: f16, 3: u8), and
+// `own` is 1; `in_bf16` says whether the device computes in bf16. With -1 it is the plugin's.
+int ovfleet_make_paged(ov_model_t* model, int own_cache, int in_bf16, int* own);
+
+// New tokens of a sequence, and the blocks of its cache.
+typedef struct ovfleet_sequence {
+    size_t begin, count, past;
+    const int32_t* blocks;
+} ovfleet_sequence;
+
+// One step of our own attention by itself, for tests. Queries, keys, values and the output are f32, or bf16 with `in_bf16`;
+// `precision` as above; the cache's blocks are as large as attention.hpp says.
+typedef struct ovfleet_attention {
+    size_t kernels, heads, kv_heads, size, window, count;
+    float scale;
+    int precision, in_bf16;
+    const ovfleet_sequence* sequences;
+    const void *queries, *keys, *values;
+    void* output;
+    uint8_t *key_cache, *value_cache;
+} ovfleet_attention;
+
+// 0, and nothing is done, if the processor does not have the instruction set of these kernels.
+int ovfleet_try_attention(const ovfleet_attention* asked);
 
 // Bytes that the integer weights of the projections inside the model take in f32; 0 if it has none.
 int ovfleet_unpacked_bytes(const ov_model_t* model, uint64_t* bytes);

@@ -12,6 +12,7 @@
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
 mod adapters;
+mod attention;
 mod cache;
 mod error;
 mod gguf;
@@ -31,6 +32,7 @@ pub use error::Error;
 pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
 pub use memory::available_bytes;
 pub use runner::OpenVinoRunner;
+pub use runtime::NodeTime;
 pub use sleep::Sleeper;
 pub use unpacked::{LARGE_STEP_TOKENS, Unpack};
 pub use weights::Form;

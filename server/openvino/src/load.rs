@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use server_engine::CacheLayout;
 
 use crate::adapters::{self, AdapterSource, Origin};
+use crate::attention::OwnAttention;
 use crate::cache::CachePorts;
 use crate::kept::{self, Facts, Kept, KeptCompiled, ToKeep};
 use crate::runner::{OpenVinoRunner, Parts};
@@ -313,7 +314,9 @@ fn read(
         read.adapters = adapt(&mut read.model, &config.adapters, source)?;
         stages.done("add the adapters");
     }
-    shim::make_paged(&mut read.model)?;
+    let own = OwnAttention::wanted(core, &config.device, &config.properties);
+    let is_own = shim::make_paged(&mut read.model, own)?;
+    tracing::debug!(is_own, "the attention is paged");
     stages.done("make the attention paged");
     Ok(read)
 }

@@ -6,7 +6,7 @@ use server_scheduler::{Batch, BlockId};
 use crate::Error;
 use crate::cache::Cache;
 use crate::kept::Keeping;
-use crate::runtime::{Element, InferRequest, Tensor};
+use crate::runtime::{Element, InferRequest, NodeTime, Tensor};
 use crate::unpacked::{Graph, Unpacked};
 
 /// A model compiled for a device, its KV cache and the inputs of its steps.
@@ -66,6 +66,15 @@ impl OpenVinoRunner {
     pub fn score(&mut self, batch: &Batch, wanted: &[u32]) -> Result<Logits<'_>, Error> {
         self.step(batch, wanted.len(), wanted.iter().map(|token| i64::from(*token)))?;
         self.logits(wanted.len())
+    }
+
+    /// What each node of the graph for small steps took, as the mean of its runs; for profiles. Empty unless it was
+    /// compiled with `PERF_COUNT`.
+    ///
+    /// # Errors
+    /// The runtime does not tell.
+    pub fn node_times(&self) -> Result<Vec<NodeTime>, Error> {
+        self.graph.request.node_times()
     }
 
     fn step(&mut self, batch: &Batch, count: usize, wanted: impl Iterator<Item = i64>) -> Result<(), Error> {

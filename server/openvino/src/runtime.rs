@@ -9,6 +9,9 @@ use openvino_sys as ov;
 use ov::{ov_element_type_e as ElementType, ov_status_e as Status};
 
 use crate::{Error, shim};
+pub use profile::NodeTime;
+
+mod profile;
 
 fn check(status: Status, what: &'static str) -> Result<(), Error> {
     if status == Status::OK {
@@ -51,6 +54,20 @@ impl Core {
         // SAFETY: on success `core` is ours to free, which drop does.
         check(unsafe { ov::ov_core_create(&raw mut core) }, "start OpenVINO")?;
         Ok(Self(core))
+    }
+
+    /// What a device does by itself.
+    pub(crate) fn property(&self, device: &str, key: &str) -> Result<String, Error> {
+        let (device, key) = (c_string(device, "read a property")?, c_string(key, "read a property")?);
+        let mut value: *mut c_char = ptr::null_mut();
+        // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
+        unsafe {
+            let status = ov::ov_core_get_property(self.0, device.as_ptr(), key.as_ptr(), &raw mut value);
+            check(status, "read a property")?;
+            let text = CStr::from_ptr(value).to_string_lossy().into_owned();
+            ov::ov_free(value);
+            Ok(text)
+        }
     }
 
     /// Reads an IR.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
+use crate::attention::OwnAttention;
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::{Matrix, Quants, Zeros};
 
@@ -75,7 +76,8 @@ unsafe extern "C" {
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
-    fn ovfleet_make_paged(model: *mut ov_model_t) -> c_int;
+    fn ovfleet_make_paged(model: *mut ov_model_t, own_cache: c_int, in_bf16: c_int, own: *mut c_int)
+    -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
     fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
     fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
@@ -368,10 +370,16 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     Ok(merged)
 }
 
-/// Turns a stateful language model into a paged one that computes wanted logits only.
-pub(crate) fn make_paged(model: &mut Model) -> Result<(), Error> {
-    // SAFETY: the pointer is valid for the call.
-    check(unsafe { ovfleet_make_paged(model.as_mut_ptr()) }, "make the attention paged")
+/// Turns a stateful language model into a paged one that computes wanted logits only. Its attention is our own if that is
+/// wanted and does all that the model needs; answers whether it is.
+pub(crate) fn make_paged(model: &mut Model, own: Option<OwnAttention>) -> Result<bool, Error> {
+    let mut is_own = 0;
+    let cache = own.map_or(-1, |own| own.cache as c_int);
+    let in_bf16 = c_int::from(own.is_some_and(|own| own.in_bf16));
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, in_bf16, &raw mut is_own) };
+    check(code, "make the attention paged")?;
+    Ok(is_own != 0)
 }
 
 /// Bytes that the integer weights of a model's projections take in f32; 0 if there are none.

@@ -1,5 +1,6 @@
 //! `floor`: the bare model over the batches the scheduler makes; nothing is sampled, nothing is sent.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -13,7 +14,20 @@ pub(crate) fn run(args: &Args, mut runner: Runner, scenario: &Generate) -> anyho
     steps(args, &mut runner, &scenario.warmup)?;
     let (steps, output_tokens) = steps(args, &mut runner, &scenario.requests)?;
     let seconds: f64 = steps.iter().sum();
-    Ok(json!({ "steps": steps, "seconds": seconds, "output_tokens": output_tokens }))
+    let nodes = node_times(&runner)?;
+    Ok(json!({ "steps": steps, "seconds": seconds, "output_tokens": output_tokens, "nodes": nodes }))
+}
+
+/// What the nodes of a step took, by operation and kernel.
+fn node_times(runner: &Runner) -> anyhow::Result<Value> {
+    let mut sums = BTreeMap::<(String, String), (usize, f64)>::new();
+    for node in runner.node_times()? {
+        let (count, seconds) = sums.entry((node.kind, node.kernel)).or_default();
+        *count += 1;
+        *seconds += node.time.as_secs_f64();
+    }
+    let row = |((kind, kernel), (count, seconds))| json!({ "kind": kind, "kernel": kernel, "count": count, "seconds": seconds });
+    Ok(sums.into_iter().map(row).collect())
 }
 
 fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec<f64>, usize)> {

@@ -1,0 +1,102 @@
+// Attention over a paged KV cache: what is asked, and the kernels that compute it.
+//
+// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so this file has nothing in it that
+// is compiled more than once: plain structures and declarations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ovfleet {
+
+// How numbers are kept in the cache.
+enum class Precision : int64_t { f32, bf16, f16, u8 };
+
+// Tokens of a block. Scores of a block are two vectors of 16 floats.
+constexpr size_t BLOCK_TOKENS = 32;
+// Blocks that are looked at between two corrections of the running maximum.
+constexpr size_t BLOCKS_AT_ONCE = 4;
+constexpr size_t KEYS_AT_ONCE = BLOCKS_AT_ONCE * BLOCK_TOKENS;
+// Most numbers of a key or a value.
+constexpr size_t HEAD_SIZE_MAX = 512;
+// Numbers of a key that share a scale and a minimum, where keys are bytes; of values all of a head's do.
+constexpr size_t KEY_GROUP = 32;
+
+// An attention layer. A head of a block holds
+// - keys `[size][token]`, then, if they are bytes, `[group][scale, minimum][token]` in f32: scores of a block are sums of
+//   vectors along its tokens;
+// - values `[token][size]`, then, if they are bytes, `[scale, minimum][token]` in f32.
+struct Layer {
+    size_t heads, kv_heads;
+    // Multiples of 32 and of 16.
+    size_t key_size, value_size;
+    Precision precision;
+    // Bytes of a head of a block.
+    size_t key_bytes, value_bytes;
+    float scale;
+    // Tokens that a token attends to, with itself; 0: all.
+    size_t window;
+    // Whether queries, new keys and values and the output are bf16, not f32, and prompts are computed in it.
+    bool in_bf16;
+};
+
+// Fills in the sizes of a layer's cache.
+inline void measure(Layer& layer) {
+    const bool scaled = layer.precision == Precision::u8;
+    const size_t number = layer.precision == Precision::f32 ? 4 : scaled ? 1 : 2, scale = scaled ? 2 * sizeof(float) : 0;
+    layer.key_bytes = BLOCK_TOKENS * (layer.key_size * number + layer.key_size / KEY_GROUP * scale);
+    layer.value_bytes = BLOCK_TOKENS * (layer.value_size * number + scale);
+}
+
+// A sequence's tokens in a step, and its blocks.
+struct Sequence {
+    // Where its new tokens are among those of the step.
+    size_t begin, count;
+    // Tokens before them.
+    size_t past;
+    const int32_t* blocks;
+};
+
+// The memory of a step: queries `[token][head][key_size]`, and so on. `keys` and `values` are the new tokens'.
+struct Memory {
+    const void *queries, *keys, *values;
+    void* output;
+    uint8_t *key_cache, *value_cache;
+};
+
+// Some new tokens of a sequence and a head of the cache: all queries that read the same keys; and the keys.
+struct Item {
+    const Sequence* sequence;
+    size_t kv_head;
+    size_t token_begin, token_end;
+    // Whether its new keys and values are put into the cache first: nobody else reads them in this step.
+    bool stores;
+    // Blocks of the sequence, from a multiple of `BLOCKS_AT_ONCE` on.
+    size_t block_begin, block_end;
+    // Where the result goes if other items have the rest of the keys: for each query its maximum, its sum and its weighted
+    // values. Null if there are none: then the output is written.
+    float* part;
+    // What is likely to be computed next by the same thread, to have its memory ready; itself if nothing is.
+    const Item* next;
+};
+
+struct Kernels {
+    // Floats that `attend` needs for itself with so many queries at once.
+    size_t (*scratch)(const Layer& layer, size_t queries);
+    // Puts the keys and values of a sequence's new tokens into a head of its blocks.
+    void (*store)(const Layer& layer, const Sequence& sequence, const Memory& memory, size_t kv_head);
+    // Computes an item.
+    void (*attend)(const Layer& layer, const Item& item, const Memory& memory, float* scratch);
+};
+
+// The best for the processor this runs on.
+const Kernels& kernels();
+// Those for an instruction set, from the plainest to the best; null if this processor does not have it.
+constexpr size_t KERNEL_SETS = 4;
+const Kernels* kernels_of(size_t set);
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
+#endif
+
+}  // namespace ovfleet

@@ -1,0 +1,105 @@
+// What a head of a block holds, and how it gets there. Only for kernels.cpp.
+#pragma once
+
+#include "attention.hpp"
+#include "vectors.hpp"
+
+namespace {
+
+using namespace ovfleet;
+
+// What a head of a block holds.
+template <typename T>
+struct Keys {
+    const uint8_t* at;
+    const T* of(size_t dimension) const { return (const T*)at + dimension * BLOCK_TOKENS; }
+    const float* scales(const Layer& layer, size_t group) const {
+        return (const float*)(at + layer.key_size * BLOCK_TOKENS) + group * 2 * BLOCK_TOKENS;
+    }
+};
+
+inline uint8_t* key_block(const Layer& layer, const Memory& memory, int32_t block, size_t kv_head) {
+    return memory.key_cache + (size_t(block) * layer.kv_heads + kv_head) * layer.key_bytes;
+}
+
+inline uint8_t* value_block(const Layer& layer, const Memory& memory, int32_t block, size_t kv_head) {
+    return memory.value_cache + (size_t(block) * layer.kv_heads + kv_head) * layer.value_bytes;
+}
+
+inline const float* value_scales(const Layer& layer, const uint8_t* block) {
+    return (const float*)(block + layer.value_size * BLOCK_TOKENS);
+}
+
+// Finds the scale and the minimum of some numbers, and writes them as bytes, each `stride` after the other.
+inline void quantise(const float* from, size_t count, uint8_t* to, size_t stride, float& scale, float& minimum) {
+    Floats low = load(from), high = low;
+    for (size_t i = LANES; i < count; i += LANES) {
+        const Floats next = load(from + i);
+        low = -larger(-low, -next);
+        high = larger(high, next);
+    }
+    minimum = low[0];
+    float maximum = high[0];
+    for (size_t lane = 1; lane < LANES; ++lane) {
+        if (low[lane] < minimum) minimum = low[lane];
+        if (high[lane] > maximum) maximum = high[lane];
+    }
+    scale = (maximum - minimum) / 255;
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (size_t i = 0; i < count; i += LANES) {
+        const Ints whole = __builtin_convertvector((load(from + i) - minimum) * inverse + 0.5f, Ints);
+        for (size_t lane = 0; lane < LANES; ++lane) {
+            const int32_t value = whole[lane];
+            to[(i + lane) * stride] = uint8_t(value < 0 ? 0 : value > 255 ? 255 : value);
+        }
+    }
+}
+
+// Numbers of a step's inputs, from an index on, as floats.
+inline void read_row(const Layer& layer, const void* from, size_t index, size_t count, float* to) {
+    if (!layer.in_bf16) return void(std::memcpy(to, (const float*)from + index, count * sizeof(float)));
+    for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
+}
+
+template <typename T>
+void store_token(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values, size_t slot) {
+    for (size_t i = 0; i < layer.key_size; ++i) convert(key[i], ((T*)keys)[i * BLOCK_TOKENS + slot]);
+    for (size_t i = 0; i < layer.value_size; ++i) convert(value[i], ((T*)values)[slot * layer.value_size + i]);
+}
+
+template <>
+void store_token<uint8_t>(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values,
+                          size_t slot) {
+    for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
+        float* scales = (float*)Keys<uint8_t>{keys}.scales(layer, group);
+        quantise(key + group * KEY_GROUP, KEY_GROUP, keys + group * KEY_GROUP * BLOCK_TOKENS + slot, BLOCK_TOKENS,
+                 scales[slot], scales[BLOCK_TOKENS + slot]);
+    }
+    float* scales = (float*)value_scales(layer, values);
+    quantise(value, layer.value_size, values + slot * layer.value_size, 1, scales[slot], scales[BLOCK_TOKENS + slot]);
+}
+
+void store_new(const Layer& layer, const Sequence& sequence, const Memory& memory, size_t kv_head) {
+    const auto one = [&] {
+        switch (layer.precision) {
+            case Precision::f32: return store_token<float>;
+            case Precision::bf16: return store_token<bf16>;
+            case Precision::f16: return store_token<f16>;
+            case Precision::u8: break;
+        }
+        return store_token<uint8_t>;
+    }();
+    for (size_t token = 0; token < sequence.count; ++token) {
+        const size_t at = sequence.past + token, row = (sequence.begin + token) * layer.kv_heads + kv_head;
+        const int32_t block = sequence.blocks[at / BLOCK_TOKENS];
+        uint8_t* values = value_block(layer, memory, block, kv_head);
+        // What is behind the last token has no weight, and so must be a number.
+        if (at % BLOCK_TOKENS == 0) std::memset(values, 0, layer.value_bytes);
+        float key[HEAD_SIZE_MAX], value[HEAD_SIZE_MAX];
+        read_row(layer, memory.keys, row * layer.key_size, layer.key_size, key);
+        read_row(layer, memory.values, row * layer.value_size, layer.value_size, value);
+        one(layer, key, value, key_block(layer, memory, block, kv_head), values, at % BLOCK_TOKENS);
+    }
+}
+
+}  // namespace

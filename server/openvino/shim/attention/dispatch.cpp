@@ -1,0 +1,25 @@
+// Which kernels this processor runs. Compiled for any.
+#include "attention.hpp"
+
+const ovfleet::Kernels* ovfleet::kernels_of(size_t set) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool has_avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (set == 1 && has_avx2) return &kernels_avx2;
+    if (set == 2 && has_avx512) return &kernels_avx512;
+    if (set == 3 && has_avx512 && __builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
+#endif
+    return set == 0 ? &kernels_portable : nullptr;
+}
+
+const ovfleet::Kernels& ovfleet::kernels() {
+    static const Kernels& found = []() -> const Kernels& {
+        for (size_t set = KERNEL_SETS; --set > 0;)
+            if (const auto* kernels = kernels_of(set)) return *kernels;
+        return kernels_portable;
+    }();
+    return found;
+}

@@ -1,0 +1,188 @@
+// Our own paged attention as an operation of a graph: which models it is for, and what its inputs are.
+#include "op.hpp"
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <openvino/op/ops.hpp>
+
+#include "run.hpp"
+
+namespace {
+
+using namespace ovfleet;
+namespace op = ov::op;
+
+// Inputs of the plugins' paged attention. Ours has the first five, and then STEP.
+enum Input : size_t {
+    QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, PAST_LENS, STEP = PAST_LENS, SUBSEQUENCE_BEGINS, BLOCK_INDICES,
+    BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, SINKS = 20,
+};
+
+// The sequences of a step in one: how many there are, their past lengths, the beginnings of their tokens, those of their
+// blocks, and the blocks. One for all layers, since the plugin takes its time for each input of an operation it does not
+// know.
+ov::Output<ov::Node> step_of(const ov::Node& attention) {
+    const auto past = attention.input_value(PAST_LENS);
+    auto count = std::make_shared<op::v3::ShapeOf>(past, ov::element::i32);
+    return std::make_shared<op::v0::Concat>(
+        ov::OutputVector{count, past, attention.input_value(SUBSEQUENCE_BEGINS),
+                         attention.input_value(BLOCK_INDICES_BEGINS), attention.input_value(BLOCK_INDICES)},
+        0);
+}
+
+class Attention : public op::Op {
+public:
+    OPENVINO_OP("PagedAttention", "ovfleet");
+
+    Attention() = default;
+    Attention(const ov::OutputVector& inputs, const Layer& layer) : Op(inputs), layer_(layer) {
+        constructor_validate_and_infer_types();
+    }
+
+    void validate_and_infer_types() override {
+        const auto tokens = get_input_partial_shape(QUERY);
+        const auto count = tokens.rank().is_static() ? tokens[0] : ov::Dimension::dynamic();
+        set_output_type(0, get_input_element_type(QUERY), {count, ov::Dimension(layer_.heads * layer_.value_size)});
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<Attention>(inputs, layer_);
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        const auto visit = [&](const char* name, size_t& value) {
+            auto number = int64_t(value);
+            visitor.on_attribute(name, number);
+            value = size_t(number);
+        };
+        visit("heads", layer_.heads);
+        visit("kv_heads", layer_.kv_heads);
+        visit("key_size", layer_.key_size);
+        visit("value_size", layer_.value_size);
+        auto precision = int64_t(layer_.precision);
+        visitor.on_attribute("precision", precision);
+        layer_.precision = Precision(precision);
+        // As bits: texts of numbers lose some.
+        uint32_t bits;
+        std::memcpy(&bits, &layer_.scale, sizeof(bits));
+        auto scale = int64_t(bits);
+        visitor.on_attribute("scale_bits", scale);
+        bits = uint32_t(scale);
+        std::memcpy(&layer_.scale, &bits, sizeof(bits));
+        visit("window", layer_.window);
+        measure(layer_);
+        return true;
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        outputs[0].set_shape({inputs[QUERY].get_shape()[0], layer_.heads * layer_.value_size});
+        Layer layer = layer_;
+        layer.in_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
+        Memory memory;
+        memory.queries = inputs[QUERY].data();
+        memory.keys = inputs[KEY].data();
+        memory.values = inputs[VALUE].data();
+        memory.output = outputs[0].data();
+        // The cache is an input that is written: it is the runner's, and no node's before or behind this one.
+        memory.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
+        memory.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
+        run(kernels(), layer, sequences(inputs), memory);
+        return true;
+    }
+
+private:
+    static const std::vector<Sequence>& sequences(const ov::TensorVector& inputs) {
+        const auto* step = static_cast<const int32_t*>(inputs[STEP].data());
+        const auto count = size_t(step[0]);
+        const auto *past = step + 1, *begins = past + count, *block_begins = begins + count + 1,
+                   *blocks = block_begins + count + 1;
+        thread_local std::vector<Sequence> all;
+        all.clear();
+        for (size_t i = 0; i < count; ++i)
+            all.push_back({size_t(begins[i]), size_t(begins[i + 1] - begins[i]), size_t(past[i]), blocks + block_begins[i]});
+        return all;
+    }
+
+    Layer layer_{};
+};
+
+int64_t size_of(const ov::Node& node, const char* name) {
+    const auto found = node.get_rt_info().find(name);
+    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention without ", name);
+    return found->second.as<int64_t>();
+}
+
+// The value of an input that is one number; `otherwise` if it is none.
+template <typename T>
+T number(const ov::Node& node, size_t input, T otherwise) {
+    auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
+    return constant && ov::shape_size(constant->get_shape()) == 1 ? constant->cast_vector<T>()[0] : otherwise;
+}
+
+bool is_empty(const ov::Node& node, size_t input) {
+    if (input >= node.get_input_size()) return true;
+    const auto shape = node.get_input_partial_shape(input);
+    return shape.is_static() && ov::shape_size(shape.to_shape()) == 0;
+}
+
+// What an attention is for ours; false if it does what ours does not.
+bool describe(const ov::Node& node, Precision precision, Layer& layer) {
+    layer.kv_heads = size_of(node, "num_k_heads");
+    layer.key_size = size_of(node, "k_head_size");
+    layer.value_size = size_of(node, "v_head_size");
+    const auto width = node.get_input_partial_shape(QUERY);
+    if (width.rank().is_dynamic() || width.size() != 2 || width[1].is_dynamic()) return false;
+    layer.heads = size_t(width[1].get_length()) / layer.key_size;
+    layer.precision = precision;
+    layer.scale = number<float>(node, SCALE, 0);
+    layer.window = size_t(number<int32_t>(node, SLIDING_WINDOW, 0));
+    measure(layer);
+    return layer.kv_heads == size_t(size_of(node, "num_v_heads")) && layer.heads % layer.kv_heads == 0 &&
+           layer.key_size % 32 == 0 && layer.key_size <= HEAD_SIZE_MAX && layer.value_size % 16 == 0 &&
+           layer.value_size <= HEAD_SIZE_MAX && layer.scale > 0 &&
+           is_empty(node, ALIBI_SLOPES) && is_empty(node, SINKS);
+}
+
+}  // namespace
+
+bool ovfleet::put_own_attention(ov::Model& model, Precision precision, bool in_bf16) {
+    std::vector<std::pair<std::shared_ptr<ov::Node>, Layer>> found;
+    for (const auto& node : model.get_ordered_ops()) {
+        if (std::strcmp(node->get_type_name(), "PagedAttentionExtension") != 0) continue;
+        Layer layer{};
+        if (!describe(*node, precision, layer)) return false;
+        found.emplace_back(node, layer);
+    }
+    ov::Output<ov::Node> step;
+    for (auto& [node, layer] : found) {
+        for (const auto cache : {KEY_CACHE, VALUE_CACHE}) {
+            auto parameter = ov::as_type_ptr<op::v0::Parameter>(node->get_input_node_shared_ptr(cache));
+            OPENVINO_ASSERT(parameter, "a paged attention whose cache is no input");
+            const size_t bytes = cache == KEY_CACHE ? layer.key_bytes : layer.value_bytes;
+            parameter->set_element_type(ov::element::u8);
+            parameter->set_partial_shape({-1, int64_t(layer.kv_heads), int64_t(BLOCK_TOKENS), int64_t(bytes / BLOCK_TOKENS)});
+            parameter->validate_and_infer_types();
+        }
+        const auto all = node->input_values();
+        if (!step.get_node()) step = step_of(*node);
+        ov::OutputVector inputs(all.begin(), all.begin() + STEP);
+        inputs.push_back(step);
+        // The plugin's operations have the type that they compute in whatever the graph says, ours what it says.
+        if (in_bf16)
+            for (auto input : {QUERY, KEY, VALUE})
+                inputs[input] = std::make_shared<op::v0::Convert>(inputs[input], ov::element::bf16);
+        std::shared_ptr<ov::Node> own = std::make_shared<Attention>(inputs, layer);
+        own->set_friendly_name(node->get_friendly_name());
+        if (in_bf16) own = std::make_shared<op::v0::Convert>(own, ov::element::f32);
+        node->output(0).replace(own->output(0));
+    }
+    return !found.empty();
+}
+
+ov::Extension::Ptr ovfleet::attention_extension() {
+    return std::make_shared<ov::OpExtension<Attention>>();
+}

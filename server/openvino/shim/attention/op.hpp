@@ -1,0 +1,18 @@
+// Our own paged attention as an operation of a graph.
+#pragma once
+
+#include <openvino/core/model.hpp>
+#include <openvino/core/op_extension.hpp>
+
+#include "attention.hpp"
+
+namespace ovfleet {
+
+// Replaces the paged attentions of a model by our own, whose cache has numbers of this precision; `in_bf16`, as what is
+// around them is computed in bf16. False, and nothing is changed, if one of them does what ours does not.
+bool put_own_attention(ov::Model& model, Precision precision, bool in_bf16);
+
+// How graphs with it are read.
+ov::Extension::Ptr attention_extension();
+
+}  // namespace ovfleet

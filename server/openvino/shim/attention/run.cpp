@@ -1,0 +1,164 @@
+// How the attention of a step is divided among threads.
+#include "run.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include <openvino/core/type/bfloat16.hpp>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+namespace {
+
+using namespace ovfleet;
+
+// Blocks of a sequence that one thread takes at a time where few tokens attend to them: whoever takes them, and whatever
+// else is in the step, sums are made in the same order.
+constexpr size_t PART_BLOCKS = 32;
+static_assert(PART_BLOCKS % BLOCKS_AT_ONCE == 0);
+
+// Queries that go together, if a sequence has so many new tokens.
+constexpr size_t ROWS_AT_ONCE = 96;
+
+// Products of a number of a query and one of a key below which a second thread costs more than it helps.
+constexpr size_t ALONE_PRODUCTS = 1 << 17;
+
+// Items that a thread takes at once, where there are many: it knows which is next.
+constexpr size_t ITEMS_AT_ONCE = 4;
+
+size_t ceiling(size_t count, size_t part) { return (count + part - 1) / part; }
+
+// Memory that begins at a vector, and is kept from step to step.
+class Floats {
+public:
+    float* at_least(size_t count) {
+        if (count > count_) {
+            memory_.reset(static_cast<float*>(std::aligned_alloc(64, ceiling(count * sizeof(float), 64) * 64)));
+            if (!memory_) throw std::bad_alloc();
+            count_ = count;
+        }
+        return memory_.get();
+    }
+
+private:
+    struct Free {
+        void operator()(float* memory) const { std::free(memory); }
+    };
+    std::unique_ptr<float, Free> memory_;
+    size_t count_ = 0;
+};
+
+// Calls `body` for each number below `count`, on the threads of the arena that runs the graph, `at_once` after each other.
+template <typename Body>
+void share(size_t count, size_t at_once, bool alone, const Body& body) {
+    const size_t threads = std::min<size_t>(ceiling(count, at_once), std::max(1, tbb::this_task_arena::max_concurrency()));
+    if (alone || threads < 2) {
+        for (size_t index = 0; index < count; ++index) body(index);
+        return;
+    }
+    std::atomic<size_t> next{0};
+    tbb::parallel_for(
+        size_t(0), threads,
+        [&](size_t) {
+            for (size_t begin; (begin = next.fetch_add(at_once, std::memory_order_relaxed)) < count;)
+                for (size_t index = begin; index < std::min(count, begin + at_once); ++index) body(index);
+        },
+        tbb::static_partitioner());
+}
+
+// Adds up what the items have of each query.
+void join(const Layer& layer, const std::vector<Item>& items, const Memory& memory) {
+    const size_t group = layer.heads / layer.kv_heads, size = layer.value_size;
+    for (size_t first = 0, last; first < items.size(); first = last) {
+        const Item& item = items[first];
+        last = first + 1;
+        if (!item.part) continue;
+        while (last < items.size() && items[last].sequence == item.sequence && items[last].kv_head == item.kv_head) ++last;
+        for (size_t row = 0; row < group; ++row) {
+            float sum[HEAD_SIZE_MAX] = {};
+            const auto part = [&](size_t index) { return items[index].part + row * (size + 2); };
+            float maximum = part(first)[0], total = 0;
+            for (size_t index = first + 1; index < last; ++index) maximum = std::max(maximum, part(index)[0]);
+            for (size_t index = first; index < last; ++index) {
+                const float factor = std::exp(part(index)[0] - maximum);
+                total += part(index)[1] * factor;
+                for (size_t i = 0; i < size; ++i) sum[i] += part(index)[2 + i] * factor;
+            }
+            const size_t to = (item.sequence->begin * layer.heads + item.kv_head * group + row) * size;
+            for (size_t i = 0; i < size; ++i) {
+                const float value = sum[i] / total;
+                if (layer.in_bf16) static_cast<ov::bfloat16*>(memory.output)[to + i] = ov::bfloat16(value);
+                else static_cast<float*>(memory.output)[to + i] = value;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences,
+                  const Memory& memory) {
+    const size_t group = layer.heads / layer.kv_heads, part_floats = group * (layer.value_size + 2);
+    const size_t tokens_at_once = std::max<size_t>(ROWS_AT_ONCE / group, 1);
+    // Of this thread, also where others read them.
+    thread_local std::vector<Item> own_items;
+    thread_local Floats parts;
+    auto& items = own_items;
+    items.clear();
+    // Their new keys are read by many items.
+    std::vector<const Sequence*> prompts;
+    float somewhere;
+    size_t parted = 0, products = 0, rows_max = 0;
+    for (const auto& sequence : sequences) {
+        if (sequence.count > 1) prompts.push_back(&sequence);
+        // The last first: they have the most keys, and what is left at the end should be little.
+        for (size_t end = sequence.count, begin; end > 0; end = begin) {
+            begin = (end - 1) / tokens_at_once * tokens_at_once;
+            const size_t rows = (end - begin) * group;
+            const size_t seen = sequence.past + end, blocks = ceiling(seen, BLOCK_TOKENS);
+            const size_t unseen = layer.window && sequence.past + begin + 1 > layer.window
+                                      ? sequence.past + begin + 1 - layer.window
+                                      : 0;
+            const size_t first = unseen / (BLOCK_TOKENS * BLOCKS_AT_ONCE) * BLOCKS_AT_ONCE;
+            // Where many tokens attend to the keys there are items enough.
+            const size_t part = sequence.count == 1 ? PART_BLOCKS : blocks;
+            const bool is_parted = blocks - first > part;
+            rows_max = std::max(rows_max, rows);
+            products += rows * (seen - first * BLOCK_TOKENS) * layer.key_size * layer.kv_heads;
+            for (size_t head = 0; head < layer.kv_heads; ++head)
+                for (size_t block = first; block < blocks; block += part) {
+                    const bool stores = sequence.count == 1 && block + part >= blocks;
+                    Item item{&sequence, head, begin, end, stores, block, std::min(blocks, block + part), nullptr, nullptr};
+                    // Where it is, is known when there are all.
+                    if (is_parted) item.part = &somewhere;
+                    parted += is_parted;
+                    items.push_back(item);
+                }
+        }
+    }
+    float* part = parts.at_least(parted * part_floats);
+    for (size_t index = 0; index < items.size(); ++index) {
+        items[index].next = &items[std::min(index + 1, items.size() - 1)];
+        if (items[index].part) {
+            items[index].part = part;
+            part += part_floats;
+        }
+    }
+
+    const bool alone = products < ALONE_PRODUCTS;
+    share(prompts.size() * layer.kv_heads, 1, alone, [&](size_t index) {
+        kernels.store(layer, *prompts[index / layer.kv_heads], memory, index % layer.kv_heads);
+    });
+    const size_t scratch_floats = kernels.scratch(layer, rows_max);
+    const size_t at_once = items.size() > ITEMS_AT_ONCE * 16 ? ITEMS_AT_ONCE : 1;
+    share(items.size(), at_once, alone, [&](size_t index) {
+        thread_local Floats scratch;
+        kernels.attend(layer, items[index], memory, scratch.at_least(scratch_floats));
+    });
+    if (parted) join(layer, items, memory);
+}

@@ -1,0 +1,26 @@
+// The attention by itself, for tests.
+#include "../shim.h"
+#include "run.hpp"
+
+extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
+    using namespace ovfleet;
+    const auto* kernels = kernels_of(asked->kernels);
+    if (!kernels) return 0;
+    Layer layer{};
+    layer.heads = asked->heads;
+    layer.kv_heads = asked->kv_heads;
+    layer.key_size = layer.value_size = asked->size;
+    layer.precision = Precision(asked->precision);
+    layer.scale = asked->scale;
+    layer.window = asked->window;
+    layer.in_bf16 = asked->in_bf16 != 0;
+    measure(layer);
+    std::vector<Sequence> sequences;
+    for (size_t i = 0; i < asked->count; ++i) {
+        const auto& one = asked->sequences[i];
+        sequences.push_back({one.begin, one.count, one.past, one.blocks});
+    }
+    run(*kernels, layer, sequences,
+        {asked->queries, asked->keys, asked->values, asked->output, asked->key_cache, asked->value_cache});
+    return 1;
+}

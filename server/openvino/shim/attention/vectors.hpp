@@ -1,0 +1,124 @@
+// Vectors of floats as the instruction set has them. Only for kernels.cpp, which is compiled once for each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr size_t LANES = 16;
+#elif defined(__AVX2__)
+constexpr size_t LANES = 8;
+#else
+constexpr size_t LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+constexpr float NONE = -__builtin_inff();
+
+template <typename T>
+inline T read(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
+
+inline Floats load(const float* from) { return read<Floats>(from); }
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
+
+inline Floats load(const bf16* from) {
+    const Words words = __builtin_convertvector(read<Halves>(from), Words) << 16;
+    return (Floats)words;
+}
+
+inline Floats load(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Ints), Floats);
+#endif
+}
+
+inline Floats load(const f16* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    // Exponents are moved by a multiplication, which is right for subnormal numbers too.
+    const Words half = __builtin_convertvector(read<Halves>(from), Words);
+    const Words magnitude = (half & 0x7fff) << 13;
+    const Floats scaled = (Floats)magnitude * 0x1p112f;
+    const Words special = (Words)(magnitude >= Words{} + 0x0f800000u);
+    return (Floats)((Words)scaled | (special & 0x7f800000u) | ((half & 0x8000) << 16));
+#endif
+}
+
+inline float as_float(uint32_t bits) { return read<float>(&bits); }
+inline uint32_t as_bits(float value) { return read<uint32_t>(&value); }
+
+// To the nearest, ties to even.
+inline void convert(float value, float& to) { to = value; }
+inline void convert(float value, bf16& to) {
+    const uint32_t bits = as_bits(value);
+    const bool is_nan = value != value;
+    to.bits = uint16_t((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline void convert(float value, f16& to) {
+#if defined(__F16C__)
+    to.bits = uint16_t(_cvtss_sh(value, 0));
+#else
+    const uint32_t bits = as_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude >= 0x7f800000) to.bits = uint16_t(sign | 0x7c00 | (magnitude > 0x7f800000 ? 0x200 : 0));
+    else if (magnitude >= 0x477ff000) to.bits = uint16_t(sign | 0x7c00);
+    else if (magnitude < 0x38800000) to.bits = uint16_t(sign | (as_bits(as_float(magnitude) + 0.5f) - 0x3f000000));
+    else to.bits = uint16_t(sign | (((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - 0x1c000));
+#endif
+}
+
+inline float horizontal_sum(Floats values) {
+    float sum = 0;
+    for (size_t lane = 0; lane < LANES; ++lane) sum += values[lane];
+    return sum;
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// exp of what is not above 0, to 2 units in the last place; 0 below -87. Cephes' polynomial over [-ln 2 / 2, ln 2 / 2].
+inline Floats exponential(Floats x) {
+    constexpr float low = -87.0f, log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+    const auto is_tiny = x < low;
+    x = larger(x, Floats{} + low);
+    // Rounds to the nearest whole number, which is in the low bits then.
+    const Floats shifted = x * log2_e + 12582912.0f;
+    const Floats whole = shifted - 12582912.0f;
+    x = x - whole * ln2_high - whole * ln2_low;
+    Floats sum = x * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * x + 8.3334519073e-3f;
+    sum = sum * x + 4.1665795894e-2f;
+    sum = sum * x + 1.6666665459e-1f;
+    sum = sum * x + 5.0000001201e-1f;
+    sum = sum * (x * x) + x + 1.0f;
+    const Words exponent = ((Words)shifted - 0x4b400000u + 127u) << 23;
+    const Floats result = sum * (Floats)exponent;
+    return is_tiny ? Floats{} : result;
+}
+
+}  // namespace

@@ -1,0 +1,294 @@
+//! The kernels against a plain computation in f64: every instruction set of this processor, every precision, in steps of
+//! random composition.
+
+use std::ffi::c_int;
+
+use super::CachePrecision;
+
+#[repr(C)]
+struct Sequence {
+    begin: usize,
+    count: usize,
+    past: usize,
+    blocks: *const i32,
+}
+
+#[repr(C)]
+struct Asked {
+    kernels: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+    window: usize,
+    count: usize,
+    scale: f32,
+    precision: c_int,
+    in_bf16: c_int,
+    sequences: *const Sequence,
+    queries: *const u8,
+    keys: *const u8,
+    values: *const u8,
+    output: *mut u8,
+    key_cache: *mut u8,
+    value_cache: *mut u8,
+}
+
+unsafe extern "C" {
+    fn ovfleet_try_attention(asked: *const Asked) -> c_int;
+}
+
+const KERNEL_SETS: usize = 4;
+const BLOCK_TOKENS: usize = 32;
+
+/// Numbers that depend on nothing but the seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// From -2 to 2, with few bits, so that bf16 holds it.
+    fn number(&mut self) -> f32 {
+        self.below(257) as f32 / 64.0 - 2.0
+    }
+}
+
+/// A layer and what its cache was given so far.
+struct Layer {
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+    window: usize,
+    precision: CachePrecision,
+    in_bf16: bool,
+    key_cache: Vec<u8>,
+    value_cache: Vec<u8>,
+    sequences: Vec<Known>,
+}
+
+/// A sequence: its blocks, and all keys and values.
+struct Known {
+    blocks: Vec<i32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Layer {
+    fn random(random: &mut Random, precision: CachePrecision, in_bf16: bool) -> Self {
+        const BLOCKS: usize = 192;
+        let kv_heads = random.pick(&[1, 2, 3]);
+        let size = random.pick(&[32, 64, 96, 128]);
+        let bytes = match precision {
+            CachePrecision::F32 => 4 * size,
+            CachePrecision::Bf16 | CachePrecision::F16 => 2 * size,
+            CachePrecision::U8 => size,
+        };
+        let (of_keys, of_values) = if precision == CachePrecision::U8 { (size / 32 * 8, 8) } else { (0, 0) };
+        // What was never written is not a number.
+        let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
+        // Blocks in no order, so many for each sequence that the longest has parts.
+        let mut free: Vec<i32> = (0..BLOCKS as i32).collect();
+        let mut take = |count: usize| -> Vec<i32> {
+            (0..count).map(|_| free.swap_remove(random.below(free.len()))).collect()
+        };
+        let sequences = [100, 40, 20, 4];
+        let sequences = sequences.map(|count| Known { blocks: take(count), keys: vec![], values: vec![] });
+        Self {
+            heads: kv_heads * random.pick(&[1, 3, 4, 7]),
+            kv_heads,
+            size,
+            window: random.pick(&[0, 0, 40, 700]),
+            precision,
+            in_bf16,
+            key_cache: cache(bytes + of_keys),
+            value_cache: cache(bytes + of_values),
+            sequences: sequences.into(),
+        }
+    }
+
+    /// Tokens of a sequence that are cached.
+    fn past(&self, sequence: usize) -> usize {
+        self.sequences[sequence].keys.len() / (self.kv_heads * self.size)
+    }
+
+    /// A step of so many new tokens of each sequence; answers its output, and how far that is from the plain computation's,
+    /// or nothing if the processor does not have the kernels.
+    fn step(&mut self, random: &mut Random, kernels: usize, counts: &[usize]) -> Option<(Vec<f32>, f64)> {
+        let tokens: usize = counts.iter().sum();
+        let Self { heads, kv_heads, size, .. } = *self;
+        // Each by itself: those of the first tokens do not depend on how many there are.
+        let mut numbers = |per_token: usize| {
+            let mut own = Random(random.below(1 << 30) as u64);
+            (0..tokens * per_token).map(|_| own.number()).collect::<Vec<f32>>()
+        };
+        let (queries, keys, values) =
+            (numbers(heads * size), numbers(kv_heads * size), numbers(kv_heads * size));
+        let mut begin = 0;
+        let mut sequences = Vec::new();
+        for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let past = self.past(index);
+            let known = &mut self.sequences[index];
+            let new = begin * kv_heads * size..(begin + count) * kv_heads * size;
+            known.keys.extend(&keys[new.clone()]);
+            known.values.extend(&values[new]);
+            sequences.push((index, Sequence { begin, count, past, blocks: known.blocks.as_ptr() }));
+            begin += count;
+        }
+        let [bytes_of_queries, bytes_of_keys, bytes_of_values] =
+            [&queries, &keys, &values].map(|numbers| self.bytes(numbers));
+        let mut output = vec![0; bytes_of_queries.len()];
+        let (indices, rows): (Vec<usize>, Vec<Sequence>) = sequences.into_iter().unzip();
+        let asked = Asked {
+            kernels,
+            heads,
+            kv_heads,
+            size,
+            window: self.window,
+            count: rows.len(),
+            scale: self.scale(),
+            precision: self.precision as c_int,
+            in_bf16: c_int::from(self.in_bf16),
+            sequences: rows.as_ptr(),
+            queries: bytes_of_queries.as_ptr(),
+            keys: bytes_of_keys.as_ptr(),
+            values: bytes_of_values.as_ptr(),
+            output: output.as_mut_ptr(),
+            key_cache: self.key_cache.as_mut_ptr(),
+            value_cache: self.value_cache.as_mut_ptr(),
+        };
+        // SAFETY: all is as large as the sizes say and lives until the call returns.
+        let done = unsafe { ovfleet_try_attention(&raw const asked) } != 0;
+        let output = self.floats(&output);
+        let mut worst: f64 = 0.0;
+        for (index, row) in indices.into_iter().zip(&rows) {
+            // Of long prompts some: the plain computation takes its time.
+            for token in (0..row.count).filter(|token| row.count - token < 4 || token % 41 == 0) {
+                for head in 0..heads {
+                    let at = ((row.begin + token) * heads + head) * size;
+                    let expected = self.plain(index, row.past + token, head, &queries[at..at + size]);
+                    for (found, expected) in output[at..at + size].iter().zip(expected) {
+                        let difference = (f64::from(*found) - expected).abs();
+                        worst = if difference.is_nan() { f64::INFINITY } else { worst.max(difference) };
+                    }
+                }
+            }
+        }
+        done.then_some((output, worst))
+    }
+
+    /// What a query of the token at `at` gets.
+    fn plain(&self, sequence: usize, at: usize, head: usize, query: &[f32]) -> Vec<f64> {
+        let known = &self.sequences[sequence];
+        let kv_head = head / (self.heads / self.kv_heads);
+        let first = if self.window == 0 { 0 } else { (at + 1).saturating_sub(self.window) };
+        let row = |token: usize| {
+            let begin = (token * self.kv_heads + kv_head) * self.size;
+            begin..begin + self.size
+        };
+        let product =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let scores: Vec<f64> = (first..=at)
+            .map(|token| product(query, &known.keys[row(token)]) * f64::from(self.scale()))
+            .collect();
+        let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - maximum).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut sums = vec![0.0; self.size];
+        for (weight, token) in weights.iter().zip(first..) {
+            for (sum, value) in sums.iter_mut().zip(&known.values[row(token)]) {
+                *sum += weight / total * f64::from(*value);
+            }
+        }
+        sums
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.size as f32).sqrt()
+    }
+
+    fn bytes(&self, numbers: &[f32]) -> Vec<u8> {
+        let bytes = |number: &f32| number.to_le_bytes()[if self.in_bf16 { 2.. } else { 0.. }].to_vec();
+        numbers.iter().flat_map(bytes).collect()
+    }
+
+    fn floats(&self, bytes: &[u8]) -> Vec<f32> {
+        let float = |bytes: &[u8]| {
+            let mut whole = [0; 4];
+            whole[4 - bytes.len()..].copy_from_slice(bytes);
+            f32::from_le_bytes(whole)
+        };
+        bytes.chunks_exact(if self.in_bf16 { 2 } else { 4 }).map(float).collect()
+    }
+}
+
+/// How far results of these precisions may be off: roundings of values up to 2, and of their scores.
+fn tolerance(precision: CachePrecision, in_bf16: bool) -> f64 {
+    let of_cache = match precision {
+        CachePrecision::F32 => 2e-5,
+        // What the test gives it has few bits.
+        CachePrecision::Bf16 | CachePrecision::F16 => 2e-5,
+        CachePrecision::U8 => 0.05,
+    };
+    if in_bf16 { of_cache + 0.02 } else { of_cache }
+}
+
+#[test]
+fn kernels_compute_what_a_plain_computation_does() {
+    use CachePrecision::{Bf16, F16, F32, U8};
+    let mut tried = 0;
+    for kernels in 0..KERNEL_SETS {
+        for (precision, in_bf16) in
+            [F32, Bf16, F16, U8].into_iter().flat_map(|precision| [(precision, false), (precision, true)])
+        {
+            for seed in 0..3 {
+                let mut random = Random(seed * 1000 + kernels as u64);
+                let mut layer = Layer::random(&mut random, precision, in_bf16);
+                // Prompts in chunks beside each other, one token each, a few (guesses), and a mixture.
+                let steps: [[usize; 4]; 6] = [
+                    [1500, 0, 3, 1],
+                    [70, 33, 29, 0],
+                    [1, 1, 1, 1],
+                    [1, 1, 0, 40],
+                    [5, 2, 3, 1],
+                    [1, 200, 1, 17],
+                ];
+                for counts in steps {
+                    let Some((_, worst)) = layer.step(&mut random, kernels, &counts) else { continue };
+                    tried += 1;
+                    assert!(
+                        worst < tolerance(precision, in_bf16),
+                        "kernels {kernels}, {precision:?}, in bf16: {in_bf16}, seed {seed}, {counts:?}, {} heads of {} \
+                         over {}, window {}: off by {worst}",
+                        layer.heads,
+                        layer.size,
+                        layer.kv_heads,
+                        layer.window
+                    );
+                }
+            }
+        }
+    }
+    // The plain ones run anywhere.
+    assert!(tried >= 4 * 2 * 3 * 6, "{tried}");
+}
+
+#[test]
+fn a_decode_is_the_same_to_the_bit_whatever_is_beside_it() {
+    for precision in [CachePrecision::Bf16, CachePrecision::U8] {
+        let output_beside = |others: [usize; 3]| {
+            let mut layer = Layer::random(&mut Random(7), precision, false);
+            layer.step(&mut Random(8), 0, &[1500, 300, 60, 9]).unwrap();
+            let (output, _) = layer.step(&mut Random(9), 0, &[1, others[0], others[1], others[2]]).unwrap();
+            output[..layer.heads * layer.size].to_vec()
+        };
+        let alone = output_beside([0, 0, 0]);
+        assert_eq!(output_beside([90, 1, 0]), alone, "{precision:?}");
+        assert_eq!(output_beside([1, 1, 1]), alone, "{precision:?}");
+    }
+}
