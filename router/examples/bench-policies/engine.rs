@@ -17,6 +17,9 @@ pub(crate) const SECOND: Nanos = 1_000_000_000;
 /// For each so many prompts that are not computed, a step with decodes may be as large as a chunk once more.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
+/// As there.
+const PROMPTS_FOR_TWO: u32 = 8;
+
 /// What a request is made of; the router is told only a part of it.
 #[derive(Debug)]
 pub(crate) struct Spec {
@@ -217,7 +220,8 @@ impl Engine {
         let decodes = batch_tokens_max - budget;
         if decodes > 0 {
             let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-            let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1);
+            let two = (prompts / PROMPTS_FOR_TWO).min(1) + 1;
+            let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(two);
             let most = chunk_tokens_max.saturating_mul(times);
             budget = budget.min(most.saturating_sub(decodes).max(most.div_ceil(4)));
         }

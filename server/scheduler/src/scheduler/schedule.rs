@@ -17,6 +17,9 @@ const LOOKAHEAD_MAX: usize = 128;
 /// For each so many prompts that are not computed, a step with decodes in it may be as large as a chunk once more.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
+/// From so many prompts on that are not computed, a step with decodes in it may be two chunks.
+const PROMPTS_FOR_TWO: u32 = 8;
+
 /// Tokens of prompts in a step whose logits are computed only to be told: each takes as much memory as the
 /// vocabulary, and a row of them about as much time as a layer or two.
 pub const SCORED_TOKENS_MAX: u32 = 128;
@@ -85,7 +88,8 @@ impl Scheduler {
     /// decodes were computed again beside every small part of the first.
     fn chunk_by_prompts(&self, decodes: u32, tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1);
+        let two = (prompts / PROMPTS_FOR_TWO).min(1) + 1;
+        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(two);
         beside(tokens, self.config.chunk_tokens_max.saturating_mul(times))
     }
 
