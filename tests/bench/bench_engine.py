@@ -30,7 +30,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=49_152, help="tokens of prompts are below this")
-    parser.add_argument("--inference-precision", default="f32")
+    parser.add_argument(
+        "--inference-precision",
+        default=engines.served_precision(),
+        help="default: what the plugin chooses by itself, bf16 where the processor has it",
+    )
     parser.add_argument("--kv-cache-precision", default="u8")
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--batch-tokens-max", type=int, default=512)

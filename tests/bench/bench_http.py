@@ -39,7 +39,7 @@ def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentP
     parser.add_argument("--cases", nargs="+", choices=names, default=default)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=49_152)
-    parser.add_argument("--inference-precision", default="f32")
+    parser.add_argument("--inference-precision", default=engines.served_precision())
     parser.add_argument("--kv-cache-precision", default="u8")
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--chunk-tokens-max", type=int, default=128)
@@ -101,6 +101,7 @@ class Server:
             f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
             f"--kv-cache-precision={setup.kv_cache_precision}",
             f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",
+            *(f"--plugin-config={one}" for one in setup.properties),
         ]
 
     def __enter__(self) -> Server:

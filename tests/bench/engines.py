@@ -97,6 +97,7 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
         f"--threads={setup.threads}",
         f"--batch-tokens-max={setup.batch_tokens_max}",
         f"--kv-cache-gib={setup.kv_cache_gib}",
+        *(f"--property={one}" for one in setup.properties),
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *(["--prefix-caching"] if setup.prefix_caching else []),
     ]
@@ -157,6 +158,11 @@ def machine() -> str:
     memory = int(re.search(r"MemTotal:\s*(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)) / 2**20
     has = " ".join(flag for flag in CPU_FLAGS if flag in flags) or "none of the flags that matter"
     return f"{name.group(1) if name else 'unknown'}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB; {has}"
+
+
+def served_precision() -> str:
+    """What the CPU plugin computes in by itself."""
+    return "bf16" if {"avx512_bf16", "amx_bf16"} & set(machine().split()) else "f32"
 
 
 def versions() -> str:

@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scenario", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--inference-precision", default="f32", choices=["f32", "bf16", "f16"])
+    parser.add_argument("--property", action="append", default=[], help="KEY=VALUE for the plugin; may be repeated")
     parser.add_argument("--kv-cache-precision", default="u8", choices=["u8", "bf16", "f16", "f32"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-tokens-max", type=int, default=512)
@@ -63,6 +64,7 @@ def properties(args: argparse.Namespace) -> dict:
         "INFERENCE_PRECISION_HINT": args.inference_precision,
         "KV_CACHE_PRECISION": args.kv_cache_precision,
         "INFERENCE_NUM_THREADS": args.threads,
+        **dict(one.split("=", 1) for one in args.property),
     }
 
 

@@ -215,7 +215,11 @@ def main() -> None:
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
     args = parser.parse_args()
     setup = engines.Setup(
-        args.model, inference_precision="f32", kv_cache_precision="u8", batch_tokens_max=512, chunk_tokens_max=128,
+        args.model,
+        inference_precision=engines.served_precision(),
+        kv_cache_precision="u8",
+        batch_tokens_max=512,
+        chunk_tokens_max=128,
         prefix_caching=True,
     )
     with engines.scratch() as folder, Small(args.server, setup, pathlib.Path(folder)) as server:

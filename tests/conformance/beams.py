@@ -302,7 +302,12 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     ir = engines.peer_ir(args.model)
-    setup = engines.Setup(ir, kv_cache_precision="f32", stop_tokens=oracle.stop_tokens(ir))
+    setup = engines.Setup(
+        ir,
+        kv_cache_precision="f32",
+        stop_tokens=oracle.stop_tokens(ir),
+        properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",),
+    )
     results = json.loads(args.peer.read_text()) if args.peer else peer_results(genai.Genai(setup), setup)
     if args.what == "peer":
         args.out.write_text(json.dumps(results) + "\n")

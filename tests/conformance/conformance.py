@@ -41,28 +41,30 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def served_precision() -> str:
-    """What the CPU plugin chooses by itself."""
-    words = engines.machine().split()
-    return "bf16" if {"avx512_bf16", "amx_bf16"} & set(words) else "f32"
-
-
 def run(args: argparse.Namespace, folder: pathlib.Path):
     """All parts, check by check."""
     engine = engines.find_engine(args.engine)
     ir = engines.peer_ir(args.model)
     stop_tokens = oracle.stop_tokens(ir)
-    exact = engines.Setup(args.model, inference_precision="f32", kv_cache_precision="f32", stop_tokens=stop_tokens)
     # Where the processor has int8 instructions, the plugin rounds activations to 8 bits: not here.
-    plain = exact.with_model(args.model, properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",))
+    exact = engines.Setup(
+        args.model,
+        inference_precision="f32",
+        kv_cache_precision="f32",
+        stop_tokens=stop_tokens,
+        properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",),
+    )
     served = exact.with_model(
         args.model,
-        inference_precision=args.inference_precision or served_precision(),
+        inference_precision=args.inference_precision or engines.served_precision(),
         kv_cache_precision=args.kv_cache_precision,
+        properties=(),
     )
     if "oracle-ir" in args.parts:
-        for precision in ("u8", "f32"):
-            yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision=precision), folder)
+        # Our own attention, and the plugin's, whose 8-bit cache is the peer's to the bit.
+        plugins = (*exact.properties, "KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
+        yield from oracle.on_ir(engine, exact.with_model(ir), folder)
+        yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), folder)
     if "prefix" in args.parts:
         for precision in ("u8", "f32"):
             yield oracle.prefix_cache(engine, exact.with_model(args.model, kv_cache_precision=precision), ir, folder)
@@ -75,11 +77,15 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
             yield from beams.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
     for weights in args.weights:
         if "oracle-gguf" in args.parts:
-            yield from oracle.on_gguf(engine, plain.with_model(args.model, weights=weights), ir, folder)
+            yield from oracle.on_gguf(engine, exact.with_model(args.model, weights=weights), ir, folder)
         if "perplexity" in args.parts:
-            yield from quality.perplexities(engine, served.with_model(args.model, weights=weights), ir, folder)
+            setups = [served.with_model(args.model, weights=weights)]
+            if weights == args.weights[0]:
+                others = {"u8", "f16", "bf16", "f32"} - {served.kv_cache_precision}
+                setups += [setups[0].with_model(args.model, kv_cache_precision=one) for one in sorted(others)]
+            yield from quality.perplexities(engine, setups, ir, folder)
         if "random" in args.parts:
-            yield from quality.random_files(engine, plain.with_model(args.model, weights=weights), folder)
+            yield from quality.random_files(engine, exact.with_model(args.model, weights=weights), folder)
 
 
 def main() -> None:

@@ -47,21 +47,24 @@ def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
     return json.loads(kept.read_text())
 
 
-def perplexities(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> list[Check]:
-    """Ours as served, the peer's, and the reference's."""
+def perplexities(
+    engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, folder: pathlib.Path
+) -> Iterator[Check]:
+    """Ours as served in each of the setups, the peer's in the first, and the reference's."""
     work = windows(ir)
     scenario = {"kind": "score", "windows": work}
-    wanted = reference_perplexity(setup.model, work)
-    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
-    peer = reference.perplexity(engines.run_peer(setup.with_model(ir), scenario, folder)["windows"])
-    share = ours / wanted - 1
+    wanted = reference_perplexity(setups[0].model, work)
+    peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, folder)["windows"])
     tokens = sum(len(window) for window in work)
-    detail = (
-        f"ours {ours:.3f} ({share:+.2%}), dequantised model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
-        f"({peer / wanted - 1:+.2%}); {tokens} tokens in windows of {WINDOW}; at most ±{PERPLEXITY_SHARE_MAX:.0%}"
-    )
-    name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}"
-    return [Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)]
+    for setup in setups:
+        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+        share = ours / wanted - 1
+        detail = (
+            f"ours {ours:.3f} ({share:+.2%}), dequantised model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
+            f"({peer / wanted - 1:+.2%}); {tokens} tokens in windows of {WINDOW}; at most ±{PERPLEXITY_SHARE_MAX:.0%}"
+        )
+        name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}"
+        yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
 
 
 def random_windows() -> list[list[int]]:
