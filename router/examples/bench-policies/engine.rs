@@ -220,8 +220,8 @@ impl Engine {
         let decodes = batch_tokens_max - budget;
         if decodes > 0 {
             let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-            let two = (prompts / PROMPTS_FOR_TWO).min(1) + 1;
-            let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(two);
+            let least = if prompts < PROMPTS_FOR_TWO { 1 } else { 2 };
+            let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(least);
             let most = chunk_tokens_max.saturating_mul(times);
             budget = budget.min(most.saturating_sub(decodes).max(most.div_ceil(4)));
         }

@@ -37,23 +37,18 @@ impl OwnAttention {
         if device != "CPU" || properties.iter().any(is_plugins) {
             return None;
         }
-        let cache = match asked("KV_CACHE_PRECISION").unwrap_or("u8") {
+        let by_itself = |key: &str| match asked("EXECUTION_MODE_HINT") {
+            Some("ACCURACY") => "f32".to_owned(),
+            _ => core.property(device, key).unwrap_or_default(),
+        };
+        let precision = |key: &str| asked(key).map_or_else(|| by_itself(key), str::to_owned);
+        let cache = match precision("KV_CACHE_PRECISION").as_str() {
             "f32" => CachePrecision::F32,
             "bf16" => CachePrecision::Bf16,
             "f16" => CachePrecision::F16,
             "u8" => CachePrecision::U8,
             _ => return None,
         };
-        let in_bf16 = match (asked("INFERENCE_PRECISION_HINT"), asked("EXECUTION_MODE_HINT")) {
-            (Some(precision), _) => precision == "bf16",
-            (None, Some(mode)) => mode == "PERFORMANCE" && computes_in_bf16(core, device),
-            (None, None) => computes_in_bf16(core, device),
-        };
-        Some(Self { cache, in_bf16 })
+        Some(Self { cache, in_bf16: precision("INFERENCE_PRECISION_HINT") == "bf16" })
     }
-}
-
-/// Whether a device that is asked for nothing computes in bf16.
-fn computes_in_bf16(core: &Core, device: &str) -> bool {
-    core.property(device, "INFERENCE_PRECISION_HINT").is_ok_and(|precision| precision == "bf16")
 }

@@ -36,6 +36,18 @@ fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::runtime(what, "it contains a NUL byte"))
 }
 
+/// The property that `read` writes a text for.
+fn property(read: impl FnOnce(*mut *mut c_char) -> Status) -> Result<String, Error> {
+    let mut value: *mut c_char = ptr::null_mut();
+    check(read(&raw mut value), "read a property")?;
+    // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
+    unsafe {
+        let text = CStr::from_ptr(value).to_string_lossy().into_owned();
+        ov::ov_free(value);
+        Ok(text)
+    }
+}
+
 /// The runtime.
 pub(crate) struct Core(*mut ov::ov_core_t);
 
@@ -59,15 +71,10 @@ impl Core {
     /// What a device does by itself.
     pub(crate) fn property(&self, device: &str, key: &str) -> Result<String, Error> {
         let (device, key) = (c_string(device, "read a property")?, c_string(key, "read a property")?);
-        let mut value: *mut c_char = ptr::null_mut();
-        // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
-        unsafe {
-            let status = ov::ov_core_get_property(self.0, device.as_ptr(), key.as_ptr(), &raw mut value);
-            check(status, "read a property")?;
-            let text = CStr::from_ptr(value).to_string_lossy().into_owned();
-            ov::ov_free(value);
-            Ok(text)
-        }
+        property(|value| {
+            // SAFETY: the texts are NUL-terminated, and a value is written where one is to be.
+            unsafe { ov::ov_core_get_property(self.0, device.as_ptr(), key.as_ptr(), value) }
+        })
     }
 
     /// Reads an IR.
@@ -256,15 +263,10 @@ impl CompiledModel {
     /// A property of the compiled model, as text.
     pub(crate) fn property(&self, key: &str) -> Result<String, Error> {
         let key = c_string(key, "read a property")?;
-        let mut value: *mut c_char = ptr::null_mut();
-        // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
-        unsafe {
-            let status = ov::ov_compiled_model_get_property(self.0, key.as_ptr(), &raw mut value);
-            check(status, "read a property")?;
-            let text = CStr::from_ptr(value).to_string_lossy().into_owned();
-            ov::ov_free(value);
-            Ok(text)
-        }
+        property(|value| {
+            // SAFETY: the texts are NUL-terminated, and a value is written where one is to be.
+            unsafe { ov::ov_compiled_model_get_property(self.0, key.as_ptr(), value) }
+        })
     }
 }
 

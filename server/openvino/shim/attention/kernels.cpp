@@ -2,7 +2,7 @@
 // The algorithm is FlashAttention's: softmax with a running maximum, block by block (Dao et al., 2022), where the queries of
 // all heads that share a head of the cache go together.
 //
-// Nothing of the standard library is used but memcpy: whatever is inlined here may not be taken for what others call.
+// Nothing of the standard library is used but memcpy and memset: whatever is inlined here may not be taken for what others call.
 #include "products.hpp"
 
 namespace {

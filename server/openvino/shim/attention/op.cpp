@@ -17,7 +17,7 @@ namespace op = ov::op;
 // Inputs of the plugins' paged attention. Ours has the first five, and then STEP.
 enum Input : size_t {
     QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, PAST_LENS, STEP = PAST_LENS, SUBSEQUENCE_BEGINS, BLOCK_INDICES,
-    BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, SINKS = 20,
+    BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, MAX_CONTEXT_LEN,
 };
 
 // The sequences of a step in one: how many there are, their past lengths, the beginnings of their tokens, those of their
@@ -116,17 +116,24 @@ int64_t size_of(const ov::Node& node, const char* name) {
     return found->second.as<int64_t>();
 }
 
-// The value of an input that is one number; `otherwise` if it is none.
+// The value of an input that is one number and known; false if it is not.
 template <typename T>
-T number(const ov::Node& node, size_t input, T otherwise) {
+bool number(const ov::Node& node, size_t input, T& value) {
     auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
-    return constant && ov::shape_size(constant->get_shape()) == 1 ? constant->cast_vector<T>()[0] : otherwise;
+    if (!constant || ov::shape_size(constant->get_shape()) != 1) return false;
+    value = constant->cast_vector<T>()[0];
+    return true;
 }
 
-bool is_empty(const ov::Node& node, size_t input) {
-    if (input >= node.get_input_size()) return true;
-    const auto shape = node.get_input_partial_shape(input);
-    return shape.is_static() && ov::shape_size(shape.to_shape()) == 0;
+// Whether nothing is asked that ours does not do (slopes, sinks, scores, rotations, masks): what asks for it is empty. Numbers
+// among these say how what is not asked would be done.
+bool asks_nothing_else(const ov::Node& node) {
+    for (size_t input = ALIBI_SLOPES; input < node.get_input_size(); ++input) {
+        if (input == MAX_CONTEXT_LEN) continue;
+        auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
+        if (!constant || (constant->get_shape().size() > 0 && ov::shape_size(constant->get_shape()) > 0)) return false;
+    }
+    return true;
 }
 
 // What an attention is for ours; false if it does what ours does not.
@@ -138,13 +145,13 @@ bool describe(const ov::Node& node, Precision precision, Layer& layer) {
     if (width.rank().is_dynamic() || width.size() != 2 || width[1].is_dynamic()) return false;
     layer.heads = size_t(width[1].get_length()) / layer.key_size;
     layer.precision = precision;
-    layer.scale = number<float>(node, SCALE, 0);
-    layer.window = size_t(number<int32_t>(node, SLIDING_WINDOW, 0));
+    int32_t window = 0;
+    if (!number(node, SCALE, layer.scale) || !number(node, SLIDING_WINDOW, window) || window < 0) return false;
+    layer.window = size_t(window);
     measure(layer);
     return layer.kv_heads == size_t(size_of(node, "num_v_heads")) && layer.heads % layer.kv_heads == 0 &&
            layer.key_size % 32 == 0 && layer.key_size <= HEAD_SIZE_MAX && layer.value_size % 16 == 0 &&
-           layer.value_size <= HEAD_SIZE_MAX && layer.scale > 0 &&
-           is_empty(node, ALIBI_SLOPES) && is_empty(node, SINKS);
+           layer.value_size <= HEAD_SIZE_MAX && layer.scale > 0 && asks_nothing_else(node);
 }
 
 }  // namespace

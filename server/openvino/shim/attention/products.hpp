@@ -13,7 +13,6 @@ constexpr size_t SCORE_ROWS = 3, VALUE_ROWS = 3;
 #else
 constexpr size_t SCORE_ROWS = 1, VALUE_ROWS = 3;
 #endif
-constexpr size_t SUMS_MAX = 24;
 // Vectors along the values of a tile.
 constexpr size_t VALUE_VECTORS = 4;
 constexpr size_t BLOCK_VECTORS = BLOCK_TOKENS / LANES;
@@ -36,32 +35,29 @@ inline void score_rows(const Layer& layer, const uint8_t* block, const float* qu
     const Keys<T> keys{block};
     constexpr bool quantised = sizeof(T) == 1;
     const size_t size = layer.key_size, groups = quantised ? size / KEY_GROUP : 1, length = size / groups;
-    // Of tiles that registers hold.
-    constexpr size_t V = R * BLOCK_VECTORS > SUMS_MAX ? SUMS_MAX / R : BLOCK_VECTORS;
-    for (size_t first = 0; first < BLOCK_VECTORS; first += V) {
-        Floats total[R][V] = {};
-        for (size_t group = 0; group < groups; ++group) {
-            Floats sum[R][V] = {};
-            for (size_t i = group * length; i < (group + 1) * length; ++i) {
-                ahead.fetch();
-                Floats key[V];
-                for (size_t v = 0; v < V; ++v) key[v] = load(keys.of(i) + (first + v) * LANES);
-                for (size_t r = 0; r < R; ++r)
-                    for (size_t v = 0; v < V; ++v) sum[r][v] += key[v] * queries[r * size + i];
-            }
+    constexpr size_t V = BLOCK_VECTORS;
+    Floats total[R][V] = {};
+    for (size_t group = 0; group < groups; ++group) {
+        Floats sum[R][V] = {};
+        for (size_t i = group * length; i < (group + 1) * length; ++i) {
+            ahead.fetch();
+            Floats key[V];
+            for (size_t v = 0; v < V; ++v) key[v] = load(keys.of(i) + v * LANES);
             for (size_t r = 0; r < R; ++r)
-                for (size_t v = 0; v < V; ++v) {
-                    if (quantised) {
-                        const float* scales = keys.scales(layer, group) + (first + v) * LANES;
-                        total[r][v] += sum[r][v] * load(scales) + load(scales + BLOCK_TOKENS) * sums[r * groups + group];
-                    } else {
-                        total[r][v] = sum[r][v];
-                    }
-                }
+                for (size_t v = 0; v < V; ++v) sum[r][v] += key[v] * queries[r * size + i];
         }
         for (size_t r = 0; r < R; ++r)
-            for (size_t v = 0; v < V; ++v) ::store(scores + r * KEYS_AT_ONCE + (first + v) * LANES, total[r][v]);
+            for (size_t v = 0; v < V; ++v) {
+                if (quantised) {
+                    const float* scales = keys.scales(layer, group) + v * LANES;
+                    total[r][v] += sum[r][v] * load(scales) + load(scales + BLOCK_TOKENS) * sums[r * groups + group];
+                } else {
+                    total[r][v] = sum[r][v];
+                }
+            }
     }
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) ::store(scores + r * KEYS_AT_ONCE + v * LANES, total[r][v]);
 }
 
 template <typename T, size_t R = SCORE_ROWS>

@@ -34,7 +34,7 @@ constexpr size_t ITEMS_AT_ONCE = 4;
 size_t ceiling(size_t count, size_t part) { return (count + part - 1) / part; }
 
 // Memory that begins at a vector, and is kept from step to step.
-class Floats {
+class Buffer {
 public:
     float* at_least(size_t count) {
         if (count > count_) {
@@ -107,7 +107,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     const size_t tokens_at_once = std::max<size_t>(ROWS_AT_ONCE / group, 1);
     // Of this thread, also where others read them.
     thread_local std::vector<Item> own_items;
-    thread_local Floats parts;
+    thread_local Buffer parts;
     auto& items = own_items;
     items.clear();
     // Their new keys are read by many items.
@@ -157,7 +157,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     const size_t scratch_floats = kernels.scratch(layer, rows_max);
     const size_t at_once = items.size() > ITEMS_AT_ONCE * 16 ? ITEMS_AT_ONCE : 1;
     share(items.size(), at_once, alone, [&](size_t index) {
-        thread_local Floats scratch;
+        thread_local Buffer scratch;
         kernels.attend(layer, items[index], memory, scratch.at_least(scratch_floats));
     });
     if (parted) join(layer, items, memory);

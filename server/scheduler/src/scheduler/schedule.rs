@@ -88,8 +88,8 @@ impl Scheduler {
     /// decodes were computed again beside every small part of the first.
     fn chunk_by_prompts(&self, decodes: u32, tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-        let two = (prompts / PROMPTS_FOR_TWO).min(1) + 1;
-        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(two);
+        let least = if prompts < PROMPTS_FOR_TWO { 1 } else { 2 };
+        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(least);
         beside(tokens, self.config.chunk_tokens_max.saturating_mul(times))
     }
 
