@@ -15,6 +15,11 @@ const SOURCES: &[&str] = &[
     "gguf.cpp",
     "merge.cpp",
     "paged.cpp",
+    "projection/dispatch.cpp",
+    "projection/op.cpp",
+    "projection/pack.cpp",
+    "projection/run.cpp",
+    "projection/try.cpp",
     "rotary.cpp",
     "rows.cpp",
     "save.cpp",
@@ -61,29 +66,32 @@ fn main() {
     println!("cargo:libraries={}", libraries.display());
 }
 
-/// Compiles the kernels of the attention for each instruction set.
+/// Compiles the kernels for each instruction set.
 fn kernels() {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
-    const SETS: &[(&str, &[&[&str]])] = &[
-        ("kernels_portable", &[]),
-        ("kernels_avx2", &[AVX2]),
-        ("kernels_avx512", &[AVX2, AVX512]),
-        ("kernels_avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
+    const SETS: &[(&str, &str, &[&[&str]])] = &[
+        ("attention", "portable", &[]),
+        ("attention", "avx2", &[AVX2]),
+        ("attention", "avx512", &[AVX2, AVX512]),
+        ("attention", "avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
+        ("projection", "portable", &[]),
+        ("projection", "avx_vnni", &[AVX2, &["-mavxvnni"]]),
+        ("projection", "avx512_vnni", &[AVX2, AVX512, &["-mavx512vnni"]]),
     ];
     let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
-    for (name, flags) in &SETS[..if is_x86 { SETS.len() } else { 1 }] {
+    for (folder, set, flags) in SETS.iter().filter(|(_, _, flags)| is_x86 || flags.is_empty()) {
         let mut build = cc::Build::new();
         flags.iter().flat_map(|flags| flags.iter()).for_each(|flag| _ = build.flag(flag));
         build
             .cpp(true)
             .std("c++17")
-            .file("shim/attention/kernels.cpp")
-            .define("OVFLEET_KERNELS", *name)
+            .file(format!("shim/{folder}/kernels.cpp"))
+            .define("OVFLEET_KERNELS", format!("kernels_{set}").as_str())
             // What the instructions' own headers do is not ours.
             .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized")
             .opt_level(3)
-            .compile(&format!("ovfleet_{name}"));
+            .compile(&format!("ovfleet_{folder}_{set}"));
     }
 }

@@ -325,6 +325,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<Runners> {
         weights,
         warm = loaded.warm,
         unpacks = loaded.unpacks,
+        own_kernels = loaded.own_kernels,
         inference_precision = loaded.inference_precision,
         kv_cache_precision = loaded.cache_precision,
         "compiled the model"

@@ -16,6 +16,7 @@
 
 #include "attention/op.hpp"
 #include "model.hpp"
+#include "projection/op.hpp"
 
 namespace {
 
@@ -88,6 +89,7 @@ extern "C" int ovfleet_read_compiled(ov_core_t* core) {
     return ovfleet::guarded([&] {
         core->object->add_extension(std::make_shared<PagedAttentions>(of_plugin()));
         core->object->add_extension(ovfleet::attention_extension());
+        core->object->add_extension(ovfleet::projection_extension());
     });
 }
 

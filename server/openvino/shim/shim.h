@@ -98,12 +98,23 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // It takes effect when the attention is made paged, also after the model was saved and read.
 int ovfleet_set_window(ov_model_t* model, uint32_t tokens);
 
+// Replaces multiplications by integer weights by our own, on the CPU; `in_bf16` says whether it computes in bf16. To be called
+// once the model is paged. `replaced` counts them.
+int ovfleet_own_projections(ov_model_t* model, int in_bf16, size_t* replaced);
+
+// Whether this processor has what ours are made for.
+int ovfleet_has_own_projections(void);
+
+// `all`: whether there is no multiplication by weights in a model that they could not replace.
+int ovfleet_can_own_projections(ov_model_t* model, int* all);
+
 // Replaces the attention by paged attention, and cuts the output to [rows, vocabulary] where the new input
 // `wanted_rows` [rows] (i64) names the tokens whose logits are computed.
 //
 // Where it can, the attention is our own, with a cache of the precision `own_cache` (0: f32, 1: bf16, 2: f16, 3: u8), and
-// `own` is 1; `in_bf16` says whether the device computes in bf16. With -1 it is the plugin's.
-int ovfleet_make_paged(ov_model_t* model, int own_cache, int in_bf16, int* own);
+// `own` is 1; with -1 it is the plugin's. Prompts are computed in f32, or in bf16 with `compute` 1, where what is around is
+// computed in it too, and 2, where it is not.
+int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, int* own);
 
 // New tokens of a sequence, and the blocks of its cache.
 typedef struct ovfleet_sequence {
@@ -111,12 +122,13 @@ typedef struct ovfleet_sequence {
     const int32_t* blocks;
 } ovfleet_sequence;
 
-// One step of our own attention by itself, for tests. Queries, keys, values and the output are f32, or bf16 with `in_bf16`;
+// One step of our own attention by itself, for tests. Queries, keys, values and the output are f32, or bf16 with `is_bf16`;
+// prompts are computed in bf16 with `in_bf16`;
 // `precision` as above; the cache's blocks are as large as attention.hpp says.
 typedef struct ovfleet_attention {
     size_t kernels, heads, kv_heads, size, window, count;
     float scale;
-    int precision, in_bf16;
+    int precision, is_bf16, in_bf16;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;
     void* output;
@@ -125,6 +137,23 @@ typedef struct ovfleet_attention {
 
 // 0, and nothing is done, if the processor does not have the instruction set of these kernels.
 int ovfleet_try_attention(const ovfleet_attention* asked);
+
+// A projection of our own by itself, for tests: `count` rows by a matrix of `quants`, a byte each, of 4 or 8 bits (signed with
+// `is_signed`), whose groups of `group` inputs share a zero and a scale. `then`: 0, or 1 to add to `base`, or 2 to gate. With
+// `norm` the rows are normalised. Rows and outputs are f32, or bf16.
+typedef struct ovfleet_projection {
+    size_t kernels, count, inputs, outputs, bits, group;
+    int is_signed, then, is_bf16;
+    const uint8_t* quants;
+    const float *zeros, *scales, *norm;
+    float epsilon;
+    const void* rows;
+    const float* base;
+    void* to;
+} ovfleet_projection;
+
+// 0, and nothing is done, if the processor does not have the instruction set of these kernels.
+int ovfleet_try_projection(const ovfleet_projection* asked);
 
 // Bytes that the integer weights of the projections inside the model take in f32; 0 if it has none.
 int ovfleet_unpacked_bytes(const ov_model_t* model, uint64_t* bytes);

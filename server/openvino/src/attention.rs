@@ -1,6 +1,6 @@
 //! Whose attention a model has: our own, over a cache of our own layout, where that does what is asked, else the plugin's.
 
-use crate::runtime::Core;
+use crate::asked::Asked;
 
 #[cfg(test)]
 mod tests;
@@ -10,8 +10,8 @@ mod tests;
 pub(crate) struct OwnAttention {
     /// How the cache keeps numbers.
     pub(crate) cache: CachePrecision,
-    /// Whether what is around it is computed in bf16.
-    pub(crate) in_bf16: bool,
+    /// What prompts are computed in.
+    pub(crate) compute: Compute,
 }
 
 /// How our own cache keeps numbers. As the shim numbers them.
@@ -23,32 +23,39 @@ pub(crate) enum CachePrecision {
     U8 = 3,
 }
 
+/// What our own attention computes prompts in, and what it is given. As the shim numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compute {
+    F32 = 0,
+    /// In bf16, as what is around it.
+    Bf16 = 1,
+    /// In bf16, what is around it is f32.
+    Bf16AroundF32 = 2,
+}
+
 /// How properties begin by which a cache is asked for that only the plugin has.
 const PLUGINS_OWN: [&str; 2] = ["KEY_CACHE_", "VALUE_CACHE_"];
 
 impl OwnAttention {
-    /// On this device with these properties; `None` where the attention is the plugin's.
-    pub(crate) fn wanted(core: &Core, device: &str, properties: &[(String, String)]) -> Option<Self> {
-        let asked = |key: &str| {
-            properties.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
-        };
+    /// `None` where the attention is the plugin's. `is_around_f32` says that what is around it is f32 in any case.
+    pub(crate) fn wanted(asked: Asked<'_>, is_around_f32: bool) -> Option<Self> {
         let is_plugins =
             |(key, _): &(String, String)| PLUGINS_OWN.iter().any(|prefix| key.starts_with(prefix));
-        if device != "CPU" || properties.iter().any(is_plugins) {
+        if asked.device != "CPU" || asked.properties.iter().any(is_plugins) {
             return None;
         }
-        let by_itself = |key: &str| match asked("EXECUTION_MODE_HINT") {
-            Some("ACCURACY") => "f32".to_owned(),
-            _ => core.property(device, key).unwrap_or_default(),
-        };
-        let precision = |key: &str| asked(key).map_or_else(|| by_itself(key), str::to_owned);
-        let cache = match precision("KV_CACHE_PRECISION").as_str() {
+        let cache = match asked.precision("KV_CACHE_PRECISION").as_str() {
             "f32" => CachePrecision::F32,
             "bf16" => CachePrecision::Bf16,
             "f16" => CachePrecision::F16,
             "u8" => CachePrecision::U8,
             _ => return None,
         };
-        Some(Self { cache, in_bf16: precision("INFERENCE_PRECISION_HINT") == "bf16" })
+        let compute = match (asked.in_bf16(), is_around_f32) {
+            (false, _) => Compute::F32,
+            (true, false) => Compute::Bf16,
+            (true, true) => Compute::Bf16AroundF32,
+        };
+        Some(Self { cache, compute })
     }
 }

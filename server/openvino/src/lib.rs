@@ -12,6 +12,7 @@
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
 mod adapters;
+mod asked;
 mod attention;
 mod cache;
 mod error;
@@ -20,6 +21,7 @@ mod kept;
 mod load;
 mod memory;
 mod processor;
+mod projections;
 mod runner;
 mod runtime;
 mod shim;

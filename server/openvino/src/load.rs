@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use server_engine::CacheLayout;
 
 use crate::adapters::{self, AdapterSource, Origin};
+use crate::asked::Asked;
 use crate::attention::OwnAttention;
 use crate::cache::CachePorts;
 use crate::kept::{self, Facts, Kept, KeptCompiled, ToKeep};
@@ -14,7 +15,7 @@ use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::unpacked::{Graph, PagedModel, Plan, Unpack, Unpacked};
 use crate::weights::Form;
-use crate::{Error, gguf, memory, processor, shim};
+use crate::{Error, gguf, memory, processor, projections, shim};
 
 /// What to load, and how.
 #[derive(Clone, Debug)]
@@ -40,6 +41,12 @@ pub struct Config {
     pub cache_tokens_max: u64,
     /// The adapters, which requests name by their numbers from 1.
     pub adapters: Vec<AdapterSource>,
+}
+
+impl Config {
+    fn asked<'a>(&'a self, core: &'a Core) -> Asked<'a> {
+        Asked { core, device: &self.device, properties: &self.properties }
+    }
 }
 
 /// How the quantised weights of a GGUF file are held in memory.
@@ -72,7 +79,10 @@ pub struct Loaded {
     pub unpacks: bool,
     /// The KV cache.
     pub layout: CacheLayout,
-    /// The precision the device computes in, as it says itself.
+    /// Whether all that is much to compute is so by our own kernels: what a token gives is the same to the bit then, whatever
+    /// is in the step beside it.
+    pub own_kernels: bool,
+    /// The precision that is computed in where products are not of 8-bit integers: the asked one, or the device's own.
     pub inference_precision: String,
     /// The precision of the KV cache, as the device says itself.
     pub cache_precision: String,
@@ -154,6 +164,7 @@ struct Compiled<'a> {
     model: PagedModel,
     graph: Graph,
     plan: Option<Plan>,
+    facts: Facts,
     form: Option<Form>,
     warm: bool,
     to_keep: ToKeep,
@@ -166,7 +177,7 @@ struct Compiled<'a> {
 impl<'a> Compiled<'a> {
     fn compile(config: &'a Config, core: Arc<Core>, stages: &mut Stages<'_>) -> Result<Self, Error> {
         let source = Source::find(&config.model)?;
-        let form = source.form(config);
+        let form = source.form(config, &core);
         let kept = kept_compiled(config, (&source, form), &core);
         let found = kept.as_ref().and_then(|kept| Made::read(config, form, (kept, &core)));
         let is_new = found.is_none();
@@ -183,12 +194,24 @@ impl<'a> Compiled<'a> {
         let vocabulary = vocabulary(&graph.compiled)?;
         let compiled = kept.filter(|_| is_new).map(|kept| (kept, Arc::clone(&graph.compiled), facts));
         let to_keep = ToKeep { graph: to_keep, compiled };
-        Ok(Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary })
+        Ok(Self { config, core, model, graph, plan, facts, form, warm, to_keep, adapters, ports, vocabulary })
     }
 
     fn allocate(self, blocks: u32, stages: &mut Stages<'_>) -> Result<(OpenVinoRunner, Loaded), Error> {
-        let Self { config, core, model, graph, plan, form, warm, to_keep, adapters, ports, vocabulary } =
-            self;
+        let Self {
+            config,
+            core,
+            model,
+            graph,
+            plan,
+            facts,
+            form,
+            warm,
+            to_keep,
+            adapters,
+            ports,
+            vocabulary,
+        } = self;
         let cache = ports.allocate(blocks)?;
         let layout = ports.layout(blocks, vocabulary);
         stages.done("allocate the KV cache");
@@ -197,8 +220,9 @@ impl<'a> Compiled<'a> {
             form,
             warm,
             unpacks: plan.is_some(),
+            own_kernels: facts.is_around_f32,
             layout,
-            inference_precision: property("INFERENCE_PRECISION_HINT"),
+            inference_precision: config.asked(&core).precision("INFERENCE_PRECISION_HINT"),
             cache_precision: property("KV_CACHE_PRECISION"),
             adapters,
             cache_identity: cache_identity(config, (&ports, form))?,
@@ -282,9 +306,10 @@ impl Made {
         core: &Core,
         stages: &mut Stages<'_>,
     ) -> Result<Self, Error> {
-        let Read { mut model, warm, to_keep, adapters } = read(config, (source, form), core, stages)?;
-        let facts = Facts { unpacked_bytes: shim::unpacked_bytes(&mut model)? };
-        let compiled = core.compile(&model, &config.device, &config.properties)?;
+        let Read { mut model, is_around_f32, warm, to_keep, adapters } =
+            read(config, (source, form), core, stages)?;
+        let facts = Facts { unpacked_bytes: shim::unpacked_bytes(&mut model)?, is_around_f32 };
+        let compiled = core.compile(&model, &config.device, &facts.properties(&config.properties))?;
         stages.done("compile");
         Ok(Self { compiled, facts, model: Box::new(move |_| Ok(model)), warm, to_keep, adapters })
     }
@@ -293,6 +318,8 @@ impl Made {
 /// A model's graph.
 struct Read {
     model: Model,
+    /// Whether the plugin is to compute in f32: see [`Facts`].
+    is_around_f32: bool,
     /// Whether it is one that was kept.
     warm: bool,
     /// What is to be kept of it, and where.
@@ -314,17 +341,27 @@ fn read(
         read.adapters = adapt(&mut read.model, &config.adapters, source)?;
         stages.done("add the adapters");
     }
-    let own = OwnAttention::wanted(core, &config.device, &config.properties);
-    let is_own = shim::make_paged(&mut read.model, own)?;
+    let asked = config.asked(core);
+    let are_own = projections::are_own(asked, config.unpack);
+    let is_around_f32 = are_own && shim::can_own_projections(&mut read.model)?;
+    let attention = OwnAttention::wanted(asked, is_around_f32);
+    let is_own = shim::make_paged(&mut read.model, attention)?;
+    read.is_around_f32 = is_around_f32 && is_own;
     tracing::debug!(is_own, "the attention is paged");
     stages.done("make the attention paged");
+    if are_own {
+        let replaced = shim::own_projections(&mut read.model, asked.in_bf16() && !read.is_around_f32)?;
+        tracing::debug!(replaced, "projections are our own");
+        stages.done("pack the projections");
+    }
     Ok(read)
 }
 
 /// Reads a model as it is. Its projections are merged, unless there are adapters to add before.
 fn read_graph(config: &Config, (source, form): (&Source, Option<Form>), core: &Core) -> Result<Read, Error> {
     let is_merged = config.adapters.is_empty();
-    let found = |model, warm, to_keep| Read { model, warm, to_keep, adapters: Vec::new() };
+    let found =
+        |model, warm, to_keep| Read { model, is_around_f32: false, warm, to_keep, adapters: Vec::new() };
     let (path, form) = match (source, form) {
         (Source::Gguf(path), Some(form)) => (path, form),
         (Source::Ir(path) | Source::Gguf(path), _) => {
@@ -429,9 +466,9 @@ impl Source {
     }
 
     /// The form that its weights are to have; `None` for an IR, which is served as it is.
-    fn form(&self, config: &Config) -> Option<Form> {
+    fn form(&self, config: &Config, core: &Core) -> Option<Form> {
         match self {
-            Self::Gguf(path) => Some(resolve(config, path)),
+            Self::Gguf(path) => Some(resolve(config, path, core)),
             Self::Ir(_) => None,
         }
     }
@@ -445,9 +482,10 @@ impl Source {
 }
 
 /// Chooses the form that is exact and, of those, the fastest that memory allows.
-fn resolve(config: &Config, path: &Path) -> Form {
+fn resolve(config: &Config, path: &Path, core: &Core) -> Form {
     match config.weights {
         Weights::As(form) => form,
+        Weights::Auto if projections::are_own(config.asked(core), config.unpack) => Form::Compact,
         Weights::Auto => {
             // Held in 8 bits the weights are at most twice the file; compiling needs them twice for a moment.
             let needed = path.metadata().map_or(0, |file| file.len()) * 4;

@@ -76,8 +76,11 @@ unsafe extern "C" {
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
-    fn ovfleet_make_paged(model: *mut ov_model_t, own_cache: c_int, in_bf16: c_int, own: *mut c_int)
+    fn ovfleet_make_paged(model: *mut ov_model_t, own_cache: c_int, compute: c_int, own: *mut c_int)
     -> c_int;
+    fn ovfleet_own_projections(model: *mut ov_model_t, in_bf16: c_int, replaced: *mut usize) -> c_int;
+    fn ovfleet_has_own_projections() -> c_int;
+    fn ovfleet_can_own_projections(model: *mut ov_model_t, all: *mut c_int) -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
     fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
     fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
@@ -375,11 +378,36 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
 pub(crate) fn make_paged(model: &mut Model, own: Option<OwnAttention>) -> Result<bool, Error> {
     let mut is_own = 0;
     let cache = own.map_or(-1, |own| own.cache as c_int);
-    let in_bf16 = c_int::from(own.is_some_and(|own| own.in_bf16));
+    let compute = own.map_or(0, |own| own.compute as c_int);
     // SAFETY: both pointers are valid for the call.
-    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, in_bf16, &raw mut is_own) };
+    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, compute, &raw mut is_own) };
     check(code, "make the attention paged")?;
     Ok(is_own != 0)
+}
+
+/// Whether this processor has what projections of our own are made for.
+pub(crate) fn has_own_projections() -> bool {
+    // SAFETY: it takes nothing.
+    unsafe { ovfleet_has_own_projections() != 0 }
+}
+
+/// Whether all multiplications by weights of a model can be replaced by our own.
+pub(crate) fn can_own_projections(model: &mut Model) -> Result<bool, Error> {
+    let mut all = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_can_own_projections(model.as_mut_ptr(), &raw mut all) };
+    check(code, "look at the projections")?;
+    Ok(all != 0)
+}
+
+/// Replaces multiplications by integer weights in a paged model by our own; answers how many.
+pub(crate) fn own_projections(model: &mut Model, in_bf16: bool) -> Result<usize, Error> {
+    let mut replaced = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code =
+        unsafe { ovfleet_own_projections(model.as_mut_ptr(), c_int::from(in_bf16), &raw mut replaced) };
+    check(code, "replace the projections")?;
+    Ok(replaced)
 }
 
 /// Bytes that the integer weights of a model's projections take in f32; 0 if there are none.

@@ -167,6 +167,46 @@ fn chunks_mixed_batches_and_copied_blocks_change_nothing() {
 }
 
 #[test]
+fn as_the_processor_likes_it_nothing_depends_on_what_is_beside_it() {
+    let properties = vec![("KV_CACHE_PRECISION".to_owned(), "u8".to_owned())];
+    let config = Config { properties, ..config(Weights::Auto, Unpack::Never) };
+    let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
+    if !loaded.own_kernels {
+        // This processor multiplies no 8-bit integers: kernels are the plugin's.
+        return;
+    }
+    // Of the last token of a prompt, beside others that begin and go on.
+    let mut logits = |others: u64| {
+        let prompt = |id: u64| &QUESTION[..QUESTION.len() - 3 * id as usize];
+        let mut sequences: Vec<Stepper> = (0..=others).map(|id| Stepper::new(id, prompt(id))).collect();
+        let mut batch = Batch::default();
+        sequences[0].row(&mut batch, QUESTION.len() - 2);
+        runner.run(&batch).unwrap();
+        let mut last = Vec::new();
+        for _ in 0..2 {
+            let mut batch = Batch::default();
+            for sequence in &mut sequences {
+                let begins = sequence.id > 0 && sequence.past == 0;
+                sequence.row(&mut batch, if begins { sequence.tokens.len() } else { 1 });
+                sequence.tokens.extend((sequence.id > 0).then_some(7));
+            }
+            last = runner.run(&batch).unwrap().rows().next().map_or_else(Vec::new, <[f32]>::to_vec);
+        }
+        last
+    };
+    let alone = logits(0);
+    let mut best: Vec<usize> = (0..alone.len()).collect();
+    best.sort_by(|a, b| alone[*b].total_cmp(&alone[*a]));
+    assert!(best[..3].contains(&(ANSWER[0] as usize)), "rounding moves near ties, and no more");
+    for others in [1, 4] {
+        assert!(
+            logits(others).iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()),
+            "{others} others"
+        );
+    }
+}
+
+#[test]
 fn a_batch_that_samples_nothing_gives_no_rows() {
     let mut runner = sample(Weights::Auto);
     let mut sequence = Stepper::new(0, &QUESTION);

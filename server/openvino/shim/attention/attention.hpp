@@ -12,6 +12,9 @@ namespace ovfleet {
 // How numbers are kept in the cache.
 enum class Precision : int64_t { f32, bf16, f16, u8 };
 
+// What prompts are computed in: f32; bf16, as what is around; bf16, where what is around is f32.
+enum class Compute : int64_t { f32, bf16, bf16_around_f32 };
+
 // Tokens of a block. Scores of a block are two vectors of 16 floats.
 constexpr size_t BLOCK_TOKENS = 32;
 // Blocks that are looked at between two corrections of the running maximum.
@@ -36,8 +39,8 @@ struct Layer {
     float scale;
     // Tokens that a token attends to, with itself; 0: all.
     size_t window;
-    // Whether queries, new keys and values and the output are bf16, not f32, and prompts are computed in it.
-    bool in_bf16;
+    // Whether queries, new keys and values and the output are bf16, not f32; and whether prompts are computed in it.
+    bool is_bf16, in_bf16;
 };
 
 // Fills in the sizes of a layer's cache.

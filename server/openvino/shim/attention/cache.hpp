@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.hpp"
-#include "vectors.hpp"
+#include "../vectors.hpp"
 
 namespace {
 
@@ -57,7 +57,7 @@ inline void quantise(const float* from, size_t count, uint8_t* to, size_t stride
 
 // Numbers of a step's inputs, from an index on, as floats.
 inline void read_row(const Layer& layer, const void* from, size_t index, size_t count, float* to) {
-    if (!layer.in_bf16) return void(std::memcpy(to, (const float*)from + index, count * sizeof(float)));
+    if (!layer.is_bf16) return void(std::memcpy(to, (const float*)from + index, count * sizeof(float)));
     for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
 }
 

@@ -1,16 +1,12 @@
 // Which kernels this processor runs. Compiled for any.
+#include "../processor.hpp"
 #include "attention.hpp"
 
 const ovfleet::Kernels* ovfleet::kernels_of(size_t set) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool has_avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (set == 1 && has_avx2) return &kernels_avx2;
-    if (set == 2 && has_avx512) return &kernels_avx512;
-    if (set == 3 && has_avx512 && __builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
+    if (set == 1 && has_avx2()) return &kernels_avx2;
+    if (set == 2 && has_avx512()) return &kernels_avx512;
+    if (set == 3 && has_avx512() && __builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
 #endif
     return set == 0 ? &kernels_portable : nullptr;
 }

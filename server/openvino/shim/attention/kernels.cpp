@@ -279,7 +279,7 @@ void finish(const Layer& layer, const Item& item, const Memory& memory, const Ro
         const size_t token = item.sequence->begin + item.token_begin + row / group;
         const size_t at = (token * layer.heads + item.kv_head * group + row % group) * size;
         const float factor = 1 / rows.totals[row];
-        if (layer.in_bf16)
+        if (layer.is_bf16)
             for (size_t i = 0; i < size; ++i) convert(values[i] * factor, ((bf16*)memory.output)[at + i]);
         else
             for (size_t i = 0; i < size; ++i) ((float*)memory.output)[at + i] = values[i] * factor;

@@ -72,6 +72,9 @@ public:
         bits = uint32_t(scale);
         std::memcpy(&layer_.scale, &bits, sizeof(bits));
         visit("window", layer_.window);
+        auto in_bf16 = int64_t(layer_.in_bf16);
+        visitor.on_attribute("in_bf16", in_bf16);
+        layer_.in_bf16 = in_bf16 != 0;
         measure(layer_);
         return true;
     }
@@ -81,7 +84,7 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         outputs[0].set_shape({inputs[QUERY].get_shape()[0], layer_.heads * layer_.value_size});
         Layer layer = layer_;
-        layer.in_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
+        layer.is_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
         Memory memory;
         memory.queries = inputs[QUERY].data();
         memory.keys = inputs[KEY].data();
@@ -156,12 +159,13 @@ bool describe(const ov::Node& node, Precision precision, Layer& layer) {
 
 }  // namespace
 
-bool ovfleet::put_own_attention(ov::Model& model, Precision precision, bool in_bf16) {
+bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute compute) {
     std::vector<std::pair<std::shared_ptr<ov::Node>, Layer>> found;
     for (const auto& node : model.get_ordered_ops()) {
         if (std::strcmp(node->get_type_name(), "PagedAttentionExtension") != 0) continue;
         Layer layer{};
         if (!describe(*node, precision, layer)) return false;
+        layer.in_bf16 = compute != Compute::f32;
         found.emplace_back(node, layer);
     }
     ov::Output<ov::Node> step;
@@ -179,12 +183,12 @@ bool ovfleet::put_own_attention(ov::Model& model, Precision precision, bool in_b
         ov::OutputVector inputs(all.begin(), all.begin() + STEP);
         inputs.push_back(step);
         // The plugin's operations have the type that they compute in whatever the graph says, ours what it says.
-        if (in_bf16)
+        if (compute == Compute::bf16)
             for (auto input : {QUERY, KEY, VALUE})
                 inputs[input] = std::make_shared<op::v0::Convert>(inputs[input], ov::element::bf16);
         std::shared_ptr<ov::Node> own = std::make_shared<Attention>(inputs, layer);
         own->set_friendly_name(node->get_friendly_name());
-        if (in_bf16) own = std::make_shared<op::v0::Convert>(own, ov::element::f32);
+        if (compute == Compute::bf16) own = std::make_shared<op::v0::Convert>(own, ov::element::f32);
         node->output(0).replace(own->output(0));
     }
     return !found.empty();

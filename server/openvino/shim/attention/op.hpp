@@ -8,9 +8,9 @@
 
 namespace ovfleet {
 
-// Replaces the paged attentions of a model by our own, whose cache has numbers of this precision; `in_bf16`, as what is
-// around them is computed in bf16. False, and nothing is changed, if one of them does what ours does not.
-bool put_own_attention(ov::Model& model, Precision precision, bool in_bf16);
+// Replaces the paged attentions of a model by our own, whose cache has numbers of this precision; prompts are computed as
+// `compute` says. False, and nothing is changed, if one of them does what ours does not.
+bool put_own_attention(ov::Model& model, Precision precision, Compute compute);
 
 // How graphs with it are read.
 ov::Extension::Ptr attention_extension();

@@ -2,16 +2,12 @@
 #include "run.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include <openvino/core/type/bfloat16.hpp>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
+
+#include "../threads.hpp"
 
 namespace {
 
@@ -30,46 +26,6 @@ constexpr size_t ALONE_PRODUCTS = 1 << 17;
 
 // Items that a thread takes at once, where there are many: it knows which is next.
 constexpr size_t ITEMS_AT_ONCE = 4;
-
-size_t ceiling(size_t count, size_t part) { return (count + part - 1) / part; }
-
-// Memory that begins at a vector, and is kept from step to step.
-class Buffer {
-public:
-    float* at_least(size_t count) {
-        if (count > count_) {
-            memory_.reset(static_cast<float*>(std::aligned_alloc(64, ceiling(count * sizeof(float), 64) * 64)));
-            if (!memory_) throw std::bad_alloc();
-            count_ = count;
-        }
-        return memory_.get();
-    }
-
-private:
-    struct Free {
-        void operator()(float* memory) const { std::free(memory); }
-    };
-    std::unique_ptr<float, Free> memory_;
-    size_t count_ = 0;
-};
-
-// Calls `body` for each number below `count`, on the threads of the arena that runs the graph, `at_once` after each other.
-template <typename Body>
-void share(size_t count, size_t at_once, bool alone, const Body& body) {
-    const size_t threads = std::min<size_t>(ceiling(count, at_once), std::max(1, tbb::this_task_arena::max_concurrency()));
-    if (alone || threads < 2) {
-        for (size_t index = 0; index < count; ++index) body(index);
-        return;
-    }
-    std::atomic<size_t> next{0};
-    tbb::parallel_for(
-        size_t(0), threads,
-        [&](size_t) {
-            for (size_t begin; (begin = next.fetch_add(at_once, std::memory_order_relaxed)) < count;)
-                for (size_t index = begin; index < std::min(count, begin + at_once); ++index) body(index);
-        },
-        tbb::static_partitioner());
-}
 
 // Adds up what the items have of each query.
 void join(const Layer& layer, const std::vector<Item>& items, const Memory& memory) {
@@ -92,7 +48,7 @@ void join(const Layer& layer, const std::vector<Item>& items, const Memory& memo
             const size_t to = (item.sequence->begin * layer.heads + item.kv_head * group + row) * size;
             for (size_t i = 0; i < size; ++i) {
                 const float value = sum[i] / total;
-                if (layer.in_bf16) static_cast<ov::bfloat16*>(memory.output)[to + i] = ov::bfloat16(value);
+                if (layer.is_bf16) static_cast<ov::bfloat16*>(memory.output)[to + i] = ov::bfloat16(value);
                 else static_cast<float*>(memory.output)[to + i] = value;
             }
         }
@@ -107,7 +63,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     const size_t tokens_at_once = std::max<size_t>(ROWS_AT_ONCE / group, 1);
     // Of this thread, also where others read them.
     thread_local std::vector<Item> own_items;
-    thread_local Buffer parts;
+    thread_local Buffer<float> parts;
     auto& items = own_items;
     items.clear();
     // Their new keys are read by many items.
@@ -157,7 +113,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     const size_t scratch_floats = kernels.scratch(layer, rows_max);
     const size_t at_once = items.size() > ITEMS_AT_ONCE * 16 ? ITEMS_AT_ONCE : 1;
     share(items.size(), at_once, alone, [&](size_t index) {
-        thread_local Buffer scratch;
+        thread_local Buffer<float> scratch;
         kernels.attend(layer, items[index], memory, scratch.at_least(scratch_floats));
     });
     if (parted) join(layer, items, memory);

@@ -13,6 +13,7 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
     layer.precision = Precision(asked->precision);
     layer.scale = asked->scale;
     layer.window = asked->window;
+    layer.is_bf16 = asked->is_bf16 != 0;
     layer.in_bf16 = asked->in_bf16 != 0;
     measure(layer);
     std::vector<Sequence> sequences;

@@ -24,7 +24,7 @@ const COMPILED_MAX: usize = 8;
 const TRYING_FACTOR: u64 = 2;
 
 /// After the plugin's bytes: their hash, and the facts.
-const TAIL_BYTES: u64 = 16 + 8;
+const TAIL_BYTES: u64 = 16 + 8 + 8;
 
 /// How the names of their files begin.
 const PREFIX: &str = "compiled-";
@@ -34,6 +34,22 @@ const PREFIX: &str = "compiled-";
 pub(crate) struct Facts {
     /// Bytes that its integer weights take in f32; 0 if it has none.
     pub(crate) unpacked_bytes: u64,
+    /// Whether the plugin is to compute in f32 whatever it is asked for: all that is much to compute is our own, and does
+    /// as was asked.
+    pub(crate) is_around_f32: bool,
+}
+
+impl Facts {
+    /// The properties that the plugin is given.
+    pub(crate) fn properties(self, asked: &[(String, String)]) -> Vec<(String, String)> {
+        const PRECISION: &str = "INFERENCE_PRECISION_HINT";
+        let mut all = asked.to_vec();
+        if self.is_around_f32 {
+            all.retain(|(key, _)| key != PRECISION);
+            all.push((PRECISION.to_owned(), "f32".to_owned()));
+        }
+        all
+    }
 }
 
 /// Where one graph is kept as it was compiled for one device, on one processor.
@@ -78,7 +94,7 @@ impl KeptCompiled {
         }
         let read = || {
             let (bytes, facts) = check(&path).map_err(|error| error.to_string())?;
-            let compiled = core.import((&path, bytes), &self.device, &self.properties);
+            let compiled = core.import((&path, bytes), &self.device, &facts.properties(&self.properties));
             compiled.map(|compiled| (compiled, facts)).map_err(|error: Error| error.chain())
         };
         match read() {
@@ -125,7 +141,8 @@ impl KeptCompiled {
         if memory::available_bytes().is_none_or(|free| free < TRYING_FACTOR * bytes as u64) {
             return Err("there is too little memory to try it".to_owned());
         }
-        let again = core.import((part, bytes), &self.device, &self.properties).map_err(runtime)?;
+        let properties = facts.properties(&self.properties);
+        let again = core.import((part, bytes), &self.device, &properties).map_err(runtime)?;
         let read = probe::logits(Arc::clone(core), Arc::new(again)).map_err(runtime)?;
         if read != probe::logits(Arc::clone(core), compiled).map_err(runtime)? {
             return Err("it does not compute the same once it is read back".to_owned());
@@ -141,6 +158,7 @@ fn seal(path: &Path, facts: Facts) -> std::io::Result<usize> {
     let hash = hash(&mut file, bytes)?;
     file.write_all(&hash.to_le_bytes())?;
     file.write_all(&facts.unpacked_bytes.to_le_bytes())?;
+    file.write_all(&u64::from(facts.is_around_f32).to_le_bytes())?;
     file.sync_data()?;
     usize::try_from(bytes).map_err(std::io::Error::other)
 }
@@ -154,12 +172,13 @@ fn check(path: &Path) -> std::io::Result<(usize, Facts)> {
     let mut tail = [0; TAIL_BYTES as usize];
     file.seek(SeekFrom::Start(bytes))?;
     file.read_exact(&mut tail)?;
-    let (written, unpacked_bytes) = tail.split_at(16);
+    let (written, facts) = tail.split_at(16);
     if written != found.to_le_bytes() {
         return Err(spoilt());
     }
-    let unpacked_bytes = u64::from_le_bytes(unpacked_bytes.try_into().map_err(|_| spoilt())?);
-    Ok((usize::try_from(bytes).map_err(|_| spoilt())?, Facts { unpacked_bytes }))
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| facts[at + byte]));
+    let facts = Facts { unpacked_bytes: number(0), is_around_f32: number(8) != 0 };
+    Ok((usize::try_from(bytes).map_err(|_| spoilt())?, facts))
 }
 
 fn hash(file: &mut File, bytes: u64) -> std::io::Result<u128> {
@@ -202,7 +221,7 @@ mod tests {
         let content: Vec<u8> = (0..3_000_000u32).map(|number| (number % 251) as u8).collect();
         fs::write(&path, &content).unwrap();
         assert!(check(&path).is_err(), "without a tail");
-        let facts = Facts { unpacked_bytes: 7 };
+        let facts = Facts { unpacked_bytes: 7, is_around_f32: true };
         assert_eq!(seal(&path, facts).unwrap(), content.len());
         assert_eq!(check(&path).unwrap(), (content.len(), facts));
         let whole = fs::read(&path).unwrap();

@@ -1,4 +1,4 @@
-// Vectors of floats as the instruction set has them. Only for kernels.cpp, which is compiled once for each.
+// Vectors of floats as the instruction set has them. Only for kernels, which are compiled once for each.
 #pragma once
 
 #include <cstddef>

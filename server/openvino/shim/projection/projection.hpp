@@ -1,0 +1,95 @@
+// Multiplication of rows by a matrix of integer weights: what is asked, and the kernels that compute it.
+//
+// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so this file has nothing in it that
+// is compiled more than once: plain structures and declarations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ovfleet::projection {
+
+// Numbers of a row that are rounded to 8 bits by one scale.
+constexpr size_t ROUNDED = 32;
+// Outputs of a panel.
+constexpr size_t PANEL = 32;
+
+// What becomes of a product.
+enum class Then : int64_t {
+    nothing,
+    // An output is added to what is there.
+    added,
+    // The first half of the outputs, through x * sigmoid(x), multiplies the second: half as many outputs.
+    gated,
+};
+
+// A matrix `[outputs][inputs]` of weights (quant - zero) * scale * factor, where `group` inputs share a zero and a scale.
+//
+// In memory it is panels of 32 outputs, the last of them filled up with zeros. A panel of a gated matrix has 16 outputs of the
+// first half and then those of the second that they multiply. For each group a panel has 32 scales and 32 zeros in f16,
+// and then the quants: by fours of inputs, 16 outputs at a time, the four numbers of each output after each other. Where
+// quants have 4 bits, two fours share their bytes, the first in the low halves.
+struct Matrix {
+    // Multiples of 32, and of nothing.
+    size_t inputs, outputs;
+    // 4 or 8.
+    size_t bits;
+    // 16 or 32.
+    size_t group;
+    // A power of two, by which the scales are where f16 is exact.
+    float factor;
+    Then then;
+    // If it has any: rows are divided by their root mean square, and multiplied by these.
+    const float* norm;
+    float epsilon;
+    const uint8_t* panels;
+};
+
+inline size_t groups(const Matrix& matrix) { return matrix.inputs / matrix.group; }
+inline size_t results(const Matrix& matrix) { return matrix.then == Then::gated ? matrix.outputs / 2 : matrix.outputs; }
+inline size_t panels(const Matrix& matrix) { return (matrix.outputs + PANEL - 1) / PANEL; }
+inline size_t group_bytes(const Matrix& matrix) {
+    return PANEL * 2 * sizeof(uint16_t) + PANEL * matrix.group * matrix.bits / 8;
+}
+inline size_t panel_bytes(const Matrix& matrix) { return groups(matrix) * group_bytes(matrix); }
+
+// Rows as they are multiplied, in tiles of `per_tile` that registers hold the sums of; what the last has too many is zeros. For
+// each tile, by 32 inputs: the rows' integers, and what each is to be multiplied by (the matrix's factor is in it). And by
+// groups the sums of the rows' integers.
+struct Rows {
+    size_t count, per_tile;
+    int8_t* quants;
+    float *scales, *sums;
+};
+
+// Most rows of a tile.
+constexpr size_t TILE_ROWS = 6;
+
+inline size_t tiles(const Rows& rows) { return (rows.count + rows.per_tile - 1) / rows.per_tile; }
+
+// Numbers in memory, f32 or bf16.
+struct Numbers {
+    void* data;
+    bool is_bf16;
+};
+
+struct Kernels {
+    // Rounds the rows of a tile to 8 bits.
+    void (*round)(const Matrix& matrix, Numbers from, size_t tile, const Rows& to);
+    // Multiplies tiles `begin` to `end` by panels `first` to `last`, and writes their outputs: `[row][result]`. `base` is what
+    // is added to, of the same shape; `after` is the panel that the same thread is likely to need next.
+    void (*multiply)(const Matrix& matrix, const Rows& rows, size_t begin, size_t end, size_t first, size_t last,
+                     size_t after, Numbers base, Numbers to);
+};
+
+// The best for the processor this runs on; null if it multiplies no 8-bit integers.
+const Kernels* kernels();
+// Those for an instruction set, from the plainest to the best; null if this processor does not have it.
+constexpr size_t KERNEL_SETS = 3;
+const Kernels* kernels_of(size_t set);
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx_vnni, kernels_avx512_vnni;
+#endif
+
+}  // namespace ovfleet::projection

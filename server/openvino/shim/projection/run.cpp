@@ -1,0 +1,57 @@
+// How a projection is divided among threads.
+#include "run.hpp"
+
+#include "../threads.hpp"
+
+namespace ovfleet::projection {
+namespace {
+
+// Bytes of rounded rows that stay in a processor's own cache while panels pass by.
+constexpr size_t ROWS_BYTES = 256 << 10;
+// Products that a thread takes at a time, and numbers that it rounds.
+constexpr size_t PRODUCTS_AT_ONCE = 1 << 20, NUMBERS_AT_ONCE = 1 << 13;
+// Parts of a matrix that there are at least, so that a thread that is late holds up the others for no longer.
+constexpr size_t PARTS_AT_LEAST = 16;
+
+// Rows of a tile: what it costs to read a panel, as much as a row does, and rows that are not there.
+size_t rows_per_tile(size_t count) {
+    size_t best = std::min(count, TILE_ROWS);
+    const auto cost = [&](size_t rows) { return ceiling(count, rows) * (rows + 1); };
+    for (size_t rows = best - 1; rows > 0; --rows)
+        if (cost(rows) < cost(best)) best = rows;
+    return best;
+}
+
+}  // namespace
+
+void run(const Kernels& kernels, const Matrix& matrix, size_t count, Numbers from, Numbers base, Numbers to) {
+    if (count == 0) return;
+    // Of this thread, also where others read them.
+    thread_local Buffer<int8_t> quants;
+    thread_local Buffer<float> scales, sums;
+    Rows rows{};
+    rows.count = count;
+    rows.per_tile = rows_per_tile(count);
+    const size_t all_tiles = tiles(rows), all_panels = panels(matrix), padded = all_tiles * rows.per_tile;
+    rows.quants = quants.at_least(padded * matrix.inputs);
+    rows.scales = scales.at_least(padded * (matrix.inputs / ROUNDED));
+    rows.sums = sums.at_least(padded * groups(matrix));
+    share(all_tiles, 1, count * matrix.inputs < 2 * NUMBERS_AT_ONCE,
+          [&](size_t tile) { kernels.round(matrix, from, tile, rows); });
+
+    const size_t tile_numbers = rows.per_tile * matrix.inputs;
+    const size_t tiles_at_once = std::min(std::max<size_t>(ROWS_BYTES / tile_numbers, 4), all_tiles);
+    const size_t products = tiles_at_once * tile_numbers * PANEL;
+    const size_t panels_at_once =
+        std::max<size_t>(std::min(PRODUCTS_AT_ONCE / products, all_panels / PARTS_AT_LEAST), 1);
+    const size_t parts = ceiling(all_panels, panels_at_once);
+    share(ceiling(all_tiles, tiles_at_once) * parts, 1, false, [&](size_t item) {
+        const size_t begin = item / parts * tiles_at_once, first = item % parts * panels_at_once;
+        // The parts in between are other threads'.
+        const size_t after = std::min(first + threads() * panels_at_once, all_panels - 1);
+        kernels.multiply(matrix, rows, begin, std::min(all_tiles, begin + tiles_at_once), first,
+                         std::min(all_panels, first + panels_at_once), after, base, to);
+    });
+}
+
+}  // namespace ovfleet::projection

@@ -1,0 +1,11 @@
+// A projection of the rows of a step.
+#pragma once
+
+#include "projection.hpp"
+
+namespace ovfleet::projection {
+
+// Rounds so many rows and multiplies them, on the threads of the arena that this is called in.
+void run(const Kernels& kernels, const Matrix& matrix, size_t count, Numbers from, Numbers base, Numbers to);
+
+}  // namespace ovfleet::projection
