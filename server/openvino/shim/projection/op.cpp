@@ -2,12 +2,15 @@
 // before and behind them.
 #include "op.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include <openvino/op/ops.hpp>
 
+#include "../threads.hpp"
 #include "../weights.hpp"
 #include "pack.hpp"
 #include "run.hpp"
@@ -19,54 +22,71 @@ namespace op = ov::op;
 using Output = ov::Output<ov::Node>;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-// Inputs: rows, the memory of the matrix, and what is added to. Few, since the plugin takes its time for each.
-enum Input : size_t { ROWS, MATRIX, BASE };
+// Inputs: rows, the memory of the matrices, and the stream. Few, since the plugin takes its time for each: therefore as many
+// projections as follow each other are one operation.
+enum Input : size_t { ROWS, MEMORY, STREAM };
 
-// Where the panels begin in the memory of a matrix, behind its norm.
-size_t panels_at(const Matrix& matrix, bool has_norm) { return has_norm ? (matrix.inputs * sizeof(float) + 63) / 64 * 64 : 0; }
+// One of the projections of an operation. Its rows are what the one before it gives. What is added to is the stream: that of
+// the operation's input, and then the sum.
+struct Stage {
+    Matrix matrix;
+    bool has_norm;
+};
+
+// Where the panels of a stage begin in its memory, behind its norm; and its end.
+size_t panels_at(const Stage& stage) { return stage.has_norm ? (stage.matrix.inputs * sizeof(float) + 63) / 64 * 64 : 0; }
+size_t memory_of(const Stage& stage) { return panels_at(stage) + panels(stage.matrix) * panel_bytes(stage.matrix); }
 
 class Projection : public op::Op {
 public:
     OPENVINO_OP("Projection", "ovfleet");
 
     Projection() = default;
-    Projection(const ov::OutputVector& inputs, const Matrix& matrix, bool has_norm, bool to_bf16)
-        : Op(inputs), matrix_(matrix), has_norm_(has_norm), to_bf16_(to_bf16) {
+    Projection(const ov::OutputVector& inputs, std::vector<Stage> stages, bool to_bf16, bool gives_stream)
+        : Op(inputs), stages_(std::move(stages)), to_bf16_(to_bf16), gives_stream_(gives_stream) {
         constructor_validate_and_infer_types();
     }
 
+    const std::vector<Stage>& stages() const { return stages_; }
+    bool to_bf16() const { return to_bf16_; }
+
     void validate_and_infer_types() override {
-        auto shape = get_input_partial_shape(ROWS);
-        if (shape.rank().is_static()) shape[shape.size() - 1] = int64_t(results(matrix_));
-        set_output_type(0, to_bf16_ ? ov::element::bf16 : ov::element::f32, shape);
+        const auto shape = [&](size_t size) {
+            auto shape = get_input_partial_shape(ROWS);
+            if (shape.rank().is_static()) shape[shape.size() - 1] = int64_t(size);
+            return shape;
+        };
+        set_output_size(gives_stream_ ? 2 : 1);
+        set_output_type(0, to_bf16_ ? ov::element::bf16 : ov::element::f32, shape(results(stages_.back().matrix)));
+        if (gives_stream_) set_output_type(1, ov::element::f32, shape(stream_size()));
     }
 
     NodePtr clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<Projection>(inputs, matrix_, has_norm_, to_bf16_);
+        return std::make_shared<Projection>(inputs, stages_, to_bf16_, gives_stream_);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        const auto visit = [&](const char* name, auto& value) {
-            auto number = int64_t(value);
-            visitor.on_attribute(name, number);
-            value = std::decay_t<decltype(value)>(number);
-        };
-        // As bits: texts of numbers lose some.
-        const auto visit_bits = [&](const char* name, float& value) {
+        // Numbers with a fraction as bits: texts of them lose some.
+        std::vector<int64_t> all;
+        each_number([&](auto& value) {
             uint32_t bits;
-            std::memcpy(&bits, &value, sizeof(bits));
-            visit(name, bits);
-            std::memcpy(&value, &bits, sizeof(bits));
-        };
-        visit("inputs", matrix_.inputs);
-        visit("outputs", matrix_.outputs);
-        visit("bits", matrix_.bits);
-        visit("group", matrix_.group);
-        visit("then", matrix_.then);
-        visit("has_norm", has_norm_);
-        visit("to_bf16", to_bf16_);
-        visit_bits("factor_bits", matrix_.factor);
-        visit_bits("epsilon_bits", matrix_.epsilon);
+            if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>)
+                std::memcpy(&bits, &value, sizeof(bits)), all.push_back(bits);
+            else
+                all.push_back(int64_t(value));
+        });
+        visitor.on_attribute("stages", all);
+        visitor.on_attribute("to_bf16", to_bf16_);
+        visitor.on_attribute("gives_stream", gives_stream_);
+        stages_.resize(all.size() / STAGE_NUMBERS);
+        size_t at = 0;
+        each_number([&](auto& value) {
+            using Value = std::decay_t<decltype(value)>;
+            const auto bits = uint32_t(all[at]);
+            if constexpr (std::is_same_v<Value, float>) std::memcpy(&value, &bits, sizeof(bits));
+            else value = Value(all[at]);
+            ++at;
+        });
         return true;
     }
 
@@ -76,24 +96,61 @@ public:
         const auto* kernels = ovfleet::projection::kernels();
         if (!kernels) return false;
         auto shape = inputs[ROWS].get_shape();
-        const size_t rows = ov::shape_size(shape) / matrix_.inputs;
-        shape.back() = results(matrix_);
+        const size_t rows = ov::shape_size(shape) / stages_.front().matrix.inputs;
+        shape.back() = results(stages_.back().matrix);
         outputs[0].set_shape(shape);
-        Matrix matrix = matrix_;
-        const auto* memory = static_cast<const uint8_t*>(inputs[MATRIX].data());
-        if (has_norm_) matrix.norm = reinterpret_cast<const float*>(memory);
-        matrix.panels = memory + panels_at(matrix_, has_norm_);
+        if (gives_stream_) {
+            shape.back() = stream_size();
+            outputs[1].set_shape(shape);
+        }
         const auto numbers = [](const ov::Tensor& tensor) {
             return Numbers{const_cast<void*>(tensor.data()), tensor.get_element_type() == ov::element::bf16};
         };
-        const Numbers base = matrix.then == Then::added ? numbers(inputs[BASE]) : Numbers{};
-        run(*kernels, matrix, rows, numbers(inputs[ROWS]), base, numbers(outputs[0]));
+        // Between stages, as large as the largest needs.
+        size_t most = 0;
+        for (const auto& stage : stages_) most = std::max(most, rows * results(stage.matrix));
+        thread_local ovfleet::Buffer<float> held, held_stream;
+        const Numbers between{held.at_least(most), false};
+        const Numbers sum = gives_stream_                                     ? numbers(outputs[1])
+                            : stages_.back().matrix.then == Then::added ? numbers(outputs[0])
+                                                                              : Numbers{held_stream.at_least(most), false};
+        Numbers from = numbers(inputs[ROWS]), stream = inputs.size() > STREAM ? numbers(inputs[STREAM]) : Numbers{};
+        const auto* memory = static_cast<const uint8_t*>(inputs[MEMORY].data());
+        for (const auto& stage : stages_) {
+            Matrix matrix = stage.matrix;
+            if (stage.has_norm) matrix.norm = reinterpret_cast<const float*>(memory);
+            matrix.panels = memory + panels_at(stage);
+            memory += memory_of(stage);
+            const bool is_added = matrix.then == Then::added, is_last = &stage == &stages_.back();
+            const Numbers to = is_added ? sum : is_last ? numbers(outputs[0]) : between;
+            run(*kernels, matrix, rows, from, stream, to);
+            from = to;
+            if (is_added) stream = to;
+        }
         return true;
     }
 
 private:
-    Matrix matrix_{};
-    bool has_norm_ = false, to_bf16_ = false;
+    static constexpr size_t STAGE_NUMBERS = 8;
+
+    template <typename Visit>
+    void each_number(Visit visit) {
+        for (auto& stage : stages_) {
+            auto& matrix = stage.matrix;
+            visit(matrix.inputs), visit(matrix.outputs), visit(matrix.bits), visit(matrix.group);
+            visit(matrix.factor), visit(matrix.then), visit(matrix.epsilon), visit(stage.has_norm);
+        }
+    }
+
+    size_t stream_size() const {
+        size_t size = 0;
+        for (const auto& stage : stages_)
+            if (stage.matrix.then == Then::added) size = results(stage.matrix);
+        return size;
+    }
+
+    std::vector<Stage> stages_;
+    bool to_bf16_ = false, gives_stream_ = false;
 };
 
 std::shared_ptr<op::v0::Constant> constant_of(NodePtr node) {
@@ -228,21 +285,89 @@ bool replace(const std::shared_ptr<op::v0::MatMul>& matmul, bool in_bf16) {
             end = sum->output(0);
         }
     }
-    ov::Tensor memory(ov::element::u8, {panels_at(matrix, norm.has_value()) + panels(matrix) * panel_bytes(matrix)});
+    const Stage stage{matrix, norm.has_value()};
+    ov::Tensor memory(ov::element::u8, {memory_of(stage)});
     auto* data = static_cast<uint8_t*>(memory.data());
     if (norm) std::memcpy(data, norm->weights.data(), norm->weights.size() * sizeof(float));
-    pack(*weight, matrix, data + panels_at(matrix, norm.has_value()));
+    pack(*weight, matrix, data + panels_at(stage));
 
     // What goes from one of ours to the next along the layers stays f32; all else is as what is around it.
-    if (in_bf16 && !ov::is_type<Projection>(rows.get_node_shared_ptr())) rows = as_bf16(rows);
+    if (in_bf16 && !std::dynamic_pointer_cast<Projection>(rows.get_node_shared_ptr())) rows = as_bf16(rows);
     const bool to_bf16 = in_bf16 && matrix.then != Then::added && !is_result(end);
     ov::OutputVector inputs{rows, std::make_shared<op::v0::Constant>(memory)};
     if (matrix.then == Then::added) inputs.push_back(base);
-    NodePtr own = std::make_shared<Projection>(inputs, matrix, norm.has_value(), to_bf16);
+    NodePtr own = std::make_shared<Projection>(inputs, std::vector<Stage>{stage}, to_bf16, false);
     own->set_friendly_name(matmul->get_friendly_name());
     if (to_bf16) own = std::make_shared<op::v0::Convert>(own, ov::element::f32);
     end.replace(own->output(0));
     return true;
+}
+
+using Chain = std::vector<std::shared_ptr<Projection>>;
+
+// What the last sum of a chain gives; nothing if it has none.
+Output stream_of(const Chain& chain) {
+    for (auto one = chain.rbegin(); one != chain.rend(); ++one)
+        if ((*one)->stages().back().matrix.then == Then::added) return (*one)->output(0);
+    return {};
+}
+
+// Whether everybody who reads a value is of a chain.
+bool is_within(const Output& value, const Chain& chain) {
+    for (const auto& reader : value.get_target_inputs())
+        if (std::none_of(chain.begin(), chain.end(), [&](const auto& one) { return one.get() == reader.get_node(); })) return false;
+    return true;
+}
+
+// The projection that goes on from a chain, whose results are its rows; null if there is none, or it would need what the chain
+// does not keep.
+std::shared_ptr<Projection> next_of(const Chain& chain) {
+    const Output last = chain.back()->output(0), stream = stream_of(chain);
+    for (const auto& reader : last.get_target_inputs()) {
+        auto next = std::dynamic_pointer_cast<Projection>(reader.get_node()->shared_from_this());
+        if (!next || reader.get_index() != ROWS || chain.back()->to_bf16()) continue;
+        Chain longer = chain;
+        longer.push_back(next);
+        const bool is_added = next->stages().back().matrix.then == Then::added;
+        if (is_added && stream.get_node() && next->input_value(STREAM) != stream) return nullptr;
+        // The stream so far may be read by others only as long as it is the chain's.
+        const bool is_kept = last == stream && !is_added;
+        if (!is_kept && !is_within(last, longer)) return nullptr;
+        if (is_added && stream.get_node() && !is_within(stream, longer)) return nullptr;
+        return next;
+    }
+    return nullptr;
+}
+
+// Makes a chain one operation.
+void join(const Chain& chain) {
+    ov::OutputVector inputs{chain.front()->input_value(ROWS), {}};
+    std::vector<Stage> stages;
+    size_t bytes = 0;
+    for (const auto& one : chain) {
+        stages.push_back(one->stages().front());
+        bytes += memory_of(stages.back());
+        if (one->get_input_size() > STREAM && inputs.size() == STREAM) inputs.push_back(one->input_value(STREAM));
+    }
+    ov::Tensor memory(ov::element::u8, {bytes});
+    auto* to = static_cast<uint8_t*>(memory.data());
+    for (const auto& one : chain) {
+        auto part = ov::as_type_ptr<op::v0::Constant>(one->get_input_node_shared_ptr(MEMORY));
+        std::memcpy(to, part->get_data_ptr(), part->get_byte_size());
+        to += part->get_byte_size();
+    }
+    inputs[MEMORY] = std::make_shared<op::v0::Constant>(memory);
+    Output last = chain.back()->output(0), stream = stream_of(chain);
+    const bool gives_stream = stream.get_node() && stream != last && !is_within(stream, chain);
+    auto whole = std::make_shared<Projection>(inputs, stages, chain.back()->to_bf16(), gives_stream);
+    whole->set_friendly_name(chain.front()->get_friendly_name());
+    if (gives_stream) {
+        for (auto reader : stream.get_target_inputs()) {
+            const bool is_own = std::any_of(chain.begin(), chain.end(), [&](const auto& one) { return one.get() == reader.get_node(); });
+            if (!is_own) reader.replace_source_output(whole->output(1));
+        }
+    }
+    last.replace(whole->output(0));
 }
 
 }  // namespace
@@ -266,6 +391,15 @@ size_t ovfleet::put_own_projections(ov::Model& model, bool in_bf16) {
         replaced += replace(matmul, in_bf16);
         // With it goes the memory of its weight.
         matmul = nullptr;
+    }
+    std::set<ov::Node*> joined;
+    for (const auto& node : model.get_ordered_ops()) {
+        auto first = std::dynamic_pointer_cast<Projection>(node);
+        if (!first || joined.count(node.get())) continue;
+        Chain chain{first};
+        while (auto next = next_of(chain)) chain.push_back(next);
+        for (const auto& one : chain) joined.insert(one.get());
+        if (chain.size() > 1) join(chain);
     }
     model.validate_nodes_and_infer_types();
     return replaced;
