@@ -112,6 +112,17 @@ bench-engine-1b: engine-bench ## The same with a model of a billion random weigh
 bench-http: engine-bench build ## Measure the server over HTTP beside the engine in process; ARGS go to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
+.PHONY: bench-llama
+bench-llama: fetch build ## Measure the server beside llama.cpp's, over HTTP; builds the latter once. ARGS go to the program.
+	@tests/bench/llama.sh
+	@tests/bench/setup.sh peer
+	@.deps/venv-peer/bin/python tests/bench/bench_llama.py $(ARGS)
+
+.PHONY: soak
+soak: fetch build ## Half an hour of mixed load on one server: nothing grows, drifts or gets stuck. ARGS go to the program.
+	@tests/bench/setup.sh peer
+	@.deps/venv-peer/bin/python -u tests/bench/soak.py $(ARGS)
+
 .PHONY: bench-guided
 bench-guided: fetch build ## Measure guided requests beside the same without a guide; ARGS go to the program.
 	@tests/bench/setup.sh peer

@@ -366,7 +366,7 @@ pub enum Unpack {
 /// How the quantised weights of a GGUF file are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WeightsForm {
-    /// Exact: `fine` where the processor gains by it and memory allows, else `compact`.
+    /// Exact: `compact`, or `fine` where the plugin's kernels gain by it and memory allows.
     Auto,
     /// Exact and small: as the file has them.
     Compact,

@@ -147,9 +147,11 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def over_http(server: pathlib.Path, setup: engines.Setup, work: dict, folder: pathlib.Path) -> dict:
-    """One run of a scenario over HTTP."""
-    with Server(server, setup, folder) as running:
+def over_http(
+    server: pathlib.Path, setup: engines.Setup, work: dict, folder: pathlib.Path, kind: type[Server] = Server
+) -> dict:
+    """One run of a scenario over HTTP, with a server of this kind."""
+    with kind(server, setup, folder) as running:
         asyncio.run(http_load.load(running.port, MODEL, work["warmup"]))
         result = asyncio.run(http_load.load(running.port, MODEL, work["requests"]))
     wanted = sum(request["max_tokens"] for request in work["requests"])

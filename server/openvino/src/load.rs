@@ -52,8 +52,7 @@ impl Config {
 /// How the quantised weights of a GGUF file are held in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// [`Form::Fine`] where the processor multiplies 8-bit integers and memory allows, else [`Form::Compact`]:
-    /// exact either way.
+    /// [`Form::Compact`], or [`Form::Fine`] where the plugin multiplies 8-bit integers and memory allows: exact either way.
     Auto,
     /// This form.
     As(Form),

@@ -3,7 +3,7 @@
 //! Every quantised type is affine in groups, `w = s q - m`. Runtimes want `w = (q - z) s`, and the fast ones
 //! want `z` small and an integer, which `m / s` is not. Three forms follow from that:
 //!
-//! - [`Form::Compact`]: `q` as stored, `z` in f16. Exact. Plugins leave their int8 path for it.
+//! - [`Form::Compact`]: `q` as stored, `z` in f16. Exact. Plugins leave their int8 path for it; our own kernels do not.
 //! - [`Form::Fine`]: `q` and `z` on a grid up to 17 times as fine, in 8 bits: `(k q - round(k z)) s / k`, with
 //!   the `k` of each group that rounds `z` least. Exact to a few thousandths of a quantisation step, and on
 //!   the int8 path, for 8 bits a weight.

@@ -1,6 +1,9 @@
 //! Every common architecture: what is served is the model that the file contains.
 
-use crate::reference::{CONTEXT, Case, DEFAULT_CACHE, EXACT, EXPERTS, difference_allowed, load_file, recipe};
+use crate::reference::{
+    CONTEXT, Case, DEFAULT_CACHE, EXACT, EXPERTS, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed,
+    load_file, recipe,
+};
 use server_gguf::TensorType;
 use server_openvino::Form;
 
@@ -11,6 +14,8 @@ fn check(architecture: &'static str) {
             let difference = case.difference(form, &EXACT);
             assert!(difference <= difference_allowed(kind, form), "{kind} {form:?}: {difference:.1e}");
         }
+        let difference = case.difference(Form::Compact, &ROUNDED);
+        assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
 }
 
@@ -73,9 +78,13 @@ fn what_is_kept_computes_the_same() {
         // The runtime does not read the products of experts that it writes.
         let is_kept = architecture != "qwen3moe";
         let case = Case::new(&model);
-        let [cold, compiled, graph] = case.differences_cold_and_warm(Form::Compact, is_kept);
+        let [cold, compiled, graph] = case.differences_cold_and_warm(&EXACT, is_kept);
         assert!(cold <= allowed && graph <= allowed, "{architecture}: {cold:.1e}, {graph:.1e}");
         assert_eq!(compiled, cold, "{architecture}");
+        if is_kept {
+            let [cold, compiled, graph] = case.differences_cold_and_warm(&ROUNDED, is_kept);
+            assert_eq!((compiled, graph), (cold, cold), "{architecture}, rounded");
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Every tensor type: what is served is the model that the file contains.
 
-use crate::reference::{Case, DEFAULT_CACHE, EXACT, difference_allowed, load_file, recipe};
+use crate::reference::{
+    Case, DEFAULT_CACHE, EXACT, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed, load_file, recipe,
+};
 use server_gguf::TensorType;
 use server_openvino::Form;
 
@@ -12,6 +14,8 @@ fn check(kind: TensorType) {
         let difference = case.difference(form, &EXACT);
         assert!(difference <= difference_allowed(kind, form), "{kind} {form:?}: {difference:.1e}");
     }
+    let difference = case.difference(Form::Compact, &ROUNDED);
+    assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
 }
 
 #[test]
