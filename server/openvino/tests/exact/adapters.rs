@@ -10,8 +10,8 @@ use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, Form, Unpack, loa
 
 use crate::adapter::{AdapterRecipe, write_folder};
 use crate::reference::{
-    CONTEXT, EXACT, LENGTH, Recipe, Reference, config, difference_allowed, load_file, recipe,
-    worst_difference_with,
+    CONTEXT, EXACT, LENGTH, ROUNDED, ROUNDED_DIFFERENCE_MAX, Recipe, Reference, config, difference_allowed,
+    load_file, recipe, worst_difference_with,
 };
 
 /// What the matrices' product is multiplied by, as much as the weights themselves.
@@ -68,6 +68,16 @@ impl Adapted {
             "{kind} {numbers:?}: {difference:.1e}"
         );
     }
+
+    /// By our own kernels, beside those of the plugin for what adapters add; in f32, for the plugin's rotations in bf16 are off by
+    /// more than that.
+    fn check_rounded(&self, numbers: [u32; 4]) {
+        let properties = [EXACT[0], ROUNDED[0]];
+        let rounded =
+            Config { adapters: self.sources.clone(), ..config(&self.file(), Form::Compact, &properties) };
+        let difference = self.difference(&rounded, numbers);
+        assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{numbers:?}, rounded: {difference:.1e}");
+    }
 }
 
 fn check(architecture: &'static str) {
@@ -78,6 +88,10 @@ fn check(architecture: &'static str) {
         assert!(difference(&case.logits[0], &case.logits[1]) > 0.5);
         case.check(kind, [1, 1, 1, 1]);
         case.check(kind, [0, 1, 0, 1]);
+        // A little turns round which of nearly equal experts are taken.
+        if kind == TensorType::Q8_0 && architecture != "qwen3moe" {
+            case.check_rounded([0, 1, 0, 1]);
+        }
     }
 }
 
@@ -145,6 +159,9 @@ fn sequences_of_two_adapters_and_of_none_share_a_step() {
         assert!(difference(&case.logits[1], &case.logits[2]) > 0.5);
         for numbers in [[0, 1, 2, 1], [2, 0, 1, 2], [1, 2, 0, 0], [0, 0, 0, 0]] {
             case.check(kind, numbers);
+        }
+        if kind == TensorType::Q4K {
+            case.check_rounded([2, 0, 1, 2]);
         }
     }
 }

@@ -47,6 +47,8 @@ fn qwen3moe_with_experts() {
             let difference = case.difference(form, &EXACT);
             assert!(difference <= difference_allowed(kind, form), "{kind} {form:?}: {difference:.1e}");
         }
+        let difference = case.difference(Form::Compact, &ROUNDED);
+        assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
 }
 

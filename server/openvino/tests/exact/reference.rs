@@ -24,10 +24,10 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
     ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
 ];
 
-/// The same, but for what processors that multiply 8-bit integers like best: by our own kernels, rows are rounded to 8 bits.
-pub(crate) const ROUNDED: [(&str, &str); 2] = [EXACT[0], EXACT[1]];
+/// As the processor likes it best: in bf16 if it has that, with rows rounded to 8 bits by our own kernels if it multiplies these.
+pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
-/// The largest difference that rounding rows to 8 bits is to make (seen: 0.04 to 0.1). A wrong graph gives 0.4 and more.
+/// The largest difference that this is to make (seen: 0.04 to 0.1). A wrong graph gives 0.4 and more.
 pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 
 /// A file of a recipe, its tokens, and the logits that its weights give.
