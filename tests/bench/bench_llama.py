@@ -33,15 +33,15 @@ class Llama(Server):
     def command(self) -> list[str]:
         (self.port,) = free_ports(1)
         setup = self.setup
-        return [
-            str(BINARIES / "llama-server"),
-            f"--model={setup.model}",
-            f"--port={self.port}",
-            f"--ctx-size={self.slots * SLOT_TOKENS}",
-            f"--parallel={self.slots}",
-            f"--threads={setup.threads}",
-            f"--threads-batch={setup.threads}",
-        ]
+        options = {
+            "--model": setup.model,
+            "--port": self.port,
+            "--ctx-size": self.slots * SLOT_TOKENS,
+            "--parallel": self.slots,
+            "--threads": setup.threads,
+            "--threads-batch": setup.threads,
+        }
+        return [str(BINARIES / "llama-server"), *(str(part) for option in options.items() for part in option)]
 
     def ready(self) -> bool:
         try:

@@ -89,7 +89,7 @@ extern "C" int ovfleet_read_compiled(ov_core_t* core) {
     return ovfleet::guarded([&] {
         core->object->add_extension(std::make_shared<PagedAttentions>(of_plugin()));
         core->object->add_extension(ovfleet::attention_extension());
-        core->object->add_extension(ovfleet::projection_extension());
+        core->object->add_extension(ovfleet::projection::extension());
     });
 }
 

@@ -1,19 +1,65 @@
-// Projections of our own as operations of a graph.
+// Projections of our own as an operation of a graph.
 #pragma once
 
-#include <openvino/core/model.hpp>
+#include <memory>
+#include <vector>
+
 #include <openvino/core/op_extension.hpp>
+#include <openvino/op/op.hpp>
 
-namespace ovfleet {
+#include "projection.hpp"
 
-// Replaces multiplications by integer weights by our own, with what is before and behind them that ours does too;
-// `in_bf16`, as what is around them is computed in bf16. Answers how many were replaced. Others stay the plugin's.
-size_t put_own_projections(ov::Model& model, bool in_bf16);
+namespace ovfleet::projection {
 
-// Whether there is no multiplication by weights in a model that could not be replaced.
-bool can_own_projections(const ov::Model& model);
+// Inputs: rows, the memory of the matrices, and the stream. Few, since the plugin takes its time for each: therefore as many
+// projections as follow each other are one operation.
+enum Input : size_t { ROWS, MEMORY, STREAM };
 
-// How graphs with them are read.
-ov::Extension::Ptr projection_extension();
+// One of the projections of an operation. Its rows are what the one before it gives. What is added to is the stream: that of
+// the operation's input, and then the sum.
+struct Stage {
+    Matrix matrix;
+    bool has_norm;
+};
 
-}  // namespace ovfleet
+// Where the panels of a stage begin in its memory, behind its norm; and its end.
+inline size_t panels_at(const Stage& stage) {
+    return stage.has_norm ? (stage.matrix.inputs * sizeof(float) + 63) / 64 * 64 : 0;
+}
+inline size_t memory_of(const Stage& stage) {
+    return panels_at(stage) + panels(stage.matrix) * panel_bytes(stage.matrix);
+}
+
+// Outputs: what the last stage gives, and the stream with `gives_stream`.
+class Projection : public ov::op::Op {
+public:
+    OPENVINO_OP("Projection", "ovfleet");
+
+    Projection() = default;
+    Projection(const ov::OutputVector& inputs, std::vector<Stage> stages, bool to_bf16, bool gives_stream);
+
+    const std::vector<Stage>& stages() const { return stages_; }
+    bool is_added() const { return stages_.back().matrix.then == Then::added; }
+    bool to_bf16() const { return to_bf16_; }
+
+    void validate_and_infer_types() override;
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override;
+    bool visit_attributes(ov::AttributeVisitor& visitor) override;
+    bool has_evaluate() const override { return true; }
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
+
+private:
+    // Calls `visit` with each number of each stage.
+    template <typename Visit>
+    void each_number(Visit visit);
+    // Numbers of a row of the stream that is given.
+    size_t stream_size() const;
+
+    std::vector<Stage> stages_;
+    bool to_bf16_ = false, gives_stream_ = false;
+};
+
+// How graphs with it are read.
+ov::Extension::Ptr extension();
+
+}  // namespace ovfleet::projection

@@ -112,16 +112,16 @@ void pack(const Weight& weight, const Matrix& matrix, uint8_t* to) {
     const Each scales(weight.scales, weight), zeros(weight.zeros, weight);
     // What signed quants are moved by, so are their zeros, whatever these are written in.
     const float moved = float(quants.moved);
-    const size_t half = PANEL / 2, repeated = weight.group / matrix.group;
+    const bool is_gated = matrix.then == Then::gated;
+    const size_t half = PANEL / 2, repeated = weight.group / matrix.group, in_panel_max = is_gated ? half : PANEL;
     share(panels(matrix), 1, false, [&](size_t panel) {
         uint8_t* at = to + panel * panel_bytes(matrix);
         std::memset(at, 0, panel_bytes(matrix));
         for (size_t group = 0; group < groups(matrix); ++group, at += group_bytes(matrix)) {
             for (size_t in_panel = 0; in_panel < PANEL; ++in_panel) {
-                const bool is_gated = matrix.then == Then::gated;
-                const size_t results_of = results(matrix), result = panel * (is_gated ? half : PANEL) + in_panel % (is_gated ? half : PANEL);
-                if (result >= results_of) continue;
-                const size_t output = result + (is_gated && in_panel >= half ? results_of : 0);
+                const size_t result = panel * in_panel_max + in_panel % in_panel_max;
+                if (result >= results(matrix)) continue;
+                const size_t output = result + in_panel / in_panel_max * results(matrix);
                 auto* halves = reinterpret_cast<ov::float16*>(at);
                 halves[in_panel] = ov::float16(scales.at(output, group / repeated) / matrix.factor);
                 halves[PANEL + in_panel] = ov::float16(zeros.at(output, group / repeated) + moved);

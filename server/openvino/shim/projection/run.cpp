@@ -10,8 +10,8 @@ namespace {
 constexpr size_t ROWS_BYTES = 256 << 10;
 // Products that a thread takes at a time, and numbers that it rounds.
 constexpr size_t PRODUCTS_AT_ONCE = 1 << 20, NUMBERS_AT_ONCE = 1 << 13;
-// Parts of a matrix that there are at least, so that a thread that is late holds up the others for no longer.
-constexpr size_t PARTS_AT_LEAST = 16;
+// Parts of a matrix for each thread at least, so that one that is late holds up the others for no longer.
+constexpr size_t PARTS_AT_LEAST = 8;
 
 // Rows of a tile: what it costs to read a panel, as much as a row does, and rows that are not there.
 size_t rows_per_tile(size_t count) {
@@ -43,7 +43,7 @@ void run(const Kernels& kernels, const Matrix& matrix, size_t count, Numbers fro
     const size_t tiles_at_once = std::min(std::max<size_t>(ROWS_BYTES / tile_numbers, 4), all_tiles);
     const size_t products = tiles_at_once * tile_numbers * PANEL;
     const size_t panels_at_once =
-        std::max<size_t>(std::min(PRODUCTS_AT_ONCE / products, all_panels / PARTS_AT_LEAST), 1);
+        std::max<size_t>(std::min(PRODUCTS_AT_ONCE / products, all_panels / (PARTS_AT_LEAST * threads())), 1);
     const size_t parts = ceiling(all_panels, panels_at_once);
     share(ceiling(all_tiles, tiles_at_once) * parts, 1, false, [&](size_t item) {
         const size_t begin = item / parts * tiles_at_once, first = item % parts * panels_at_once;

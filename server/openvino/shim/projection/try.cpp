@@ -1,7 +1,7 @@
 // The projections by themselves, for tests; and what the Rust side asks of them.
 #include "../model.hpp"
-#include "op.hpp"
 #include "pack.hpp"
+#include "rewrite.hpp"
 #include "run.hpp"
 
 namespace {
@@ -44,11 +44,11 @@ extern "C" int ovfleet_try_projection(const ovfleet_projection* asked) {
 }
 
 extern "C" int ovfleet_own_projections(ov_model_t* model, int in_bf16, size_t* replaced) {
-    return ovfleet::guarded([&] { *replaced = ovfleet::put_own_projections(*model->object, in_bf16 != 0); });
+    return ovfleet::guarded([&] { *replaced = ovfleet::projection::replace_all(*model->object, in_bf16 != 0); });
 }
 
 extern "C" int ovfleet_can_own_projections(ov_model_t* model, int* all) {
-    return ovfleet::guarded([&] { *all = ovfleet::can_own_projections(*model->object); });
+    return ovfleet::guarded([&] { *all = ovfleet::projection::can_replace_all(*model->object); });
 }
 
 extern "C" int ovfleet_has_own_projections(void) {
