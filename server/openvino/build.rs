@@ -78,6 +78,7 @@ fn kernels() {
         ("attention", "avx512", &[AVX2, AVX512]),
         ("attention", "avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
         ("projection", "portable", &[]),
+        ("projection", "avx2", &[AVX2]),
         ("projection", "avx_vnni", &[AVX2, &["-mavxvnni"]]),
         ("projection", "avx512_vnni", &[AVX2, AVX512, &["-mavx512vnni"]]),
     ];

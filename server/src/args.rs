@@ -111,7 +111,9 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_KV_CACHE_SIZE", value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
-    /// The precision of the KV cache: u8, bf16, f16, f32. Default: what the device prefers.
+    /// The precision of the KV cache: u8, bf16, f16, f32, or u4, which is not exact.
+    ///
+    /// u4 takes half of the memory of u8, and the plugin's kernels. Default: what the device prefers.
     #[arg(long, env = "OVFLEET_KV_CACHE_PRECISION", value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 

@@ -21,6 +21,8 @@ import sampling
 import served
 from oracle import Check, engines
 
+# Options that are no default, since they serve another model than the file has: what they cost is told.
+LOSSY = ({"kv_cache_precision": "u4"}, {"weights": "rounded"})
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "sampling", "beams")
 
 
@@ -84,6 +86,9 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
                 others = {"u8", "f16", "bf16", "f32"} - {served.kv_cache_precision}
                 setups += [setups[0].with_model(args.model, kv_cache_precision=one) for one in sorted(others)]
             yield from quality.perplexities(engine, setups, ir, folder)
+            if weights == args.weights[0]:
+                lossy = [setups[0].with_model(args.model, **option) for option in LOSSY]
+                yield from quality.costs(engine, lossy, ir, folder)
         if "random" in args.parts:
             yield from quality.random_files(engine, exact.with_model(args.model, weights=weights), folder)
 

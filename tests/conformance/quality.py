@@ -47,13 +47,28 @@ def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
     return json.loads(kept.read_text())
 
 
+def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict, float]:
+    """The windows, the scenario that scores them, and their perplexity by the reference."""
+    work = windows(ir)
+    return work, {"kind": "score", "windows": work}, reference_perplexity(model, work)
+
+
+def costs(
+    engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, folder: pathlib.Path
+) -> Iterator[Check]:
+    """What options that are not exact cost: told, not judged."""
+    _, scenario, wanted = scored(setups[0].model, ir)
+    for setup in setups:
+        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+        name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}, no default"
+        yield Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
+
+
 def perplexities(
     engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, folder: pathlib.Path
 ) -> Iterator[Check]:
     """Ours as served in each of the setups, the peer's in the first, and the reference's."""
-    work = windows(ir)
-    scenario = {"kind": "score", "windows": work}
-    wanted = reference_perplexity(setups[0].model, work)
+    work, scenario, wanted = scored(setups[0].model, ir)
     peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, folder)["windows"])
     tokens = sum(len(window) for window in work)
     for setup in setups:

@@ -484,12 +484,11 @@ impl Source {
 fn resolve(config: &Config, path: &Path, core: &Core) -> Form {
     match config.weights {
         Weights::As(form) => form,
-        Weights::Auto if projections::are_own(config.asked(core), config.unpack) => Form::Compact,
         Weights::Auto => {
             // Held in 8 bits the weights are at most twice the file; compiling needs them twice for a moment.
             let needed = path.metadata().map_or(0, |file| file.len()) * 4;
             let fits = memory::available_bytes().is_none_or(|free| needed < free / 2);
-            if config.device == "CPU" && processor::multiplies_bytes() && fits {
+            if projections::are_plugins_in_bytes(config.asked(core), config.unpack) && fits {
                 Form::Fine
             } else {
                 Form::Compact

@@ -1,8 +1,8 @@
-//! Whose projections a model has: our own, which round what they multiply to 8 bits as the plugin's do, or the plugin's.
+//! Whose projections a model has: our own, which round what they multiply to 8 bits, or the plugin's.
 
 use crate::asked::Asked;
-use crate::shim;
 use crate::unpacked::Unpack;
+use crate::{processor, shim};
 
 #[cfg(test)]
 mod tests;
@@ -17,4 +17,12 @@ pub(crate) fn are_own(asked: Asked<'_>, unpack: Unpack) -> bool {
         && !asked.is_accurate()
         && asked.given(PLUGINS_ROUNDING).is_none()
         && shim::has_own_projections()
+}
+
+/// Whether they are the plugin's, and multiply 8-bit integers: for which it wants integer zero points.
+pub(crate) fn are_plugins_in_bytes(asked: Asked<'_>, unpack: Unpack) -> bool {
+    asked.device == "CPU"
+        && !are_own(asked, unpack)
+        && asked.given(PLUGINS_ROUNDING) != Some("0")
+        && processor::multiplies_bytes()
 }

@@ -172,7 +172,7 @@ fn as_the_processor_likes_it_nothing_depends_on_what_is_beside_it() {
     let config = Config { properties, ..config(Weights::Auto, Unpack::Never) };
     let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
     if !loaded.own_kernels {
-        // This processor multiplies no 8-bit integers: kernels are the plugin's.
+        // This processor has no kernels of ours: they are the plugin's.
         return;
     }
     // Of the last token of a prompt, beside others that begin and go on.

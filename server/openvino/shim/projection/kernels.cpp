@@ -27,18 +27,41 @@ struct Ahead {
     }
 };
 
-// Adds to each lane the products of four weights, not negative, and four numbers of a row.
-inline Ints dot(Ints sum, Fours weights, int32_t four) {
+// The sums of each lane's four weights of `BITS` bits, not negative, times four numbers of a row, over a group.
+template <size_t BITS>
+struct Sum {
+    Ints ints{};
+    inline void add(Fours weights, int32_t four) {
 #if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
+        ints = (Ints)_mm512_dpbusd_epi32((__m512i)ints, (__m512i)weights, _mm512_set1_epi32(four));
 #elif defined(__AVXVNNI__)
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
+        ints = (Ints)_mm256_dpbusd_avx_epi32((__m256i)ints, (__m256i)weights, _mm256_set1_epi32(four));
+#elif defined(__AVX2__)
+        // Sums of two products fit into 16 bits if the larger range is made signed: 128 times the row is added by itself.
+        const __m256i row = _mm256_set1_epi32(four), half = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
+        const __m256i moved = _mm256_xor_si256((__m256i)weights, half);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(moved), _mm256_sign_epi8(row, moved));
+        const __m256i products = _mm256_madd_epi16(pairs, ones);
+        ints += (Ints)products + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(half, row), ones);
 #else
-    for (size_t i = 0; i < 4; ++i)
-        for (size_t lane = 0; lane < LANES; ++lane) sum[lane] += weights[lane * 4 + i] * int8_t(four >> (8 * i));
-    return sum;
+        for (size_t i = 0; i < 4; ++i)
+            for (size_t lane = 0; lane < LANES; ++lane) ints[lane] += weights[lane * 4 + i] * int8_t(four >> (8 * i));
 #endif
-}
+    }
+    inline Ints total() const { return ints; }
+};
+
+#if defined(__AVX2__) && !defined(__AVXVNNI__) && !defined(__AVX512VNNI__)
+// Sums of sixteen products of 4 bits fit into 16 bits.
+template <>
+struct Sum<4> {
+    __m256i pairs = _mm256_setzero_si256();
+    inline void add(Fours weights, int32_t four) {
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four)));
+    }
+    inline Ints total() const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+};
+#endif
 
 inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
@@ -53,15 +76,14 @@ inline void multiply_tile(const Matrix& matrix, const uint8_t* panel, size_t pai
         const auto* halves = (const f16*)panel + pair * LANES;
         const uint8_t* weights = panel + PANEL * 2 * sizeof(f16) + pair * LANES * 4;
         ahead.fetch();
-        Ints sum[R][2] = {};
+        Sum<BITS> sum[R][2];
         for (size_t at = 0; at < loads; ++at) {
             Fours fours[2];
             for (size_t v = 0; v < 2; ++v) fours[v] = read<Fours>(weights + (2 * at + v) * FOUR_BYTES);
             const int8_t* of_rows = quants + at * per_load * 4;
             if (BITS == 8) {
                 for (size_t r = 0; r < R; ++r)
-                    for (size_t v = 0; v < 2; ++v)
-                        sum[r][v] = dot(sum[r][v], fours[v], read<int32_t>(of_rows + r * ROUNDED));
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].add(fours[v], read<int32_t>(of_rows + r * ROUNDED));
             } else {
                 Fours low[2], high[2];
                 for (size_t v = 0; v < 2; ++v) {
@@ -70,8 +92,8 @@ inline void multiply_tile(const Matrix& matrix, const uint8_t* panel, size_t pai
                 }
                 for (size_t r = 0; r < R; ++r) {
                     const int8_t* of_row = of_rows + r * ROUNDED;
-                    for (size_t v = 0; v < 2; ++v) sum[r][v] = dot(sum[r][v], low[v], read<int32_t>(of_row));
-                    for (size_t v = 0; v < 2; ++v) sum[r][v] = dot(sum[r][v], high[v], read<int32_t>(of_row + 4));
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].add(low[v], read<int32_t>(of_row));
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].add(high[v], read<int32_t>(of_row + 4));
                 }
             }
         }
@@ -79,7 +101,7 @@ inline void multiply_tile(const Matrix& matrix, const uint8_t* panel, size_t pai
         const Floats zero[2] = {load(halves + PANEL), load(halves + PANEL + PANEL / 2)};
         for (size_t r = 0; r < R; ++r)
             for (size_t v = 0; v < 2; ++v)
-                total[r][v] += (as_floats(sum[r][v]) - zero[v] * sums[r]) * (scale[v] * scales[r]);
+                total[r][v] += (as_floats(sum[r][v].total()) - zero[v] * sums[r]) * (scale[v] * scales[r]);
         // Two groups of 16 share what they are rounded by.
         const bool is_half = GROUP < ROUNDED && group % 2 == 0;
         quants += is_half ? GROUP : R * ROUNDED - (ROUNDED - GROUP);

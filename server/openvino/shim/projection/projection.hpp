@@ -82,14 +82,14 @@ struct Kernels {
                      size_t after, Numbers base, Numbers to);
 };
 
-// The best for the processor this runs on; null if it multiplies no 8-bit integers.
+// The best for the processor this runs on; null if it has none of these instruction sets.
 const Kernels* kernels();
 // Those for an instruction set, from the plainest to the best; null if this processor does not have it.
-constexpr size_t KERNEL_SETS = 3;
+constexpr size_t KERNEL_SETS = 4;
 const Kernels* kernels_of(size_t set);
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx_vnni, kernels_avx512_vnni;
+extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512_vnni;
 #endif
 
 }  // namespace ovfleet::projection

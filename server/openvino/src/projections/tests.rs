@@ -28,7 +28,7 @@ unsafe extern "C" {
     fn ovfleet_try_projection(asked: *const Asked) -> c_int;
 }
 
-const KERNEL_SETS: usize = 3;
+const KERNEL_SETS: usize = 4;
 const ROUNDED: usize = 32;
 const ADDED: c_int = 1;
 const GATED: c_int = 2;
