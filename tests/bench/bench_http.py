@@ -80,6 +80,8 @@ def arguments() -> argparse.Namespace:
 class Server:
     """A server process, ready when the block is entered, stopped when it is left."""
 
+    health = "/v2/health/ready"
+
     def __init__(self, binary: pathlib.Path, setup: engines.Setup, folder: pathlib.Path):
         self.binary, self.setup = binary, setup
         self.log = folder / "server.log"
@@ -119,7 +121,7 @@ class Server:
     def ready(self) -> bool:
         """Whether it answers and says so."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v2/health/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.health}", timeout=5) as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False

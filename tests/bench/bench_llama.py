@@ -12,8 +12,6 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 
 import engines
 from bench_http import Server, free_ports, over_http, parser, setup_of
@@ -28,6 +26,7 @@ NAMES = ["ovfleet", "llama.cpp", "llama.cpp Q4_0"]
 class Llama(Server):
     """llama.cpp's server."""
 
+    health = "/health"
     slots = 1
 
     def command(self) -> list[str]:
@@ -42,13 +41,6 @@ class Llama(Server):
             "--threads-batch": setup.threads,
         }
         return [str(BINARIES / "llama-server"), *(str(part) for option in options.items() for part in option)]
-
-    def ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 def in_q4_0(model: pathlib.Path) -> pathlib.Path:

@@ -8,6 +8,12 @@
 
 namespace ovfleet {
 
+// The constant that a node is, in whatever type it is read; null if it is none.
+inline std::shared_ptr<ov::op::v0::Constant> constant_of(std::shared_ptr<ov::Node> node) {
+    if (ov::is_type<ov::op::v0::Convert>(node)) node = node->get_input_node_shared_ptr(0);
+    return ov::as_type_ptr<ov::op::v0::Constant>(node);
+}
+
 // Whether a node is constants and what plugins fold into a compressed weight, and nothing else.
 inline bool is_weight(const std::shared_ptr<ov::Node>& node) {
     namespace op = ov::op;

@@ -18,6 +18,8 @@ mod cache;
 mod error;
 mod gguf;
 mod kept;
+#[cfg(test)]
+mod kernel_tests;
 mod load;
 mod memory;
 mod processor;

@@ -8,17 +8,13 @@
 #include <openvino/op/ops.hpp>
 
 #include "../threads.hpp"
+#include "../weights.hpp"
 
 namespace ovfleet::projection {
 namespace {
 
 namespace op = ov::op;
 using Constant = op::v0::Constant;
-
-std::shared_ptr<Constant> constant_of(std::shared_ptr<ov::Node> node) {
-    if (ov::is_type<op::v0::Convert>(node)) node = node->get_input_node_shared_ptr(0);
-    return ov::as_type_ptr<Constant>(node);
-}
 
 size_t size_of(const Constant& constant) { return ov::shape_size(constant.get_shape()); }
 

@@ -1,6 +1,4 @@
 // Which multiplications of a graph our own projections are for, and what they take over of what is before and behind them.
-#include "rewrite.hpp"
-
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -8,10 +6,12 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../model.hpp"
 #include "../weights.hpp"
 #include "chain.hpp"
 #include "op.hpp"
 #include "pack.hpp"
+#include "projection.hpp"
 
 namespace ovfleet::projection {
 namespace {
@@ -19,11 +19,6 @@ namespace {
 namespace op = ov::op;
 using Output = ov::Output<ov::Node>;
 using NodePtr = std::shared_ptr<ov::Node>;
-
-std::shared_ptr<op::v0::Constant> constant_of(NodePtr node) {
-    if (ov::is_type<op::v0::Convert>(node)) node = node->get_input_node_shared_ptr(0);
-    return ov::as_type_ptr<op::v0::Constant>(node);
-}
 
 // Whether a node is a constant of this one number.
 bool is_number(const NodePtr& node, float number) {
@@ -172,8 +167,7 @@ void replace(const std::shared_ptr<op::v0::MatMul>& matmul, const Weight& weight
     end.replace(own->output(0));
 }
 
-}  // namespace
-
+// Whether there is no multiplication by weights in a model that could not be replaced.
 bool can_replace_all(const ov::Model& model) {
     for (const auto& node : model.get_ordered_ops()) {
         auto matmul = ov::as_type_ptr<op::v0::MatMul>(node);
@@ -182,6 +176,7 @@ bool can_replace_all(const ov::Model& model) {
     return true;
 }
 
+// Replaces them; `in_bf16`, as what is around them is computed in bf16. Answers how many. Others stay the plugin's.
 size_t replace_all(ov::Model& model, bool in_bf16) {
     std::vector<std::shared_ptr<op::v0::MatMul>> found;
     for (const auto& node : model.get_ordered_ops())
@@ -200,4 +195,17 @@ size_t replace_all(ov::Model& model, bool in_bf16) {
     return replaced;
 }
 
+}  // namespace
 }  // namespace ovfleet::projection
+
+extern "C" int ovfleet_own_projections(ov_model_t* model, int in_bf16, size_t* replaced) {
+    return ovfleet::guarded([&] { *replaced = ovfleet::projection::replace_all(*model->object, in_bf16 != 0); });
+}
+
+extern "C" int ovfleet_can_own_projections(ov_model_t* model, int* all) {
+    return ovfleet::guarded([&] { *all = ovfleet::projection::can_replace_all(*model->object); });
+}
+
+extern "C" int ovfleet_has_own_projections(void) {
+    return ovfleet::projection::kernels() != nullptr;
+}

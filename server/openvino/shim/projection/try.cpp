@@ -1,7 +1,6 @@
-// The projections by themselves, for tests; and what the Rust side asks of them.
-#include "../model.hpp"
+// The projections by themselves, for tests.
+#include "../shim.h"
 #include "pack.hpp"
-#include "rewrite.hpp"
 #include "run.hpp"
 
 namespace {
@@ -41,16 +40,4 @@ extern "C" int ovfleet_try_projection(const ovfleet_projection* asked) {
     const auto numbers = [&](const void* data) { return Numbers{const_cast<void*>(data), asked->is_bf16 != 0}; };
     run(*kernels, matrix, asked->count, numbers(asked->rows), numbers(asked->base), numbers(asked->to));
     return 1;
-}
-
-extern "C" int ovfleet_own_projections(ov_model_t* model, int in_bf16, size_t* replaced) {
-    return ovfleet::guarded([&] { *replaced = ovfleet::projection::replace_all(*model->object, in_bf16 != 0); });
-}
-
-extern "C" int ovfleet_can_own_projections(ov_model_t* model, int* all) {
-    return ovfleet::guarded([&] { *all = ovfleet::projection::can_replace_all(*model->object); });
-}
-
-extern "C" int ovfleet_has_own_projections(void) {
-    return ovfleet::projection::kernels() != nullptr;
 }

@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 
 use super::{CachePrecision, Compute};
+use crate::kernel_tests::{Random, bytes_of, floats_of};
 
 #[repr(C)]
 struct Sequence {
@@ -41,23 +42,9 @@ unsafe extern "C" {
 const KERNEL_SETS: usize = 4;
 const BLOCK_TOKENS: usize = 32;
 
-/// Numbers that depend on nothing but the seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-
-    /// From -2 to 2, with few bits, so that bf16 holds it.
-    fn number(&mut self) -> f32 {
-        self.below(257) as f32 / 64.0 - 2.0
-    }
+/// From -2 to 2, with few bits, so that bf16 holds it.
+fn number(random: &mut Random) -> f32 {
+    random.below(257) as f32 / 64.0 - 2.0
 }
 
 /// A layer and what its cache was given so far.
@@ -126,7 +113,7 @@ impl Layer {
         // Each by itself: those of the first tokens do not depend on how many there are.
         let mut numbers = |per_token: usize| {
             let mut own = Random(random.below(1 << 30) as u64);
-            (0..tokens * per_token).map(|_| own.number()).collect::<Vec<f32>>()
+            (0..tokens * per_token).map(|_| number(&mut own)).collect::<Vec<f32>>()
         };
         let (queries, keys, values) =
             (numbers(heads * size), numbers(kv_heads * size), numbers(kv_heads * size));
@@ -142,7 +129,7 @@ impl Layer {
             begin += count;
         }
         let [bytes_of_queries, bytes_of_keys, bytes_of_values] =
-            [&queries, &keys, &values].map(|numbers| self.bytes(numbers));
+            [&queries, &keys, &values].map(|numbers| bytes_of(numbers, self.compute == Compute::Bf16));
         let mut output = vec![0; bytes_of_queries.len()];
         let (indices, rows): (Vec<usize>, Vec<Sequence>) = sequences.into_iter().unzip();
         let asked = Asked {
@@ -166,7 +153,7 @@ impl Layer {
         };
         // SAFETY: all is as large as the sizes say and lives until the call returns.
         let done = unsafe { ovfleet_try_attention(&raw const asked) } != 0;
-        let output = self.floats(&output);
+        let output = floats_of(&output, self.compute == Compute::Bf16);
         let mut worst: f64 = 0.0;
         for (index, row) in indices.into_iter().zip(&rows) {
             // Of long prompts some: the plain computation takes its time.
@@ -212,22 +199,6 @@ impl Layer {
 
     fn scale(&self) -> f32 {
         1.0 / (self.size as f32).sqrt()
-    }
-
-    fn bytes(&self, numbers: &[f32]) -> Vec<u8> {
-        let bytes = |number: &f32| {
-            number.to_le_bytes()[if self.compute == Compute::Bf16 { 2.. } else { 0.. }].to_vec()
-        };
-        numbers.iter().flat_map(bytes).collect()
-    }
-
-    fn floats(&self, bytes: &[u8]) -> Vec<f32> {
-        let float = |bytes: &[u8]| {
-            let mut whole = [0; 4];
-            whole[4 - bytes.len()..].copy_from_slice(bytes);
-            f32::from_le_bytes(whole)
-        };
-        bytes.chunks_exact(if self.compute == Compute::Bf16 { 2 } else { 4 }).map(float).collect()
     }
 }
 

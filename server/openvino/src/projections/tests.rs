@@ -3,6 +3,8 @@
 
 use std::ffi::c_int;
 
+use crate::kernel_tests::{Random, bytes_of, floats_of};
+
 #[repr(C)]
 struct Asked {
     kernels: usize,
@@ -33,23 +35,9 @@ const ROUNDED: usize = 32;
 const ADDED: c_int = 1;
 const GATED: c_int = 2;
 
-/// Numbers that depend on nothing but the seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-
-    /// From -127 to 127.
-    fn whole(&mut self) -> f32 {
-        self.below(255) as f32 - 127.0
-    }
+/// From -127 to 127.
+fn whole(random: &mut Random) -> f32 {
+    random.below(255) as f32 - 127.0
 }
 
 struct Projection {
@@ -99,15 +87,14 @@ impl Projection {
 
     /// Rows that rounding to 8 bits changes little: not at all where they are not normalised.
     fn rows(&self, random: &mut Random, count: usize) -> Vec<f32> {
-        let mut rows: Vec<f32> = (0..count * self.inputs).map(|_| random.whole()).collect();
+        let mut rows: Vec<f32> = (0..count * self.inputs).map(|_| whole(random)).collect();
         rows.chunks_mut(ROUNDED).for_each(|group| group[random.below(ROUNDED)] = 127.0);
         rows
     }
 
     /// What the kernels answer; nothing if the processor does not have them.
     fn compute(&self, kernels: usize, rows: &[f32], base: &[f32]) -> Option<Vec<f32>> {
-        let bytes_of = |number: &f32| number.to_le_bytes()[if self.is_bf16 { 2.. } else { 0.. }].to_vec();
-        let bytes: Vec<u8> = rows.iter().flat_map(bytes_of).collect();
+        let bytes = bytes_of(rows, self.is_bf16);
         let count = rows.len() / self.inputs;
         let size = if self.is_bf16 { 2 } else { 4 };
         let mut to = vec![0xff; count * self.results() * size];
@@ -132,12 +119,7 @@ impl Projection {
         };
         // SAFETY: all is as large as the sizes say and lives until the call returns.
         let done = unsafe { ovfleet_try_projection(&raw const asked) } != 0;
-        let float = |bytes: &[u8]| {
-            let mut whole = [0; 4];
-            whole[4 - bytes.len()..].copy_from_slice(bytes);
-            f32::from_le_bytes(whole)
-        };
-        done.then(|| to.chunks_exact(size).map(float).collect())
+        done.then(|| floats_of(&to, self.is_bf16))
     }
 
     fn weight(&self, output: usize, input: usize) -> f64 {
@@ -202,7 +184,7 @@ fn kernels_compute_what_a_plain_computation_does() {
             let projection = Projection::random(&mut random);
             let count = random.pick(&[1, 2, 3, 4, 5, 6, 7, 13, 64]);
             let rows = projection.rows(&mut random, count);
-            let base: Vec<f32> = (0..count * projection.results()).map(|_| random.whole()).collect();
+            let base: Vec<f32> = (0..count * projection.results()).map(|_| whole(&mut random)).collect();
             let Some(found) = projection.compute(kernels, &rows, &base) else { continue };
             tried += 1;
             for (row, found) in found.chunks(projection.results()).enumerate() {
