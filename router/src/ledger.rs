@@ -41,8 +41,10 @@ pub struct Cost {
 pub struct Booked {
     /// Requests whose booking has not ended.
     pub in_flight: u32,
-    /// Blocks that all in flight were expected to take.
+    /// Blocks that all in flight were expected to take,
     pub blocks_in_flight: u64,
+    /// and those of them without a first token, which may not have got theirs even where a report includes them.
+    pub blocks_without_token: u64,
     /// Prompt tokens not cached, of those in flight without a first token: the work ahead as far as this
     /// router knows by itself.
     pub uncached_in_flight: u64,
@@ -135,6 +137,8 @@ struct LastReport {
     at: Instant,
     state: State,
     figures: Reported,
+    /// What of the figures' uncomputed tokens is of this router's dispatches.
+    own_uncached: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -185,14 +189,15 @@ impl Ledger {
         self.lock().observe(self.router, load, now)
     }
 
-    /// The replica as it is known at `now`. A report older than `ttl` does not exist.
+    /// The replica as it is known at `now`. A report older than `ttl` does not exist. Prompts that a report says are to
+    /// be computed, and of which the first token has come since, are not among its uncomputed tokens any more.
     #[must_use]
     pub fn view(&self, now: Instant, ttl: Duration) -> View {
         let inner = self.lock();
         let report_age = inner.last.as_ref().map(|last| now.saturating_duration_since(last.at));
         let last = inner.last.as_ref().filter(|_| report_age.is_some_and(|age| age <= ttl));
         View {
-            reported: last.map(|last| last.figures),
+            reported: last.map(|last| inner.figures_since(last)),
             state: last.map(|last| last.state),
             report_age,
             booked: inner.booked,
@@ -274,7 +279,9 @@ impl Inner {
             Some(dispatches) => self.include(dispatches),
             None => self.include_before(now.checked_sub(INCLUDED_AFTER)),
         }
+        let own_uncached = self.booked.uncached_reported();
         self.last = Some(LastReport {
+            own_uncached,
             epoch: load.epoch,
             number: load.report,
             at: now,
@@ -282,6 +289,13 @@ impl Inner {
             figures: Reported::of(load),
         });
         if new_epoch { Observed::NewEpoch } else { Observed::Taken }
+    }
+
+    /// The figures of the last report, less what is known to have been computed since.
+    fn figures_since(&self, last: &LastReport) -> Reported {
+        let others = last.figures.uncomputed_tokens.saturating_sub(last.own_uncached);
+        let left = others + self.booked.uncached_reported();
+        Reported { uncomputed_tokens: last.figures.uncomputed_tokens.min(left), ..last.figures }
     }
 
     /// The report just taken includes these.
@@ -304,10 +318,16 @@ impl Inner {
 }
 
 impl Booked {
+    /// Prompt tokens not cached, of those without a first token that reports include.
+    fn uncached_reported(&self) -> u64 {
+        self.uncached_in_flight - self.uncached_unreported
+    }
+
     fn add(&mut self, entry: &Entry) {
         let Cost { uncached_tokens, blocks, sequences } = entry.cost;
         self.in_flight += 1;
         self.blocks_in_flight += u64::from(blocks);
+        self.blocks_without_token += u64::from(blocks);
         self.uncached_in_flight += u64::from(uncached_tokens);
         self.unreported += 1;
         self.sequences_unreported += u64::from(sequences);
@@ -334,6 +354,7 @@ impl Booked {
             return;
         }
         self.uncached_in_flight -= u64::from(entry.cost.uncached_tokens);
+        self.blocks_without_token -= u64::from(entry.cost.blocks);
         if entry.unreported {
             self.uncached_unreported -= u64::from(entry.cost.uncached_tokens);
         }

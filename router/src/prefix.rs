@@ -191,7 +191,7 @@ impl PrefixIndex {
     }
 
     /// Keeps no more than the replica can have: the blocks that it reports to be active or evictable, and those
-    /// of requests that the report does not include.
+    /// of requests that have none yet.
     pub fn trim(&mut self, blocks: usize) {
         self.capacity = blocks.min(INDEX_BLOCKS_MAX);
         self.shrink();

@@ -253,8 +253,9 @@ impl Replicas {
             if observed == Observed::NewEpoch {
                 prefixes.reset();
             }
-            let unreported = replica.ledger.view(now, Duration::MAX).booked.blocks_unreported;
-            prefixes.trim(blocks.saturating_add(usize::try_from(unreported).unwrap_or(usize::MAX)));
+            // What waits there has no blocks yet, and will.
+            let to_come = replica.ledger.view(now, Duration::MAX).booked.blocks_without_token;
+            prefixes.trim(blocks.saturating_add(usize::try_from(to_come).unwrap_or(usize::MAX)));
         }
         replica.keeper.store(load.keeper, Ordering::Relaxed);
         let mut told = replica.told();

@@ -112,8 +112,8 @@ impl Router for Ours {
         let now = self.instant(now);
         let known = &mut self.replicas[replica];
         if known.ledger.observe(report, now) == Observed::Taken {
-            let unreported = known.ledger.view(now, REPORT_TTL).booked.blocks_unreported;
-            let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + unreported;
+            let to_come = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
+            let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + to_come;
             known.index.trim(blocks as usize);
         }
     }

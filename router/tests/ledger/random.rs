@@ -135,6 +135,7 @@ impl World {
             let uncached = if told.first_token { 0 } else { u64::from(cost.uncached_tokens) };
             booked.in_flight += 1;
             booked.blocks_in_flight += u64::from(cost.blocks);
+            booked.blocks_without_token += if told.first_token { 0 } else { u64::from(cost.blocks) };
             booked.uncached_in_flight += uncached;
             if !told.reported {
                 booked.unreported += 1;

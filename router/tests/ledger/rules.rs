@@ -62,6 +62,30 @@ fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
 }
 
 #[test]
+fn a_prompt_is_not_ahead_once_its_first_token_has_come_whatever_the_last_report_says() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let [first, second, later] = [(); 3].map(|()| ledger.book(COST, now));
+    // A little less than was expected of the two.
+    let report = Load { uncomputed_tokens: 190, ..load(1, 1, &[(1, 2)]) };
+    ledger.observe(&report, now);
+    let ahead = || {
+        let view = ledger.view(now, TTL);
+        (view.reported.unwrap().uncomputed_tokens, view.booked.uncached_unreported)
+    };
+    assert_eq!(ahead(), (190, 100));
+    later.first_token();
+    assert_eq!(ahead(), (190, 0), "no report includes it");
+    first.first_token();
+    assert_eq!(ahead(), (100, 0), "at most what the second may still have");
+    drop(second);
+    assert_eq!(ahead(), (0, 0));
+    let others = Load { uncomputed_tokens: 40, ..load(1, 2, &[(1, 3)]) };
+    ledger.observe(&others, now);
+    drop((first, later));
+    assert_eq!(ahead(), (40, 0), "others' prompts are in reports alone");
+}
+
+#[test]
 fn a_new_process_has_none_of_what_the_former_one_had() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let _had = ledger.book(COST, now);
