@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 const SOURCES: &[&str] = &[
     "adapt.cpp",
+    "attention/before.cpp",
     "attention/dispatch.cpp",
     "attention/op.cpp",
     "attention/run.cpp",

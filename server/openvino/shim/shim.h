@@ -127,10 +127,14 @@ typedef struct ovfleet_sequence {
 // `precision` as above; the cache's blocks are as large as attention.hpp says.
 typedef struct ovfleet_attention {
     size_t kernels, heads, kv_heads, size, window, count;
+    // Numbers from a token's queries, keys or values to the next one's; 0 if nothing is between.
+    size_t row;
     float scale;
     int precision, is_bf16, in_bf16;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;
+    // Of rotary embeddings, or null.
+    const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
 } ovfleet_attention;

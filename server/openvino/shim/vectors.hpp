@@ -94,9 +94,32 @@ inline void convert(float value, f16& to) {
 }
 
 inline float horizontal_sum(Floats values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)values);
+#else
     float sum = 0;
     for (size_t lane = 0; lane < LANES; ++lane) sum += values[lane];
     return sum;
+#endif
+}
+
+inline float largest(Floats values) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)values);
+#else
+    float found = values[0];
+    for (size_t lane = 1; lane < LANES; ++lane) found = values[lane] > found ? values[lane] : found;
+    return found;
+#endif
+}
+
+// The low bytes of integers.
+inline void store_bytes(void* to, Ints values) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
+#else
+    for (size_t lane = 0; lane < LANES; ++lane) ((uint8_t*)to)[lane] = uint8_t(values[lane]);
+#endif
 }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }

@@ -60,9 +60,14 @@ struct Sequence {
     const int32_t* blocks;
 };
 
-// The memory of a step: queries `[token][head][key_size]`, and so on. `keys` and `values` are the new tokens'.
+// The memory of a step: queries `[head][key_size]` of a token, `query_row` numbers from one token's to the next one's, and so
+// on. `keys` and `values` are the new tokens'.
 struct Memory {
     const void *queries, *keys, *values;
+    size_t query_row, key_row, value_row;
+    // Tables `[token][key_size]` by which queries and keys are turned first: x * cos + (-second half, first half) * sin. Null if
+    // they are not.
+    const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
 };

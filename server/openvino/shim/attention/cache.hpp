@@ -38,20 +38,15 @@ inline void quantise(const float* from, size_t count, uint8_t* to, size_t stride
         low = -larger(-low, -next);
         high = larger(high, next);
     }
-    minimum = low[0];
-    float maximum = high[0];
-    for (size_t lane = 1; lane < LANES; ++lane) {
-        if (low[lane] < minimum) minimum = low[lane];
-        if (high[lane] > maximum) maximum = high[lane];
-    }
-    scale = (maximum - minimum) / 255;
+    minimum = -largest(-low);
+    scale = (largest(high) - minimum) / 255;
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (size_t i = 0; i < count; i += LANES) {
-        const Ints whole = __builtin_convertvector((load(from + i) - minimum) * inverse + 0.5f, Ints);
-        for (size_t lane = 0; lane < LANES; ++lane) {
-            const int32_t value = whole[lane];
-            to[(i + lane) * stride] = uint8_t(value < 0 ? 0 : value > 255 ? 255 : value);
-        }
+        Ints whole = __builtin_convertvector((load(from + i) - minimum) * inverse + 0.5f, Ints);
+        whole = whole < 0 ? Ints{} : whole > 255 ? Ints{} + 255 : whole;
+        uint8_t bytes[LANES];
+        store_bytes(stride == 1 ? to + i : bytes, whole);
+        for (size_t lane = 0; stride > 1 && lane < LANES; ++lane) to[(i + lane) * stride] = bytes[lane];
     }
 }
 
@@ -59,6 +54,18 @@ inline void quantise(const float* from, size_t count, uint8_t* to, size_t stride
 inline void read_row(const Layer& layer, const void* from, size_t index, size_t count, float* to) {
     if (!layer.is_bf16) return void(std::memcpy(to, (const float*)from + index, count * sizeof(float)));
     for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
+}
+
+// Turns a token's query or key by its row of the tables.
+inline void turn(const Layer& layer, const Memory& memory, size_t token, float* numbers) {
+    if (!memory.cos) return;
+    const size_t half = layer.key_size / 2;
+    const float *cos = memory.cos + token * layer.key_size, *sin = memory.sin + token * layer.key_size;
+    for (size_t i = 0; i < half; i += LANES) {
+        const Floats first = load(numbers + i), second = load(numbers + half + i);
+        ::store(numbers + i, first * load(cos + i) - second * load(sin + i));
+        ::store(numbers + half + i, second * load(cos + half + i) + first * load(sin + half + i));
+    }
 }
 
 template <typename T>
@@ -90,14 +97,15 @@ void store_new(const Layer& layer, const Sequence& sequence, const Memory& memor
         return store_token<uint8_t>;
     }();
     for (size_t token = 0; token < sequence.count; ++token) {
-        const size_t at = sequence.past + token, row = (sequence.begin + token) * layer.kv_heads + kv_head;
+        const size_t at = sequence.past + token, row = sequence.begin + token;
         const int32_t block = sequence.blocks[at / BLOCK_TOKENS];
         uint8_t* values = value_block(layer, memory, block, kv_head);
         // What is behind the last token has no weight, and so must be a number.
         if (at % BLOCK_TOKENS == 0) std::memset(values, 0, layer.value_bytes);
         float key[HEAD_SIZE_MAX], value[HEAD_SIZE_MAX];
-        read_row(layer, memory.keys, row * layer.key_size, layer.key_size, key);
-        read_row(layer, memory.values, row * layer.value_size, layer.value_size, value);
+        read_row(layer, memory.keys, row * memory.key_row + kv_head * layer.key_size, layer.key_size, key);
+        read_row(layer, memory.values, row * memory.value_row + kv_head * layer.value_size, layer.value_size, value);
+        turn(layer, memory, row, key);
         one(layer, key, value, key_block(layer, memory, block, kv_head), values, at % BLOCK_TOKENS);
     }
 }

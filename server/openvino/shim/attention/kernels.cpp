@@ -64,9 +64,10 @@ void begin(const Layer& layer, const Item& item, const Memory& memory, const Row
     const size_t group = layer.heads / layer.kv_heads;
     for (size_t row = 0; row < rows.count; ++row) {
         const size_t token = item.sequence->begin + item.token_begin + row / group;
-        const size_t query = token * layer.heads + item.kv_head * group + row % group;
+        const size_t head = item.kv_head * group + row % group;
         float* to = rows.queries + row * layer.key_size;
-        read_row(layer, memory.queries, query * layer.key_size, layer.key_size, to);
+        read_row(layer, memory.queries, token * memory.query_row + head * layer.key_size, layer.key_size, to);
+        turn(layer, memory, token, to);
         for (size_t one = 0; one < rows.groups; ++one) {
             Floats sum = {};
             for (size_t i = 0; i < KEY_GROUP; i += LANES) sum += load(to + one * KEY_GROUP + i);
@@ -94,10 +95,7 @@ inline void soften(const Layer& layer, Seen seen, size_t keys, float* scores, fl
     for (size_t key = seen.to; key < keys; ++key) scores[key] = NONE;
     Floats high = load(scores);
     for (size_t key = LANES; key < keys; key += LANES) high = larger(high, load(scores + key));
-    float now = NONE;
-    for (size_t lane = 0; lane < LANES; ++lane)
-        if (high[lane] > now) now = high[lane];
-    now *= layer.scale;
+    float now = largest(high) * layer.scale;
     if (maximum > now) now = maximum;
     if (now == NONE) {
         // It sees none of them.

@@ -7,6 +7,7 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "before.hpp"
 #include "run.hpp"
 
 namespace {
@@ -14,10 +15,12 @@ namespace {
 using namespace ovfleet;
 namespace op = ov::op;
 
-// Inputs of the plugins' paged attention. Ours has the first five, and then STEP.
+// Inputs of the plugins' paged attention. Ours has the first five, and then STEP. Where it splits rows and turns queries and
+// keys by itself, the first three are ROWS, COS and SIN.
 enum Input : size_t {
     QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, PAST_LENS, STEP = PAST_LENS, SUBSEQUENCE_BEGINS, BLOCK_INDICES,
     BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, MAX_CONTEXT_LEN,
+    ROWS = QUERY, COS = KEY, SIN = VALUE,
 };
 
 // The sequences of a step in one: how many there are, their past lengths, the beginnings of their tokens, those of their
@@ -37,18 +40,18 @@ public:
     OPENVINO_OP("PagedAttention", "ovfleet");
 
     Attention() = default;
-    Attention(const ov::OutputVector& inputs, const Layer& layer) : Op(inputs), layer_(layer) {
+    Attention(const ov::OutputVector& inputs, const Layer& layer, bool turns) : Op(inputs), layer_(layer), turns_(turns) {
         constructor_validate_and_infer_types();
     }
 
     void validate_and_infer_types() override {
         const auto tokens = get_input_partial_shape(QUERY);
-        const auto count = tokens.rank().is_static() ? tokens[0] : ov::Dimension::dynamic();
+        const auto count = tokens.rank().is_static() && !turns_ ? tokens[0] : ov::Dimension::dynamic();
         set_output_type(0, get_input_element_type(QUERY), {count, ov::Dimension(layer_.heads * layer_.value_size)});
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<Attention>(inputs, layer_);
+        return std::make_shared<Attention>(inputs, layer_, turns_);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
@@ -75,6 +78,7 @@ public:
         auto in_bf16 = int64_t(layer_.in_bf16);
         visitor.on_attribute("in_bf16", in_bf16);
         layer_.in_bf16 = in_bf16 != 0;
+        visitor.on_attribute("turns", turns_);
         measure(layer_);
         return true;
     }
@@ -82,13 +86,30 @@ public:
     bool has_evaluate() const override { return true; }
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        outputs[0].set_shape({inputs[QUERY].get_shape()[0], layer_.heads * layer_.value_size});
         Layer layer = layer_;
         layer.is_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
-        Memory memory;
-        memory.queries = inputs[QUERY].data();
-        memory.keys = inputs[KEY].data();
-        memory.values = inputs[VALUE].data();
+        const size_t queries = layer.heads * layer.key_size, keys = layer.kv_heads * layer.key_size,
+                     values = layer.kv_heads * layer.value_size;
+        Memory memory{};
+        size_t tokens;
+        if (turns_) {
+            const auto* rows = static_cast<const float*>(inputs[ROWS].data());
+            memory.query_row = memory.key_row = memory.value_row = queries + keys + values;
+            tokens = inputs[ROWS].get_size() / memory.query_row;
+            memory.queries = rows;
+            memory.keys = rows + queries;
+            memory.values = rows + queries + keys;
+            memory.cos = static_cast<const float*>(inputs[COS].data());
+            memory.sin = static_cast<const float*>(inputs[SIN].data());
+            if (inputs[COS].get_size() != tokens * layer.key_size || inputs[SIN].get_size() != tokens * layer.key_size) return false;
+        } else {
+            tokens = inputs[QUERY].get_shape()[0];
+            memory.queries = inputs[QUERY].data();
+            memory.keys = inputs[KEY].data();
+            memory.values = inputs[VALUE].data();
+            memory.query_row = queries, memory.key_row = keys, memory.value_row = values;
+        }
+        outputs[0].set_shape({tokens, layer_.heads * layer_.value_size});
         memory.output = outputs[0].data();
         // The cache is an input that is written: it is the runner's, and no node's before or behind this one.
         memory.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
@@ -111,6 +132,7 @@ private:
     }
 
     Layer layer_{};
+    bool turns_ = false;
 };
 
 int64_t size_of(const ov::Node& node, const char* name) {
@@ -186,9 +208,16 @@ bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute c
         if (compute == Compute::bf16)
             for (auto input : {QUERY, KEY, VALUE})
                 inputs[input] = std::make_shared<op::v0::Convert>(inputs[input], ov::element::bf16);
-        std::shared_ptr<ov::Node> own = std::make_shared<Attention>(inputs, layer);
+        const auto found_before = compute == Compute::bf16 ? std::nullopt : before(all[QUERY], all[KEY], all[VALUE], layer);
+        if (found_before) {
+            inputs[ROWS] = found_before->rows;
+            inputs[COS] = found_before->cos;
+            inputs[SIN] = found_before->sin;
+        }
+        std::shared_ptr<ov::Node> own = std::make_shared<Attention>(inputs, layer, found_before.has_value());
         own->set_friendly_name(node->get_friendly_name());
-        if (compute == Compute::bf16) own = std::make_shared<op::v0::Convert>(own, ov::element::f32);
+        if (compute == Compute::bf16 || found_before)
+            own = std::make_shared<op::v0::Convert>(own, node->get_output_element_type(0));
         node->output(0).replace(own->output(0));
     }
     return !found.empty();

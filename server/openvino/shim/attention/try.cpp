@@ -21,7 +21,10 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
         const auto& one = asked->sequences[i];
         sequences.push_back({one.begin, one.count, one.past, one.blocks});
     }
+    const size_t query_row = asked->row ? asked->row : layer.heads * layer.key_size,
+                 key_row = asked->row ? asked->row : layer.kv_heads * layer.key_size;
     run(*kernels, layer, sequences,
-        {asked->queries, asked->keys, asked->values, asked->output, asked->key_cache, asked->value_cache});
+        {asked->queries, asked->keys, asked->values, query_row, key_row, key_row, asked->cos, asked->sin, asked->output,
+         asked->key_cache, asked->value_cache});
     return 1;
 }

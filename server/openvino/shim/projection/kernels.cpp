@@ -199,16 +199,6 @@ void multiply(const Matrix& matrix, const Rows& rows, size_t begin, size_t end, 
 
 inline Floats magnitude(Floats values) { return (Floats)((Words)values & 0x7fffffff); }
 
-inline float largest(Floats values) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)values);
-#else
-    float found = values[0];
-    for (size_t lane = 1; lane < LANES; ++lane) found = values[lane] > found ? values[lane] : found;
-    return found;
-#endif
-}
-
 inline int32_t sum_of(Ints values) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32((__m512i)values);
@@ -216,14 +206,6 @@ inline int32_t sum_of(Ints values) {
     int32_t sum = 0;
     for (size_t lane = 0; lane < LANES; ++lane) sum += values[lane];
     return sum;
-#endif
-}
-
-inline void store_bytes(int8_t* to, Ints values) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
-#else
-    for (size_t lane = 0; lane < LANES; ++lane) to[lane] = int8_t(values[lane]);
 #endif
 }
 

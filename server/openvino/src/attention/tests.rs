@@ -22,6 +22,7 @@ struct Asked {
     size: usize,
     window: usize,
     count: usize,
+    row: usize,
     scale: f32,
     precision: c_int,
     is_bf16: c_int,
@@ -30,6 +31,8 @@ struct Asked {
     queries: *const u8,
     keys: *const u8,
     values: *const u8,
+    cos: *const f32,
+    sin: *const f32,
     output: *mut u8,
     key_cache: *mut u8,
     value_cache: *mut u8,
@@ -55,6 +58,8 @@ struct Layer {
     window: usize,
     precision: CachePrecision,
     compute: Compute,
+    /// Whether queries, keys and values are parts of rows, and rotary embeddings are to be applied.
+    turns: bool,
     key_cache: Vec<u8>,
     value_cache: Vec<u8>,
     sequences: Vec<Known>,
@@ -94,6 +99,7 @@ impl Layer {
             window: random.pick(&[0, 0, 40, 700]),
             precision,
             compute,
+            turns: compute != Compute::Bf16 && random.below(2) == 0,
             key_cache: cache(bytes + of_keys),
             value_cache: cache(bytes + of_values),
             sequences: sequences.into(),
@@ -115,8 +121,16 @@ impl Layer {
             let mut own = Random(random.below(1 << 30) as u64);
             (0..tokens * per_token).map(|_| number(&mut own)).collect::<Vec<f32>>()
         };
-        let (queries, keys, values) =
+        let (mut queries, mut keys, values) =
             (numbers(heads * size), numbers(kv_heads * size), numbers(kv_heads * size));
+        // What is turned has few bits, too.
+        let [cos, sin] = [(); 2]
+            .map(|()| numbers(size).iter().map(|it| it.trunc().clamp(-1.0, 1.0)).collect::<Vec<f32>>());
+        let given = self.given([&queries, &keys, &values]);
+        if self.turns {
+            turn(&mut queries, (heads, size), (&cos, &sin));
+            turn(&mut keys, (kv_heads, size), (&cos, &sin));
+        }
         let mut begin = 0;
         let mut sequences = Vec::new();
         for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -128,9 +142,14 @@ impl Layer {
             sequences.push((index, Sequence { begin, count, past, blocks: known.blocks.as_ptr() }));
             begin += count;
         }
-        let [bytes_of_queries, bytes_of_keys, bytes_of_values] =
-            [&queries, &keys, &values].map(|numbers| bytes_of(numbers, self.compute == Compute::Bf16));
-        let mut output = vec![0; bytes_of_queries.len()];
+        let bytes = given.map(|numbers| bytes_of(&numbers, self.compute == Compute::Bf16));
+        let mut output = bytes_of(&queries, self.compute == Compute::Bf16);
+        output.fill(0);
+        let part = |index: usize, before: usize| match self.turns {
+            true => bytes[0][before * size_of::<f32>()..].as_ptr(),
+            false => bytes[index].as_ptr(),
+        };
+        let table = |table: &[f32]| if self.turns { table.as_ptr() } else { std::ptr::null() };
         let (indices, rows): (Vec<usize>, Vec<Sequence>) = sequences.into_iter().unzip();
         let asked = Asked {
             kernels,
@@ -139,14 +158,17 @@ impl Layer {
             size,
             window: self.window,
             count: rows.len(),
+            row: if self.turns { (heads + 2 * kv_heads) * size } else { 0 },
             scale: self.scale(),
             precision: self.precision as c_int,
             is_bf16: c_int::from(self.compute == Compute::Bf16),
             in_bf16: c_int::from(self.compute != Compute::F32),
             sequences: rows.as_ptr(),
-            queries: bytes_of_queries.as_ptr(),
-            keys: bytes_of_keys.as_ptr(),
-            values: bytes_of_values.as_ptr(),
+            queries: part(0, 0),
+            keys: part(1, heads * size),
+            values: part(2, (heads + kv_heads) * size),
+            cos: table(&cos),
+            sin: table(&sin),
             output: output.as_mut_ptr(),
             key_cache: self.key_cache.as_mut_ptr(),
             value_cache: self.value_cache.as_mut_ptr(),
@@ -169,6 +191,18 @@ impl Layer {
             }
         }
         done.then_some((output, worst))
+    }
+
+    /// Queries, keys and values as they are given: each by itself, or as parts of rows.
+    fn given(&self, [queries, keys, values]: [&[f32]; 3]) -> [Vec<f32>; 3] {
+        if !self.turns {
+            return [queries, keys, values].map(<[f32]>::to_vec);
+        }
+        let kv_row = self.kv_heads * self.size;
+        let tokens =
+            queries.chunks(self.heads * self.size).zip(keys.chunks(kv_row)).zip(values.chunks(kv_row));
+        let rows = tokens.flat_map(|((query, key), value)| [query, key, value].concat()).collect();
+        [rows, vec![], vec![]]
     }
 
     /// What a query of the token at `at` gets.
@@ -199,6 +233,18 @@ impl Layer {
 
     fn scale(&self) -> f32 {
         1.0 / (self.size as f32).sqrt()
+    }
+}
+
+/// Turns the heads of each token's numbers by its rows of the tables.
+fn turn(numbers: &mut [f32], (heads, size): (usize, usize), (cos, sin): (&[f32], &[f32])) {
+    for (head, numbers) in numbers.chunks_mut(size).enumerate() {
+        let [cos, sin] = [cos, sin].map(|table| &table[head / heads * size..][..size]);
+        let (first, second) = numbers.split_at(size / 2);
+        let turned: Vec<f32> = second.iter().map(|it| -it).chain(first.iter().copied()).collect();
+        for (i, turned) in turned.into_iter().enumerate() {
+            numbers[i] = numbers[i] * cos[i] + turned * sin[i];
+        }
     }
 }
 
