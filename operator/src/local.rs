@@ -24,6 +24,7 @@ use crate::validate::{Defaults, Fetched, Files, Server, ValidDeployment, validat
 
 mod child;
 mod lines;
+mod numa;
 mod processes;
 mod resource;
 mod tether;

@@ -104,6 +104,13 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_DEVICE", default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 
+    /// The NUMA node to run on: its processors alone, and memory of it alone where the system lets a process say so.
+    ///
+    /// For one replica on each node of a machine with several: another node's memory is slower to read.
+    /// Default: wherever the process may run.
+    #[arg(long, env = "OVFLEET_NUMA_NODE", value_name = "NUMBER", help_heading = "Engine")]
+    pub numa_node: Option<u32>,
+
     /// Bytes of the KV cache, e.g. 2GiB; with --draft-model of both models' caches together.
     ///
     /// Default: half of the memory that is free once the model is loaded, but no more than --max-num-seqs

@@ -27,6 +27,7 @@ mod load;
 mod metrics;
 mod mix;
 mod model;
+mod numa;
 mod prepare;
 mod respond;
 mod responses;

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::routes::{Sleep, router_with};
 use crate::sleep::{level, sleep_when_idle};
 use crate::store::StoreConfig;
-use crate::{backend, fetch, listen, telemetry};
+use crate::{backend, fetch, listen, numa, telemetry};
 
 /// Time for the errors to reach the clients when the engine has died.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -45,6 +45,8 @@ impl Args {
     /// It could not start, its engine died, or it was asked to end twice.
     pub fn run(self) -> anyhow::Result<()> {
         telemetry::start(&self.log, self.log_format)?;
+        // Before there is another thread: those that are started run where this one does.
+        numa::place(self.numa_node)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -72,6 +74,7 @@ impl Args {
             grpc_port,
             backend,
             device,
+            numa_node: _,
             kv_cache_size,
             kv_cache_precision,
             weights,

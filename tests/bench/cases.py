@@ -41,7 +41,7 @@ CASES = (
     Case("prefix", "16 concurrent, shared prefix of 1,024", 2.0),
     # 60 ms, where the peer had 355.
     Case("gap", "4k prompt beside 8 streams: longest gap", 0.17, is_gap=True),
-    Case("itl", "the same, with `--max-itl 50ms`", 0.17, is_gap=True, step_ms_max=50),
+    Case("itl", "the same, with `--max-itl 40ms`", 0.17, is_gap=True, step_ms_max=40),
 )
 
 

@@ -12,7 +12,7 @@ use serde_json::{Map, json};
 
 use super::child::{Child, Program};
 use super::lines::Listens;
-use super::{Place, say};
+use super::{Place, numa, say};
 use crate::desired::flags::{self, Listen};
 use crate::fleet::{Ask as _, Http, view};
 use crate::status::percent;
@@ -53,12 +53,11 @@ impl<'a> Processes<'a> {
         let host = Ipv4Addr::LOCALHOST.to_string();
         let listen = Listen { host: &host, port: 0, grpc_port: 0, log_format: "text" };
         let flags = flags::server(&valid.server, model, &valid.model_names, listen);
+        let nodes = numa::nodes();
         let servers = (1..=valid.server.replicas).map(|number| {
-            Child::start(Program {
-                name: format!("replica-{number}"),
-                path: place.server.clone(),
-                flags: flags.clone(),
-            })
+            let mut flags = flags.clone();
+            flags.extend(numa::flag(&nodes, number as usize - 1, &flags));
+            Child::start(Program { name: format!("replica-{number}"), path: place.server.clone(), flags })
         });
         Ok(Self {
             place,

@@ -1,8 +1,8 @@
 //! The OpenVINO runner: models from GGUF files and OpenVINO IR directories, with a paged KV cache.
 //!
 //! This crate decides how a model file becomes a compiled graph, and how a batch becomes its inputs. It knows
-//! no text and no request. It is the only crate with `unsafe`: calls of OpenVINO's C API (`runtime.rs`) and of
-//! the C++ shim that does what that API lacks (`shim.rs`, `shim/`).
+//! no text and no request. It is the only crate with `unsafe`: calls of OpenVINO's C API (`runtime.rs`), of the C++
+//! shim that does what that API lacks (`shim.rs`, `shim/`), and of the system where the standard library has none (`numa.rs`).
 //!
 //! ```text
 //! GGUF ─► front end ─► rotary rewrite ─► weights anew ─┐
@@ -22,6 +22,7 @@ mod kept;
 mod kernel_tests;
 mod load;
 mod memory;
+mod numa;
 mod processor;
 mod projections;
 mod runner;
@@ -35,6 +36,7 @@ pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
 pub use error::Error;
 pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
 pub use memory::available_bytes;
+pub use numa::{NodeError, OnNode, nodes_in_use, run_on_node};
 pub use runner::OpenVinoRunner;
 pub use runtime::NodeTime;
 pub use sleep::Sleeper;

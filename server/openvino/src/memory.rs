@@ -2,15 +2,13 @@
 
 use std::fs;
 
-/// Bytes that this process may still take: what the machine has free, or what its control group leaves, if
-/// that is less. `None` where neither can be told.
+use crate::numa;
+
+/// Bytes that this process may still take: what the machine has free, what its control group leaves, or the NUMA nodes to
+/// which its memory is bound, whichever is least. `None` where none can be told.
 pub fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
-    let group = group_available();
-    match (machine, group) {
-        (Some(machine), Some(group)) => Some(machine.min(group)),
-        (machine, group) => machine.or(group),
-    }
+    [machine, group_available(), numa::available_bytes()].into_iter().flatten().min()
 }
 
 /// Gives what the C library's allocator keeps free back to the system, as far as it is whole pages.
