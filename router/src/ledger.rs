@@ -41,9 +41,8 @@ pub struct Cost {
 pub struct Booked {
     /// Requests whose booking has not ended.
     pub in_flight: u32,
-    /// Blocks that all in flight were expected to take,
-    pub blocks_in_flight: u64,
-    /// and those of them without a first token, which may not have got theirs even where a report includes them.
+    /// Blocks that those without a first token were expected to take: they may not have them yet even where a report
+    /// includes them.
     pub blocks_without_token: u64,
     /// Prompt tokens not cached, of those in flight without a first token: the work ahead as far as this
     /// router knows by itself.
@@ -326,7 +325,6 @@ impl Booked {
     fn add(&mut self, entry: &Entry) {
         let Cost { uncached_tokens, blocks, sequences } = entry.cost;
         self.in_flight += 1;
-        self.blocks_in_flight += u64::from(blocks);
         self.blocks_without_token += u64::from(blocks);
         self.uncached_in_flight += u64::from(uncached_tokens);
         self.unreported += 1;
@@ -364,7 +362,6 @@ impl Booked {
         self.first_token(entry);
         self.include(entry);
         self.in_flight -= 1;
-        self.blocks_in_flight -= u64::from(entry.cost.blocks);
     }
 }
 

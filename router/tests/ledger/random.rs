@@ -134,7 +134,6 @@ impl World {
         for (_, cost, told) in self.bookings.values() {
             let uncached = if told.first_token { 0 } else { u64::from(cost.uncached_tokens) };
             booked.in_flight += 1;
-            booked.blocks_in_flight += u64::from(cost.blocks);
             booked.blocks_without_token += if told.first_token { 0 } else { u64::from(cost.blocks) };
             booked.uncached_in_flight += uncached;
             if !told.reported {

@@ -10,6 +10,7 @@
 #include <openvino/core/graph_util.hpp>
 #include <openvino/op/ops.hpp>
 
+#include "graph.hpp"
 #include "model.hpp"
 #include "rotary.hpp"
 #include "weights.hpp"
@@ -19,10 +20,7 @@ namespace {
 namespace op = ov::op;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-template <typename Op>
-std::shared_ptr<Op> as(const ov::Output<ov::Node>& value) {
-    return ov::as_type_ptr<Op>(value.get_node_shared_ptr());
-}
+using ovfleet::as;
 
 // The [.., heads of one, size / 2] table behind Reshape(Broadcast(Unsqueeze(table))).
 bool pairwise_table(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& table) {

@@ -3,7 +3,6 @@
 //! Weights are read from memory in every step, and another node's is slower to read. What is decided here is
 //! the calling thread's, and goes on to the threads that it starts; so it is to be called before there are any.
 
-use std::path::Path;
 use std::{fs, io, mem};
 
 /// Where the system tells of its nodes.
@@ -18,7 +17,7 @@ const WORDS: usize = NODES_MAX / u64::BITS as usize;
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// There is none of this number.
-    #[error("there is no NUMA node {node}: of this machine there are {}", list(.nodes))]
+    #[error("there is no NUMA node {node} (there are: {})", list(.nodes))]
     Unknown {
         /// The one asked for.
         node: u32,
@@ -58,11 +57,7 @@ pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
     if !nodes.contains(&node) {
         return Err(NodeError::Unknown { node, nodes });
     }
-    let refused = |source| NodeError::Refused { node, source };
-    let allowed = processors().map_err(refused)?;
-    let list = fs::read_to_string(format!("{NODES}/node{node}/cpulist")).map_err(refused)?;
-    let of_node = numbers(&list);
-    let used: Vec<u32> = of_node.into_iter().filter(|number| allowed.contains(number)).collect();
+    let used = processors_of(node, &processors());
     if used.is_empty() {
         return Err(NodeError::NoProcessor(node));
     }
@@ -70,7 +65,7 @@ pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
     mask[node as usize / 64] = 1 << (node % 64);
     // SAFETY: the kernel reads as many bits as it is told, one less than are there.
     let bound = unsafe { libc::syscall(libc::SYS_set_mempolicy, BIND, mask.as_ptr(), NODES_MAX) } == 0;
-    // SAFETY: a set of processors is plain bits, for which zero is empty; numbers beyond it are left out before.
+    // SAFETY: a set of processors is plain bits, for which zero is empty; numbers beyond it are left out.
     let status = unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         for &number in used.iter().filter(|&&number| number < libc::CPU_SETSIZE as u32) {
@@ -79,7 +74,7 @@ pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
     };
     if status != 0 {
-        return Err(refused(io::Error::last_os_error()));
+        return Err(NodeError::Refused { node, source: io::Error::last_os_error() });
     }
     Ok(OnNode { processors: used.len(), is_memory_bound: bound })
 }
@@ -87,12 +82,8 @@ pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
 /// The nodes whose processors the process may use. More than one is slower than one, for what is read from memory all the time.
 #[must_use]
 pub fn nodes_in_use() -> Vec<u32> {
-    let allowed = processors().unwrap_or_default();
-    let is_used = |node: &u32| {
-        let list = fs::read_to_string(format!("{NODES}/node{node}/cpulist")).unwrap_or_default();
-        numbers(&list).iter().any(|number| allowed.contains(number))
-    };
-    nodes().into_iter().filter(is_used).collect()
+    let allowed = processors();
+    nodes().into_iter().filter(|&node| !processors_of(node, &allowed).is_empty()).collect()
 }
 
 /// Bytes that are free on the nodes to which the thread's memory is bound, or can be freed; `None` if it is bound to none.
@@ -117,22 +108,21 @@ pub(crate) fn available_bytes() -> Option<u64> {
 
 /// The machine's nodes; none where the system does not tell.
 fn nodes() -> Vec<u32> {
-    numbers(&fs::read_to_string(Path::new(NODES).join("online")).unwrap_or_default())
+    numbers(&fs::read_to_string(format!("{NODES}/online")).unwrap_or_default())
 }
 
-/// The processors that the thread may run on.
-fn processors() -> io::Result<Vec<u32>> {
-    // SAFETY: the kernel fills the set, which is as large as it is told.
-    let (status, set) = unsafe {
-        let mut set: libc::cpu_set_t = mem::zeroed();
-        (libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set), set)
-    };
-    if status != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the numbers are within the set.
-    let is_in = |number: &u32| unsafe { libc::CPU_ISSET(*number as usize, &set) };
-    Ok((0..libc::CPU_SETSIZE as u32).filter(is_in).collect())
+/// The processors that the thread may run on; none where the system does not tell.
+fn processors() -> Vec<u32> {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    numbers(list.unwrap_or_default())
+}
+
+/// Those of a node among the `allowed` ones.
+fn processors_of(node: u32, allowed: &[u32]) -> Vec<u32> {
+    let mut of_node = numbers(&fs::read_to_string(format!("{NODES}/node{node}/cpulist")).unwrap_or_default());
+    of_node.retain(|number| allowed.contains(number));
+    of_node
 }
 
 /// Numbers as the kernel lists them, such as `0-3,8`. What is no number is left out.
@@ -186,13 +176,10 @@ mod tests {
         // Of its own, since it does not come back.
         std::thread::spawn(|| {
             let unknown = run_on_node(1000).unwrap_err().to_string();
-            assert!(
-                unknown.starts_with("there is no NUMA node 1000: of this machine there are "),
-                "{unknown}"
-            );
+            assert!(unknown.starts_with("there is no NUMA node 1000 (there are: "), "{unknown}");
             let Some(&node) = nodes_in_use().first() else { return };
             let found = run_on_node(node).unwrap();
-            assert_eq!(processors().unwrap().len(), found.processors);
+            assert_eq!(processors().len(), found.processors);
             assert_eq!(nodes_in_use(), [node]);
             // Its memory is told of if it could be bound.
             assert_eq!(available_bytes().is_some(), found.is_memory_bound);

@@ -5,16 +5,13 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../graph.hpp"
+
 namespace ovfleet {
 namespace {
 
 namespace op = ov::op;
 using Output = ov::Output<ov::Node>;
-
-template <typename Op>
-std::shared_ptr<Op> as(const Output& value) {
-    return ov::as_type_ptr<Op>(value.get_node_shared_ptr());
-}
 
 // The numbers of a constant, or of what is made of constants; none of anything else.
 std::vector<int64_t> integers(const Output& value) {
