@@ -1,8 +1,9 @@
 //! How long steps take, and how many tokens of a prompt fit into one that is not to take longer than so much.
 //!
 //! A step's time is thought of as a sum: something for the step, something for each of its tokens, and something for
-//! each pair of a token and one that it attends to. The three are learnt from the steps there are, by normalised least
-//! mean squares (Widrow and Hoff, 1960): what is not varied for long is not forgotten, and one odd step moves little.
+//! each pair of a token and one that it attends to. The three are learnt from the steps there are, by a Kalman filter
+//! (1960): what a step tells goes to those of the three that are least known, what is not varied for long is not
+//! forgotten, and one odd step moves little.
 //!
 //! It decides nothing, and reads no clock: it is told what took how long.
 
@@ -11,10 +12,12 @@ use std::time::Duration;
 use crate::Batch;
 
 /// What is known of the time of steps.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Pace {
     /// Seconds for [`Work::weighed`].
     costs: [f64; 3],
+    /// How far they may be off: their covariance.
+    doubt: [[f64; 3]; 3],
     /// Steps seen in which there was a prompt, up to [`PROMPTS_SEEN_MIN`].
     prompts_seen: u32,
 }
@@ -27,11 +30,15 @@ pub(crate) struct Work {
     pub(crate) pairs: u64,
 }
 
-/// How far an estimate moves to what was seen.
-const STEP: f64 = 0.2;
+/// By how much of itself the time of a step is off what is computed in it: processors are shared.
+const STEP_NOISE: f64 = 0.1;
+/// By how much of itself a cost changes from step to step.
+const DRIFT: f64 = 0.01;
+/// Seconds that a cost may be off at first.
+const DOUBT: f64 = 1.0;
 /// Steps with prompts after which the estimate is taken at its word.
 const PROMPTS_SEEN_MIN: u32 = 8;
-/// So many tokens, and pairs, cost about what a step costs at least: all three are to be learnt equally fast.
+/// So many tokens, and pairs, cost about what a step costs at least.
 const TOKENS_SCALE: f64 = 64.0;
 const PAIRS_SCALE: f64 = 65_536.0;
 
@@ -62,15 +69,23 @@ impl Pace {
         let work = Work::of(batch);
         let error = time.as_secs_f64() - self.seconds(work);
         let weighed = work.weighed();
-        let square: f64 = weighed.iter().map(|part| part * part).sum();
-        for (cost, part) in self.costs.iter_mut().zip(weighed) {
-            *cost = (*cost + STEP * error * part / square).max(0.0);
+        for (index, cost) in self.costs.iter().enumerate() {
+            self.doubt[index][index] += (DRIFT * cost).powi(2);
+        }
+        let doubt = self.doubt.map(|row| product(row, weighed));
+        let noise = (STEP_NOISE * time.as_secs_f64()).powi(2).max(f64::MIN_POSITIVE);
+        let all = product(doubt, weighed) + noise;
+        for row in 0..3 {
+            self.costs[row] = (self.costs[row] + doubt[row] / all * error).max(0.0);
+            for column in 0..3 {
+                self.doubt[row][column] -= doubt[row] * doubt[column] / all;
+            }
         }
     }
 
     /// How long a step is thought to take.
     fn seconds(&self, work: Work) -> f64 {
-        self.costs.iter().zip(work.weighed()).map(|(cost, part)| cost * part).sum()
+        product(self.costs, work.weighed())
     }
 
     /// How many tokens of a prompt, of which there are `past` already, fit into a step of at most `time_max` beside
@@ -80,16 +95,44 @@ impl Pace {
             return None;
         }
         let left = time_max.as_secs_f64() - self.seconds(work);
-        if left <= 0.0 {
-            return Some(0);
+        Some(self.tokens_in(left, past))
+    }
+
+    /// How many tokens of a prompt, of which there are `past` already, take as long as the first `tokens` of one. `None`
+    /// before enough was seen.
+    pub(crate) fn tokens_as_long_as(&self, tokens: u32, past: u32) -> Option<u32> {
+        if self.prompts_seen < PROMPTS_SEEN_MIN {
+            return None;
         }
-        // n tokens attend to n (past + n / 2) others: a n² + b n = left.
+        let mut first = Work::default();
+        first.add(tokens, 0);
+        Some(self.tokens_in(self.seconds(first) - self.costs[0], past).min(tokens))
+    }
+
+    /// How many tokens of a prompt, of which there are `past` already, take so many seconds.
+    fn tokens_in(&self, seconds: f64, past: u32) -> u32 {
+        if seconds <= 0.0 {
+            return 0;
+        }
+        // n tokens attend to n (past + n / 2) others: a n² + b n = seconds.
         let pair = self.costs[2] / PAIRS_SCALE;
         let a = pair / 2.0;
         let b = self.costs[1] / TOKENS_SCALE + pair * f64::from(past);
         // The root, in the form that is right for a small `a` too. What costs nothing has no end: `as` saturates.
-        Some((2.0 * left / (b + (b * b + 4.0 * a * left).sqrt())) as u32)
+        (2.0 * seconds / (b + (b * b + 4.0 * a * seconds).sqrt())) as u32
     }
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        let doubt = DOUBT * DOUBT;
+        let doubt = [[doubt, 0.0, 0.0], [0.0, doubt, 0.0], [0.0, 0.0, doubt]];
+        Self { costs: [0.0; 3], doubt, prompts_seen: 0 }
+    }
+}
+
+fn product(left: [f64; 3], right: [f64; 3]) -> f64 {
+    left.iter().zip(right).map(|(left, right)| left * right).sum()
 }
 
 #[cfg(test)]
@@ -165,6 +208,25 @@ mod tests {
         let mean = late.iter().sum::<f64>() / late.len() as f64;
         assert!(worst < 1.1, "a step took {worst} of what it may");
         assert!(mean > 0.85, "steps took {mean} of what they may");
+    }
+
+    #[test]
+    fn a_long_prompt_is_cut_so_that_its_last_steps_take_as_long_as_its_first() {
+        let mut pace = Pace::default();
+        let (mut past, mut times) = (0, Vec::new());
+        while past < 8_192 {
+            let chunk = pace.tokens_as_long_as(120, past).unwrap_or(120);
+            assert!((20..=120).contains(&chunk), "{chunk} tokens after {past}");
+            let time = truth(&batch(chunk, past));
+            pace.took(&batch(chunk, past), time);
+            times.push(time.as_secs_f64() / truth(&batch(120, 0)).as_secs_f64());
+            past += chunk;
+        }
+        let longest = times[9..].iter().copied().fold(0.0, f64::max);
+        let shortest = times.iter().copied().fold(1.0, f64::min);
+        assert!(shortest > 0.9 && longest < 1.1, "steps took {shortest} to {longest} of the first");
+        let whole = truth(&batch(120, 8_000)).as_secs_f64() / truth(&batch(120, 0)).as_secs_f64();
+        assert!(whole > 2.0, "a whole chunk would take {whole} of the first");
     }
 
     #[test]

@@ -200,11 +200,9 @@ impl Scheduler {
         }
     }
 
-    /// Learns how long the step of `batch` took, where steps are limited by their time.
+    /// Learns how long the step of `batch` took.
     pub fn took(&mut self, batch: &Batch, time: Duration) {
-        if self.config.step_time_max.is_some() {
-            self.pace.took(batch, time);
-        }
+        self.pace.took(batch, time);
     }
 
     /// Forgets what is cached of sequences that have ended: their blocks' content is lost.

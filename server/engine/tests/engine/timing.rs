@@ -42,7 +42,9 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
 
     let reports: Vec<StepReport> = before.into_iter().chain(reports).collect();
     let chunks: Vec<_> = reports.iter().filter(|report| report.prefill_tokens > 100).collect();
-    assert_eq!(chunks.len() as u32, 4096_u32.div_ceil(chunk - 8), "the step is filled up");
+    // While what attention costs is being learnt, a step or two may be smaller: here it costs nothing.
+    let least = 4096_u32.div_ceil(chunk - 8);
+    assert!((least..least + 2).contains(&(chunks.len() as u32)), "the step is filled up: {}", chunks.len());
     let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_row * 8;
     for report in chunks {
         assert!(report.generated_tokens >= 8, "all eight go on: {report:?}");

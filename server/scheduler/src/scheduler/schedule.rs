@@ -67,17 +67,15 @@ impl Scheduler {
 
     /// Tokens of prompts beside the decodes of `batch`.
     fn chunk_budget(&self, batch: &Batch) -> u32 {
-        let within = self.config.step_time_max.map(|time_max| {
-            let mut begun = self.running.iter().map(|entry| self.sequences.get(entry.slot));
-            let past = begun.find(|prompt| prompt.row.is_none()).map_or(0, |prompt| prompt.computed);
-            let fit = self.pace.tokens_within(time_max, Work::of(batch), past);
-            fit.map(|tokens| in_whole_grains(batch.tokens.len() as u32, tokens))
-        });
-        match within {
-            Some(Some(tokens)) => tokens,
+        let tokens = batch.tokens.len() as u32;
+        let mut begun = self.running.iter().map(|entry| self.sequences.get(entry.slot));
+        let past = begun.find(|prompt| prompt.row.is_none()).map_or(0, |prompt| prompt.computed);
+        let within = |time_max| self.pace.tokens_within(time_max, Work::of(batch), past);
+        match self.config.step_time_max.map(within) {
+            Some(Some(fit)) => in_whole_grains(tokens, fit),
             // How long anything takes is not known yet.
-            Some(None) => beside(batch.tokens.len() as u32, self.config.chunk_tokens_max),
-            None => self.chunk_by_prompts(batch.rows.len() as u32, batch.tokens.len() as u32),
+            Some(None) => beside(tokens, self.config.chunk_tokens_max),
+            None => self.chunk_by_prompts(batch.rows.len() as u32, tokens, past),
         }
     }
 
@@ -86,11 +84,18 @@ impl Scheduler {
     /// Where several prompts wait for each sequence that decodes, the step is so many times as large: it holds
     /// few up for the sake of many. And so it is where many prompts wait, of which each would wait longer if the
     /// decodes were computed again beside every small part of the first.
-    fn chunk_by_prompts(&self, decodes: u32, tokens: u32) -> u32 {
+    ///
+    /// A single chunk takes as long at the end of a long prompt as at its beginning: it is the smaller the more tokens it
+    /// attends to, but a quarter at least.
+    fn chunk_by_prompts(&self, decodes: u32, tokens: u32, past: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
         let least = if prompts < PROMPTS_FOR_TWO { 1 } else { 2 };
         let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(least);
-        beside(tokens, self.config.chunk_tokens_max.saturating_mul(times))
+        let most = beside(tokens, self.config.chunk_tokens_max.saturating_mul(times));
+        match self.pace.tokens_as_long_as(most, past) {
+            Some(fit) if times == 1 && fit < most => in_whole_grains(tokens, fit.max(most / 4)).min(most),
+            _ => most,
+        }
     }
 
     /// One token for each sequence that lacks one only, the oldest first.
