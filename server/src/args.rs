@@ -196,6 +196,18 @@ pub struct Args {
     )]
     pub max_itl: Option<Duration>,
 
+    /// Long prompts look only at those parts of their KV cache that have this share of the attention's weight, such as 0.95,
+    /// as far as some of their tokens tell: from 2,048 tokens on they are computed the faster the longer they are, and no
+    /// longer exactly. What is generated looks at all. Default: all of it, exactly
+    #[arg(
+        long,
+        env = "OVFLEET_SPARSE_ATTENTION",
+        value_name = "SHARE",
+        value_parser = share,
+        help_heading = "Engine"
+    )]
+    pub sparse_attention: Option<f32>,
+
     /// Most tokens of a prompt and its answer together. Default: what the model was made for, or what the
     /// KV cache holds if that is less.
     #[arg(
@@ -453,6 +465,12 @@ impl fmt::Display for ByteSize {
             None => write!(formatter, "{}", self.0),
         }
     }
+}
+
+/// A part of a whole, neither nothing nor all.
+pub(crate) fn share(text: &str) -> Result<f32, String> {
+    let share = text.parse().ok().filter(|share: &f32| *share > 0.0 && *share < 1.0);
+    share.ok_or_else(|| format!("{text:?} is not between 0 and 1, such as 0.95"))
 }
 
 /// `30s`, `20ms`, `250us`, `2m`; seconds without a unit.

@@ -58,6 +58,7 @@ pub(crate) struct OpenVino {
     pub(crate) unpack: Unpack,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) properties: Vec<Properties>,
+    pub(crate) attention_share: Option<f32>,
 }
 
 impl Config {
@@ -272,8 +273,16 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<Runners> {
     /// Of a model that does not say what it was made for.
     const CONTEXT_DEFAULT: u32 = 8192;
 
-    let OpenVino { device, cache_bytes, cache_precision, weights, unpack, cache_dir, properties } =
-        &config.openvino;
+    let OpenVino {
+        device,
+        cache_bytes,
+        cache_precision,
+        weights,
+        unpack,
+        cache_dir,
+        properties,
+        attention_share,
+    } = &config.openvino;
     let mut properties: Vec<(String, String)> =
         properties.iter().flat_map(|properties| properties.0.iter().cloned()).collect();
     let mut set = |key: &str, value: &str| {
@@ -316,6 +325,7 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<Runners> {
         context_tokens_max: config.sequence_tokens_max,
         cache_tokens_max: tokens,
         adapters: config.adapters.iter().map(adapter).collect(),
+        attention_share: *attention_share,
     };
     let (runners, loaded) = load_runners(&config, draft)?;
     let weights =

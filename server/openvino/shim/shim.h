@@ -113,8 +113,8 @@ int ovfleet_can_own_projections(ov_model_t* model, int* all);
 //
 // Where it can, the attention is our own, with a cache of the precision `own_cache` (0: f32, 1: bf16, 2: f16, 3: u8), and
 // `own` is 1; with -1 it is the plugin's. Prompts are computed in f32, or in bf16 with `compute` 1, where what is around is
-// computed in it too, and 2, where it is not.
-int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, int* own);
+// computed in it too, and 2, where it is not. Long prompts look at keys that have `share` of the weight, or at all if it is 0.
+int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, float share, int* own);
 
 // New tokens of a sequence, and the blocks of its cache.
 typedef struct ovfleet_sequence {
@@ -129,7 +129,7 @@ typedef struct ovfleet_attention {
     size_t kernels, heads, kv_heads, size, window, count;
     // Numbers from a token's queries, keys or values to the next one's; 0 if nothing is between.
     size_t row;
-    float scale;
+    float scale, share;
     int precision, is_bf16, in_bf16;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;

@@ -6,12 +6,14 @@ use crate::asked::Asked;
 mod tests;
 
 /// Our own attention, as a model is to have it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OwnAttention {
     /// How the cache keeps numbers.
     pub(crate) cache: CachePrecision,
     /// What prompts are computed in.
     pub(crate) compute: Compute,
+    /// What share of the weight the keys are to have that long prompts look at, if not all.
+    pub(crate) share: Option<f32>,
 }
 
 /// How our own cache keeps numbers. As the shim numbers them.
@@ -38,7 +40,7 @@ const PLUGINS_OWN: [&str; 2] = ["KEY_CACHE_", "VALUE_CACHE_"];
 
 impl OwnAttention {
     /// `None` where the attention is the plugin's. `is_around_f32` says that what is around it is f32 in any case.
-    pub(crate) fn wanted(asked: Asked<'_>, is_around_f32: bool) -> Option<Self> {
+    pub(crate) fn wanted(asked: Asked<'_>, is_around_f32: bool, share: Option<f32>) -> Option<Self> {
         let is_plugins =
             |(key, _): &(String, String)| PLUGINS_OWN.iter().any(|prefix| key.starts_with(prefix));
         if asked.device != "CPU" || asked.properties.iter().any(is_plugins) {
@@ -56,6 +58,6 @@ impl OwnAttention {
             (true, false) => Compute::Bf16,
             (true, true) => Compute::Bf16AroundF32,
         };
-        Some(Self { cache, compute })
+        Some(Self { cache, compute, share })
     }
 }

@@ -41,6 +41,9 @@ pub struct Config {
     pub cache_tokens_max: u64,
     /// The adapters, which requests name by their numbers from 1.
     pub adapters: Vec<AdapterSource>,
+    /// Of the weight of all keys, what share those are to have that long prompts look at, from 0 to 1. `None`: all. Only our own
+    /// attention does it, and it is not exact.
+    pub attention_share: Option<f32>,
 }
 
 impl Config {
@@ -241,9 +244,9 @@ fn cache_identity(
     config: &Config,
     (ports, form): (&CachePorts, Option<Form>),
 ) -> Result<CacheIdentity, Error> {
-    let Config { device, properties, context_tokens_max, .. } = config;
+    let Config { device, properties, context_tokens_max, attention_share, .. } = config;
     let description = format!(
-        "{} {device} {} {properties:?} {context_tokens_max:?} {form:?} {}",
+        "{} {device} {} {properties:?} {context_tokens_max:?} {attention_share:?} {form:?} {}",
         kept::VERSION,
         processor::identity(),
         ports.describe()
@@ -263,7 +266,7 @@ fn kept_compiled(
     core: &Core,
 ) -> Option<KeptCompiled> {
     let graph = source.kept(config, form).filter(|_| config.adapters.is_empty())?;
-    let kept = KeptCompiled::of(&graph, &config.device, &config.properties)?;
+    let kept = KeptCompiled::of(&graph, &config.device, &config.properties, config.attention_share)?;
     match shim::read_compiled(core) {
         Ok(()) => Some(kept),
         Err(error) => {
@@ -327,6 +330,10 @@ struct Read {
     adapters: Vec<u64>,
 }
 
+/// Why long prompts look at all keys.
+const SPARSE_NOT_OWN: &str = "only our own attention is sparse, and this model's is the plugin's, by the device, the precision \
+     of its KV cache or what the model asks of it";
+
 /// Reads a model, with its adapters, and makes it paged.
 fn read(
     config: &Config,
@@ -343,8 +350,11 @@ fn read(
     let asked = config.asked(core);
     let are_own = projections::are_own(asked, config.unpack);
     let is_around_f32 = are_own && shim::can_own_projections(&mut read.model)?;
-    let attention = OwnAttention::wanted(asked, is_around_f32);
+    let attention = OwnAttention::wanted(asked, is_around_f32, config.attention_share);
     let is_own = shim::make_paged(&mut read.model, attention)?;
+    if config.attention_share.is_some() && !is_own {
+        return Err(Error::Unsupported(SPARSE_NOT_OWN.to_owned()));
+    }
     read.is_around_f32 = is_around_f32 && is_own;
     tracing::debug!(is_own, "the attention is paged");
     stages.done("make the attention paged");

@@ -76,8 +76,13 @@ unsafe extern "C" {
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
-    fn ovfleet_make_paged(model: *mut ov_model_t, own_cache: c_int, compute: c_int, own: *mut c_int)
-    -> c_int;
+    fn ovfleet_make_paged(
+        model: *mut ov_model_t,
+        own_cache: c_int,
+        compute: c_int,
+        share: f32,
+        own: *mut c_int,
+    ) -> c_int;
     fn ovfleet_own_projections(model: *mut ov_model_t, in_bf16: c_int, replaced: *mut usize) -> c_int;
     fn ovfleet_has_own_projections() -> c_int;
     fn ovfleet_can_own_projections(model: *mut ov_model_t, all: *mut c_int) -> c_int;
@@ -379,8 +384,9 @@ pub(crate) fn make_paged(model: &mut Model, own: Option<OwnAttention>) -> Result
     let mut is_own = 0;
     let cache = own.map_or(-1, |own| own.cache as c_int);
     let compute = own.map_or(0, |own| own.compute as c_int);
+    let share = own.and_then(|own| own.share).unwrap_or(0.0);
     // SAFETY: both pointers are valid for the call.
-    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, compute, &raw mut is_own) };
+    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, compute, share, &raw mut is_own) };
     check(code, "make the attention paged")?;
     Ok(is_own != 0)
 }

@@ -47,6 +47,7 @@ fn config(weights: Weights, unpack: Unpack) -> Config {
         cache_bytes: Some(64 << 20),
         cache_tokens_max: 0,
         adapters: Vec::new(),
+        attention_share: None,
         unpack,
         graph_folder: None,
         context_tokens_max: None,

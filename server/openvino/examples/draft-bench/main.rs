@@ -104,6 +104,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         context_tokens_max: None,
         cache_tokens_max: 0,
         adapters: Vec::new(),
+        attention_share: None,
     })
 }
 

@@ -45,6 +45,9 @@ struct Args {
     /// Milliseconds that a step should take at most in which sequences decode.
     #[arg(long)]
     max_itl_ms: Option<u64>,
+    /// Share of the weight that the keys are to have which long prompts look at.
+    #[arg(long)]
+    sparse_attention: Option<f32>,
     /// Most sequences that run at once.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
@@ -120,6 +123,7 @@ impl Args {
             context_tokens_max: None,
             cache_tokens_max: 0,
             adapters: self.adapters(),
+            attention_share: self.sparse_attention,
         })
     }
 
@@ -157,6 +161,7 @@ impl Args {
                 "batch_tokens_max": self.max_batched_tokens,
                 "chunk_tokens_max": self.max_chunk_tokens,
                 "step_ms_max": self.max_itl_ms,
+                "sparse_attention": self.sparse_attention,
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,
                 "prefix_caching": !self.no_prefix_caching,

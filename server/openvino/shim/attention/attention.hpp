@@ -41,6 +41,8 @@ struct Layer {
     size_t window;
     // Whether queries, new keys and values and the output are bf16, not f32; and whether prompts are computed in it.
     bool is_bf16, in_bf16;
+    // Of the weight of all keys, how much those must have that a tile of a long prompt looks at; 0: it looks at all.
+    float share;
 };
 
 // Fills in the sizes of a layer's cache.
@@ -89,8 +91,8 @@ struct Item {
 };
 
 struct Kernels {
-    // Floats that `attend` needs for itself with so many queries at once.
-    size_t (*scratch)(const Layer& layer, size_t queries);
+    // Floats that `attend` needs for itself with so many queries at once, and blocks that they attend to.
+    size_t (*scratch)(const Layer& layer, size_t queries, size_t blocks);
     // Puts the keys and values of a sequence's new tokens into a head of its blocks.
     void (*store)(const Layer& layer, const Sequence& sequence, const Memory& memory, size_t kv_head);
     // Computes an item.

@@ -3,7 +3,7 @@
 // all heads that share a head of the cache go together.
 //
 // Nothing of the standard library is used but memcpy and memset: whatever is inlined here may not be taken for what others call.
-#include "products.hpp"
+#include "sparse.hpp"
 
 namespace {
 
@@ -14,6 +14,7 @@ struct Rows {
     // Of items with many rows: a block's keys or values in another form, and queries and weights as pairs of bf16.
     float* unpacked;
     uint32_t *query_pairs, *weight_pairs;
+    Choice choice;
 };
 
 // From so many rows on a block is worth another form.
@@ -21,7 +22,7 @@ constexpr size_t MANY_ROWS = 16;
 
 // Calls `take` with the floats that each part of the rows needs.
 template <typename Take>
-inline void parts(const Layer& layer, size_t count, Rows& rows, Take take) {
+inline void parts(const Layer& layer, size_t count, size_t blocks, Rows& rows, Take take) {
     const size_t size = layer.key_size > layer.value_size ? layer.key_size : layer.value_size;
     rows.queries = take(count * layer.key_size);
     rows.sums = take(count * (layer.key_size / KEY_GROUP));
@@ -33,26 +34,27 @@ inline void parts(const Layer& layer, size_t count, Rows& rows, Take take) {
     rows.unpacked = take(many ? BLOCK_TOKENS * size : 0);
     rows.query_pairs = (uint32_t*)take(many * layer.key_size / 2);
     rows.weight_pairs = (uint32_t*)take(many * BLOCK_TOKENS / 2);
+    choice_parts(layer, many, blocks, rows.choice, take);
 }
 
 // Each part begins at a vector.
 inline size_t rounded(size_t floats) { return (floats + 15) / 16 * 16; }
 
-size_t scratch(const Layer& layer, size_t queries) {
+size_t scratch(const Layer& layer, size_t queries, size_t blocks) {
     size_t all = 0;
     Rows rows;
-    parts(layer, queries, rows, [&](size_t floats) {
+    parts(layer, queries, blocks, rows, [&](size_t floats) {
         all += rounded(floats);
         return (float*)nullptr;
     });
     return all;
 }
 
-Rows rows_in(const Layer& layer, size_t count, float* scratch) {
+Rows rows_in(const Layer& layer, size_t count, size_t blocks, float* scratch) {
     Rows rows;
     rows.count = count;
     rows.groups = layer.precision == Precision::u8 ? layer.key_size / KEY_GROUP : 0;
-    parts(layer, count, rows, [&](size_t floats) {
+    parts(layer, count, blocks, rows, [&](size_t floats) {
         float* taken = scratch;
         scratch += rounded(floats);
         return taken;
@@ -228,8 +230,49 @@ struct Paired {
 
 #endif
 
+// The parts of an item's keys, `BLOCKS_AT_ONCE` blocks each, that are looked at: all, or those that are listed.
+struct Looked {
+    size_t count;
+    const uint32_t* parts;
+    size_t at(size_t index) const { return parts ? parts[index] : index; }
+};
+
+// Chooses what an item with many rows looks at.
+template <typename T>
+Looked look(const Layer& layer, const Item& item, const Memory& memory, const Rows& rows) {
+    const size_t parts = parts_of(item.block_end - item.block_begin), first_key = item.block_begin * BLOCK_TOKENS;
+    if (!(layer.share > 0) || parts < CHOSEN_FROM) return {parts, nullptr};
+    const Choice& choice = rows.choice;
+    const size_t group = layer.heads / layer.kv_heads, groups = layer.key_size / KEY_GROUP;
+    const Sample sample = sample_of(group, rows.count);
+    for (size_t index = 0; index < sample.count; ++index) {
+        const size_t row = sample.row(index);
+        std::memcpy(choice.queries + index * layer.key_size, rows.queries + row * layer.key_size, layer.key_size * sizeof(float));
+        std::memcpy(choice.sums + index * groups, rows.sums + row * groups, rows.groups * sizeof(float));
+    }
+    for (size_t part = 0; part < parts; ++part) {
+        const size_t begin = item.block_begin + part * BLOCKS_AT_ONCE;
+        const size_t rest = item.block_end - begin, count = rest < BLOCKS_AT_ONCE ? rest : BLOCKS_AT_ONCE;
+        for (size_t at = 0; at < count; ++at) {
+            const uint8_t* block = key_block(layer, memory, item.sequence->blocks[begin + at], item.kv_head);
+            const size_t next = begin + at + 1 < item.block_end ? begin + at + 1 : item.block_begin;
+            score<T>(layer, block, choice.queries, choice.sums, choice.scores + at * BLOCK_TOKENS, sample.count,
+                     {key_block(layer, memory, item.sequence->blocks[next], item.kv_head), layer.key_bytes / layer.key_size});
+        }
+        for (size_t index = 0; index < sample.count; ++index) {
+            const Seen keys = seen(layer, item, sample.row(index), first_key + part * KEYS_AT_ONCE, count * BLOCK_TOKENS);
+            choice.weights[index * parts + part] =
+                weight_of(choice.scores + index * KEYS_AT_ONCE, keys.from, keys.to, count * BLOCK_TOKENS, layer.scale,
+                          choice.maxima[index * parts + part]);
+        }
+    }
+    find_shares(choice, sample.count, parts);
+    const size_t own = (item.sequence->past + item.token_begin - first_key) / KEYS_AT_ONCE;
+    return {choose(choice, parts, own, layer.share), choice.parts};
+}
+
 template <typename Blocks>
-void attend_by(const Layer& layer, const Item& item, const Memory& memory, const Rows& rows) {
+void attend_by(const Layer& layer, const Item& item, const Memory& memory, const Rows& rows, Looked looked) {
     const int32_t* blocks = item.sequence->blocks;
     // Those behind the last are the next item's.
     const auto keys_of = [&](size_t block) -> const uint8_t* {
@@ -241,8 +284,10 @@ void attend_by(const Layer& layer, const Item& item, const Memory& memory, const
     };
     const auto values_of = [&](size_t block) { return value_block(layer, memory, blocks[block], item.kv_head); };
     Blocks::prepare(layer, rows);
-    for (size_t first = item.block_begin; first < item.block_end; first += BLOCKS_AT_ONCE) {
+    for (size_t index = 0; index < looked.count; ++index) {
+        const size_t first = item.block_begin + looked.at(index) * BLOCKS_AT_ONCE;
         const size_t rest = item.block_end - first, count = rest < BLOCKS_AT_ONCE ? rest : BLOCKS_AT_ONCE;
+        const size_t next = index + 1 < looked.count ? item.block_begin + looked.at(index + 1) * BLOCKS_AT_ONCE : item.block_end;
         const size_t keys = count * BLOCK_TOKENS;
         for (size_t at = 0; at < count; ++at)
             Blocks::score_block(layer, rows, {keys_of(first + at), at, values_of(first + at)});
@@ -250,17 +295,19 @@ void attend_by(const Layer& layer, const Item& item, const Memory& memory, const
             soften(layer, seen(layer, item, row, first * BLOCK_TOKENS, keys), keys, rows.scores + row * KEYS_AT_ONCE,
                    rows.maxima[row], rows.totals[row], rows.values + row * layer.value_size);
         for (size_t at = 0; at < count; ++at)
-            Blocks::weigh_block(layer, rows, {values_of(first + at), at, keys_of(first + count + at)});
+            Blocks::weigh_block(layer, rows, {values_of(first + at), at, keys_of(next + at)});
     }
 }
 
 template <typename T>
 void attend_as(const Layer& layer, const Item& item, const Memory& memory, const Rows& rows) {
-    if (rows.count < MANY_ROWS) return attend_by<Direct<T>>(layer, item, memory, rows);
+    if (rows.count < MANY_ROWS)
+        return attend_by<Direct<T>>(layer, item, memory, rows, {parts_of(item.block_end - item.block_begin), nullptr});
+    const Looked looked = look<T>(layer, item, memory, rows);
 #if defined(__AVX512BF16__)
-    if (layer.in_bf16) return attend_by<Paired<T>>(layer, item, memory, rows);
+    if (layer.in_bf16) return attend_by<Paired<T>>(layer, item, memory, rows, looked);
 #endif
-    attend_by<Unpacked<T>>(layer, item, memory, rows);
+    attend_by<Unpacked<T>>(layer, item, memory, rows, looked);
 }
 
 void finish(const Layer& layer, const Item& item, const Memory& memory, const Rows& rows) {
@@ -285,7 +332,8 @@ void finish(const Layer& layer, const Item& item, const Memory& memory, const Ro
 }
 
 void attend(const Layer& layer, const Item& item, const Memory& memory, float* scratch) {
-    const Rows rows = rows_in(layer, (item.token_end - item.token_begin) * (layer.heads / layer.kv_heads), scratch);
+    const Rows rows = rows_in(layer, (item.token_end - item.token_begin) * (layer.heads / layer.kv_heads),
+                              item.block_end - item.block_begin, scratch);
     if (item.stores) store_new(layer, *item.sequence, memory, item.kv_head);
     begin(layer, item, memory, rows);
     switch (layer.precision) {

@@ -68,12 +68,16 @@ public:
         visitor.on_attribute("precision", precision);
         layer_.precision = Precision(precision);
         // As bits: texts of numbers lose some.
-        uint32_t bits;
-        std::memcpy(&bits, &layer_.scale, sizeof(bits));
-        auto scale = int64_t(bits);
-        visitor.on_attribute("scale_bits", scale);
-        bits = uint32_t(scale);
-        std::memcpy(&layer_.scale, &bits, sizeof(bits));
+        const auto visit_bits = [&](const char* name, float& value) {
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof(bits));
+            auto number = int64_t(bits);
+            visitor.on_attribute(name, number);
+            bits = uint32_t(number);
+            std::memcpy(&value, &bits, sizeof(bits));
+        };
+        visit_bits("scale_bits", layer_.scale);
+        visit_bits("share_bits", layer_.share);
         visit("window", layer_.window);
         auto in_bf16 = int64_t(layer_.in_bf16);
         visitor.on_attribute("in_bf16", in_bf16);
@@ -181,13 +185,14 @@ bool describe(const ov::Node& node, Precision precision, Layer& layer) {
 
 }  // namespace
 
-bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute compute) {
+bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute compute, float share) {
     std::vector<std::pair<std::shared_ptr<ov::Node>, Layer>> found;
     for (const auto& node : model.get_ordered_ops()) {
         if (std::strcmp(node->get_type_name(), "PagedAttentionExtension") != 0) continue;
         Layer layer{};
         if (!describe(*node, precision, layer)) return false;
         layer.in_bf16 = compute != Compute::f32;
+        layer.share = share;
         found.emplace_back(node, layer);
     }
     ov::Output<ov::Node> step;

@@ -9,8 +9,9 @@
 namespace ovfleet {
 
 // Replaces the paged attentions of a model by our own, whose cache has numbers of this precision; prompts are computed as
-// `compute` says. False, and nothing is changed, if one of them does what ours does not.
-bool put_own_attention(ov::Model& model, Precision precision, Compute compute);
+// `compute` says, long ones by the keys that have `share` of the weight. False, and nothing is changed, if one of them does what
+// ours does not.
+bool put_own_attention(ov::Model& model, Precision precision, Compute compute, float share);
 
 // How graphs with it are read.
 ov::Extension::Ptr attention_extension();

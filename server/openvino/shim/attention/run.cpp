@@ -69,7 +69,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     // Their new keys are read by many items.
     std::vector<const Sequence*> prompts;
     float somewhere;
-    size_t parted = 0, products = 0, rows_max = 0;
+    size_t parted = 0, products = 0, rows_max = 0, blocks_max = 0;
     for (const auto& sequence : sequences) {
         if (sequence.count > 1) prompts.push_back(&sequence);
         // The last first: they have the most keys, and what is left at the end should be little.
@@ -85,6 +85,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
             const size_t part = sequence.count == 1 ? PART_BLOCKS : blocks;
             const bool is_parted = blocks - first > part;
             rows_max = std::max(rows_max, rows);
+            blocks_max = std::max(blocks_max, std::min(part, blocks - first));
             products += rows * (seen - first * BLOCK_TOKENS) * layer.key_size * layer.kv_heads;
             for (size_t head = 0; head < layer.kv_heads; ++head)
                 for (size_t block = first; block < blocks; block += part) {
@@ -110,7 +111,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     share(prompts.size() * layer.kv_heads, 1, alone, [&](size_t index) {
         kernels.store(layer, *prompts[index / layer.kv_heads], memory, index % layer.kv_heads);
     });
-    const size_t scratch_floats = kernels.scratch(layer, rows_max);
+    const size_t scratch_floats = kernels.scratch(layer, rows_max, blocks_max);
     const size_t at_once = items.size() > ITEMS_AT_ONCE * 16 ? ITEMS_AT_ONCE : 1;
     share(items.size(), at_once, alone, [&](size_t index) {
         thread_local Buffer<float> scratch;

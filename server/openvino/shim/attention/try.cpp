@@ -12,6 +12,7 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
     layer.key_size = layer.value_size = asked->size;
     layer.precision = Precision(asked->precision);
     layer.scale = asked->scale;
+    layer.share = asked->share;
     layer.window = asked->window;
     layer.is_bf16 = asked->is_bf16 != 0;
     layer.in_bf16 = asked->in_bf16 != 0;

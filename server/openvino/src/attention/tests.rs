@@ -24,6 +24,7 @@ struct Asked {
     count: usize,
     row: usize,
     scale: f32,
+    share: f32,
     precision: c_int,
     is_bf16: c_int,
     in_bf16: c_int,
@@ -58,6 +59,8 @@ struct Layer {
     window: usize,
     precision: CachePrecision,
     compute: Compute,
+    /// What share of the weight keys are to have that are looked at; 0: all are.
+    share: f32,
     /// Whether queries, keys and values are parts of rows, and rotary embeddings are to be applied.
     turns: bool,
     key_cache: Vec<u8>,
@@ -99,6 +102,7 @@ impl Layer {
             window: random.pick(&[0, 0, 40, 700]),
             precision,
             compute,
+            share: 0.0,
             turns: compute != Compute::Bf16 && random.below(2) == 0,
             key_cache: cache(bytes + of_keys),
             value_cache: cache(bytes + of_values),
@@ -152,26 +156,14 @@ impl Layer {
         let table = |table: &[f32]| if self.turns { table.as_ptr() } else { std::ptr::null() };
         let (indices, rows): (Vec<usize>, Vec<Sequence>) = sequences.into_iter().unzip();
         let asked = Asked {
-            kernels,
-            heads,
-            kv_heads,
-            size,
-            window: self.window,
-            count: rows.len(),
             row: if self.turns { (heads + 2 * kv_heads) * size } else { 0 },
-            scale: self.scale(),
-            precision: self.precision as c_int,
-            is_bf16: c_int::from(self.compute == Compute::Bf16),
-            in_bf16: c_int::from(self.compute != Compute::F32),
-            sequences: rows.as_ptr(),
             queries: part(0, 0),
             keys: part(1, heads * size),
             values: part(2, (heads + kv_heads) * size),
             cos: table(&cos),
             sin: table(&sin),
             output: output.as_mut_ptr(),
-            key_cache: self.key_cache.as_mut_ptr(),
-            value_cache: self.value_cache.as_mut_ptr(),
+            ..self.asked(kernels, &rows)
         };
         // SAFETY: all is as large as the sizes say and lives until the call returns.
         let done = unsafe { ovfleet_try_attention(&raw const asked) } != 0;
@@ -191,6 +183,52 @@ impl Layer {
             }
         }
         done.then_some((output, worst))
+    }
+
+    /// What is asked of the kernels, but for what is multiplied.
+    fn asked(&mut self, kernels: usize, rows: &[Sequence]) -> Asked {
+        Asked {
+            kernels,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            size: self.size,
+            window: self.window,
+            count: rows.len(),
+            row: 0,
+            scale: self.scale(),
+            share: self.share,
+            precision: self.precision as c_int,
+            is_bf16: c_int::from(self.compute == Compute::Bf16),
+            in_bf16: c_int::from(self.compute != Compute::F32),
+            sequences: rows.as_ptr(),
+            queries: std::ptr::null(),
+            keys: std::ptr::null(),
+            values: std::ptr::null(),
+            cos: std::ptr::null(),
+            sin: std::ptr::null(),
+            output: std::ptr::null_mut(),
+            key_cache: self.key_cache.as_mut_ptr(),
+            value_cache: self.value_cache.as_mut_ptr(),
+        }
+    }
+
+    /// The output of a prompt of the first sequence, by these queries, keys and values; nothing if the processor does not have
+    /// the kernels.
+    fn prompt(&mut self, kernels: usize, given: (&[f32], &[f32], &[f32])) -> Option<Vec<f32>> {
+        let count = given.0.len() / (self.heads * self.size);
+        let rows = [Sequence { begin: 0, count, past: 0, blocks: self.sequences[0].blocks.as_ptr() }];
+        let [queries, keys, values] = [given.0, given.1, given.2].map(|it| bytes_of(it, false));
+        let mut output = vec![0; queries.len()];
+        let asked = Asked {
+            queries: queries.as_ptr(),
+            keys: keys.as_ptr(),
+            values: values.as_ptr(),
+            output: output.as_mut_ptr(),
+            ..self.asked(kernels, &rows)
+        };
+        // SAFETY: all is as large as the sizes say and lives until the call returns.
+        let done = unsafe { ovfleet_try_attention(&raw const asked) } != 0;
+        done.then(|| floats_of(&output, false))
     }
 
     /// Queries, keys and values as they are given: each by itself, or as parts of rows.
@@ -314,4 +352,55 @@ fn a_decode_is_the_same_to_the_bit_whatever_is_beside_it() {
         assert_eq!(output_beside([90, 1, 0]), alone, "{precision:?}");
         assert_eq!(output_beside([1, 1, 1]), alone, "{precision:?}");
     }
+}
+
+/// A prompt whose tokens attend to two places far before, but for their own: keys there are theirs, all others' are the
+/// opposite, and have values that nothing can be added to.
+#[test]
+fn a_sparse_prompt_looks_only_at_keys_that_weigh() {
+    const TOKENS: usize = 3000;
+    const HEAVY: [std::ops::Range<usize>; 2] = [700..720, 1900..1960];
+    let mut tried = 0;
+    for kernels in 0..KERNEL_SETS {
+        for (precision, compute) in [
+            (CachePrecision::F32, Compute::F32),
+            (CachePrecision::U8, Compute::F32),
+            (CachePrecision::U8, Compute::Bf16AroundF32),
+        ] {
+            for share in [0.0, 0.9] {
+                let mut layer = Layer {
+                    window: 0,
+                    turns: false,
+                    share,
+                    ..Layer::random(&mut Random(3), precision, compute)
+                };
+                let Layer { heads, kv_heads, size, .. } = layer;
+                let is_heavy = |token: usize| HEAVY.iter().any(|range| range.contains(&token));
+                // In a middle part nothing is a number, if anybody looks.
+                let is_spoilt = |token: usize| (1024..1536).contains(&token);
+                let rows = |per_token: usize, of: &dyn Fn(usize) -> f32| -> Vec<f32> {
+                    (0..TOKENS).flat_map(|token| vec![of(token); per_token]).collect()
+                };
+                let sign = |token: usize| if is_heavy(token) { 2.0 } else { -2.0 };
+                let queries = rows(heads * size, &|_| 2.0);
+                let keys = rows(kv_heads * size, &sign);
+                let values = rows(kv_heads * size, &|token| match token {
+                    _ if is_spoilt(token) => f32::INFINITY,
+                    _ if is_heavy(token) => 1.0,
+                    _ => -1.0,
+                });
+                let Some(output) = layer.prompt(kernels, (&queries, &keys, &values)) else { continue };
+                tried += 1;
+                // Tiles that begin behind both, and behind what is spoilt, whose own keys are light.
+                let late = &output[2560 * heads * size..];
+                if share > 0.0 {
+                    let worst = late.iter().map(|it| (it - 1.0).abs()).fold(0.0, f32::max);
+                    assert!(worst < 0.02, "kernels {kernels}, {precision:?}, {compute:?}: off by {worst}");
+                } else {
+                    assert!(late.iter().all(|it| !it.is_finite()), "what is spoilt was looked at");
+                }
+            }
+        }
+    }
+    assert!(tried >= 2 * 3, "{tried}");
 }

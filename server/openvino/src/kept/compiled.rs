@@ -63,12 +63,17 @@ pub(crate) struct KeptCompiled {
 impl KeptCompiled {
     /// Of the graph that is or would be kept as `graph`. `None` for devices whose plugins are not known to take back what
     /// they write.
-    pub(crate) fn of(graph: &Kept, device: &str, properties: &[(String, String)]) -> Option<Self> {
+    pub(crate) fn of(
+        graph: &Kept,
+        device: &str,
+        properties: &[(String, String)],
+        attention_share: Option<f32>,
+    ) -> Option<Self> {
         if device != "CPU" {
             return None;
         }
         let mut hash = Xxh3Default::new();
-        let words = [graph.name.clone(), version(), processor::identity()];
+        let words = [graph.name.clone(), version(), processor::identity(), format!("{attention_share:?}")];
         let properties_words = properties.iter().flat_map(|(key, value)| [key.clone(), value.clone()]);
         for word in words.into_iter().chain(properties_words) {
             hash.update(&(word.len() as u64).to_le_bytes());

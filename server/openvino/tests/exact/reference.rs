@@ -114,6 +114,7 @@ pub(crate) fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Co
         cache_bytes: Some(32 << 20),
         cache_tokens_max: 0,
         adapters: Vec::new(),
+        attention_share: None,
     }
 }
 
