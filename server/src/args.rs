@@ -208,6 +208,18 @@ pub struct Args {
     )]
     pub sparse_attention: Option<f32>,
 
+    /// Most tokens of a sequence that stay in the KV cache while it generates, whole blocks of them: long ones leave the blocks that
+    /// their last tokens gave the least weight to, so that they go on faster and others have room. What follows is not exact any
+    /// more, nor found by later prompts. At least four blocks. Default: all stay
+    #[arg(
+        long,
+        env = "OVFLEET_KV_EVICTION_TOKENS",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = "Engine"
+    )]
+    pub kv_eviction_tokens: Option<u32>,
+
     /// Most tokens of a prompt and its answer together. Default: what the model was made for, or what the
     /// KV cache holds if that is less.
     #[arg(

@@ -41,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) waiting_max: u32,
     pub(crate) sequence_tokens_max: Option<u32>,
     pub(crate) prefix_caching: bool,
+    pub(crate) cached_tokens_max: Option<u32>,
     pub(crate) prompt_lookup: bool,
     pub(crate) draft_model: Option<PathBuf>,
     /// Where evicted blocks are kept, and the most bytes of them.
@@ -69,6 +70,11 @@ impl Config {
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         if self.model.is_none() && self.backend == Backend::OpenVino {
             bail!("no model is given: use --model PATH, or --backend sim to do without");
+        }
+        if self.cached_tokens_max.is_some() && self.draft_model.is_some() {
+            bail!(
+                "--kv-eviction-tokens: a draft model needs all that was said; use it without --draft-model"
+            );
         }
         if self.adapters.len() > ADAPTERS_MAX {
             bail!("--lora: {} adapters are more than {ADAPTERS_MAX}", self.adapters.len());
@@ -115,6 +121,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
             Backend::OpenVino => context.unwrap_or(u32::MAX),
         },
         prefix_caching: config.prefix_caching,
+        cached_tokens_max: config.cached_tokens_max,
         clock: Clock::real(),
     };
     let spill = config.spill.clone().map(|(folder, bytes_max)| SpillConfig { folder, bytes_max, identity });
@@ -325,7 +332,10 @@ fn openvino(config: &Config, context: Option<u32>) -> anyhow::Result<Runners> {
         context_tokens_max: config.sequence_tokens_max,
         cache_tokens_max: tokens,
         adapters: config.adapters.iter().map(adapter).collect(),
-        attention_share: *attention_share,
+        attention: server_openvino::Attention {
+            share: *attention_share,
+            weighs: config.cached_tokens_max.is_some(),
+        },
     };
     let (runners, loaded) = load_runners(&config, draft)?;
     let weights =

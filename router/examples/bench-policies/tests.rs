@@ -70,6 +70,7 @@ fn compare(seed: u64) {
         waiting_max: 1000,
         sequence_tokens_max: config.blocks_total * config.block_tokens,
         prefix_caching: true,
+        sequence_blocks_max: None,
     });
     let mut texts: Vec<(Vec<u32>, usize)> = Vec::new();
     let mut batch = Batch::default();

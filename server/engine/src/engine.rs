@@ -40,6 +40,9 @@ pub struct EngineConfig {
     pub sequence_tokens_max: u32,
     /// Whether blocks of equal content are computed once and kept after their sequence ends.
     pub prefix_caching: bool,
+    /// Tokens of a sequence that stay in the cache at most while it generates, in whole blocks, of which there are four at least:
+    /// others are left by what weight they have had ([`ModelRunner::block_weights`]). `None`: all stay.
+    pub cached_tokens_max: Option<u32>,
     /// What queue times and step times are measured by.
     pub clock: Clock,
 }
@@ -239,6 +242,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         ("sequences_max", config.sequences_max, 1),
         ("waiting_max", config.waiting_max, 1),
         ("sequence_tokens_max", config.sequence_tokens_max.min(cache_tokens), 2),
+        ("cached_tokens_max", config.cached_tokens_max.unwrap_or(u32::MAX), 4 * block_tokens),
     ];
     if let Some((name, ..)) = sizes.into_iter().find(|(_, size, min)| size < min) {
         return Err(StartError::TooSmall { name });
@@ -257,6 +261,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         waiting_max: config.waiting_max.saturating_add(config.sequences_max),
         sequence_tokens_max: config.sequence_tokens_max.min(cache_tokens),
         prefix_caching: config.prefix_caching,
+        sequence_blocks_max: config.cached_tokens_max.map(|tokens| tokens / block_tokens),
     })
 }
 

@@ -27,6 +27,12 @@ pub trait ModelRunner: Send {
     /// [`RunError::fatal`], it is of no further use.
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
 
+    /// What weight the tokens of the rows of one token gave to each of the blocks of the last batch that was run, in the order of
+    /// [`Batch::blocks`], all layers together; those of other rows mean nothing. Empty if the runner does not tell.
+    fn block_weights(&self) -> &[f32] {
+        &[]
+    }
+
     /// Copies what a block holds, [`CacheLayout::block_bytes`] of it, in an order of the runner's own.
     ///
     /// # Errors

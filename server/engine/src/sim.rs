@@ -79,6 +79,8 @@ pub struct SimRunner {
     tokens: Vec<TokenId>,
     adapters: u32,
     digests: Vec<u64>,
+    /// Of the blocks of the last batch.
+    block_weights: Vec<f32>,
     logits: Vec<f32>,
     steps: u64,
     is_asleep: bool,
@@ -105,6 +107,7 @@ impl SimRunner {
             tokens,
             adapters: 0,
             digests: Vec::new(),
+            block_weights: Vec::new(),
             logits: Vec::new(),
             steps: 0,
             is_asleep: false,
@@ -127,11 +130,11 @@ impl SimRunner {
         Self { script: Some(script), ..self }
     }
 
-    fn slot(&self, blocks: &[BlockId], position: u32) -> usize {
+    fn slot(&self, blocks: &[BlockId], place: u32) -> usize {
         let block_tokens = self.config.block_tokens;
-        let block = blocks[(position / block_tokens) as usize];
+        let block = blocks[(place / block_tokens) as usize];
         assert!(block.0 < self.config.blocks_total, "{block:?} is not in the cache");
-        block.0 as usize * block_tokens as usize + (position % block_tokens) as usize
+        block.0 as usize * block_tokens as usize + (place % block_tokens) as usize
     }
 
     fn copy_blocks(&mut self, batch: &Batch) {
@@ -149,7 +152,7 @@ impl SimRunner {
         self.digests.clear();
         for row in &batch.rows {
             let blocks = batch.row_blocks(row);
-            let slots = (0..row.past).map(|position| self.slots[self.slot(blocks, position)]);
+            let slots = (0..row.cached()).map(|place| self.slots[self.slot(blocks, place)]);
             assert!(row.adapter <= self.adapters, "there is no adapter {}", row.adapter);
             let digest = slots.fold(root(row.adapter), absorb);
             self.digests.push(digest);
@@ -161,11 +164,10 @@ impl SimRunner {
     fn write(&mut self, batch: &Batch, row: &Row, mut digest: u64) {
         let blocks = batch.row_blocks(row);
         // Only a script looks at what was said.
-        let past = if self.script.is_some() { row.past } else { 0 };
-        let mut said: Vec<TokenId> =
-            (0..past).map(|position| self.tokens[self.slot(blocks, position)]).collect();
+        let past = if self.script.is_some() { row.cached() } else { 0 };
+        let mut said: Vec<TokenId> = (0..past).map(|place| self.tokens[self.slot(blocks, place)]).collect();
         for ((position, place), &token) in (row.past..).zip(row.tokens.clone()).zip(batch.row_tokens(row)) {
-            let slot = self.slot(blocks, position);
+            let slot = self.slot(blocks, position - row.left);
             self.slots[slot] = slot_value(digest, token, position);
             digest = absorb(digest, self.slots[slot]);
             self.tokens[slot] = token;
@@ -184,8 +186,8 @@ impl SimRunner {
 
     fn spoil(&mut self, batch: &Batch) {
         for row in &batch.rows {
-            for position in row.past..row.past + row.tokens.len() as u32 {
-                let slot = self.slot(batch.row_blocks(row), position);
+            for place in row.cached()..row.cached() + row.tokens.len() as u32 {
+                let slot = self.slot(batch.row_blocks(row), place);
                 self.slots[slot] = mix(self.slots[slot]);
             }
         }
@@ -215,6 +217,10 @@ impl ModelRunner for SimRunner {
 
     fn adapters(&self) -> u32 {
         self.adapters
+    }
+
+    fn block_weights(&self) -> &[f32] {
+        &self.block_weights
     }
 
     fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
@@ -260,6 +266,9 @@ impl ModelRunner for SimRunner {
         for (index, row) in batch.rows.iter().enumerate() {
             self.write(batch, row, self.digests[index]);
         }
+        // Any weights will do that are the same each time.
+        let weight = |block: &BlockId| (self.slots[self.slot(&[*block], 0)] % 1000) as f32;
+        self.block_weights = batch.blocks.iter().map(weight).collect();
         if let Some(SimFaultKind::NotANumber(row)) = fault {
             let vocabulary = self.config.vocabulary as usize;
             self.logits[row as usize * vocabulary..][..vocabulary].fill(f32::NAN);

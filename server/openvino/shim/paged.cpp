@@ -79,7 +79,7 @@ extern "C" int ovfleet_set_window(ov_model_t* model, uint32_t tokens) {
     });
 }
 
-extern "C" int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, float share, int* own) {
+extern "C" int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, float share, int weighs, int* own) {
     return ovfleet::guarded([&] {
         const auto cut = windows(*model->object);
         ovfleet::rotate_whole_heads(*model->object);
@@ -88,7 +88,7 @@ extern "C" int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute,
         manager.run_passes(model->object);
         restore_windows(*model->object, cut);
         *own = own_cache >= 0 && ovfleet::put_own_attention(*model->object, ovfleet::Precision(own_cache),
-                                                            ovfleet::Compute(compute), share);
+                                                            ovfleet::Compute(compute), share, weighs != 0);
         ovfleet::keep_wanted_rows(*model->object);
         if (!*own) ovfleet::name_heads(*model->object);
     });

@@ -114,12 +114,16 @@ int ovfleet_can_own_projections(ov_model_t* model, int* all);
 // Where it can, the attention is our own, with a cache of the precision `own_cache` (0: f32, 1: bf16, 2: f16, 3: u8), and
 // `own` is 1; with -1 it is the plugin's. Prompts are computed in f32, or in bf16 with `compute` 1, where what is around is
 // computed in it too, and 2, where it is not. Long prompts look at keys that have `share` of the weight, or at all if it is 0.
-int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, float share, int* own);
+// With `weighs` ours has an input `block_weights` (u8), [heads of the cache][blocks of the step] in f32, to which it adds the weight that
+// the tokens of decodes gave to each block.
+int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, float share, int weighs, int* own);
 
 // New tokens of a sequence, and the blocks of its cache.
 typedef struct ovfleet_sequence {
     size_t begin, count, past;
     const int32_t* blocks;
+    // Where its blocks are among those of the step.
+    size_t place;
 } ovfleet_sequence;
 
 // One step of our own attention by itself, for tests. Queries, keys, values and the output are f32, or bf16 with `is_bf16`;
@@ -137,6 +141,9 @@ typedef struct ovfleet_attention {
     const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
+    // [kv_heads][blocks of the step], or null.
+    float* weights;
+    size_t step_blocks;
 } ovfleet_attention;
 
 // 0, and nothing is done, if the processor does not have the instruction set of these kernels.

@@ -14,6 +14,25 @@ pub(crate) struct OwnAttention {
     pub(crate) compute: Compute,
     /// What share of the weight the keys are to have that long prompts look at, if not all.
     pub(crate) share: Option<f32>,
+    /// Whether it tells what weight decodes gave to blocks.
+    pub(crate) weighs: bool,
+}
+
+/// What our own attention does only if it is asked to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Attention {
+    /// Of the weight of all keys, what share those are to have that long prompts look at, from 0 to 1. `None`: they look at all.
+    /// It is not exact.
+    pub share: Option<f32>,
+    /// Whether it tells what weight decodes gave to blocks ([`server_engine::ModelRunner::block_weights`]).
+    pub weighs: bool,
+}
+
+impl Attention {
+    /// Whether anything is asked that the plugin's does not do.
+    pub(crate) fn is_own(self) -> bool {
+        self != Self::default()
+    }
 }
 
 /// How our own cache keeps numbers. As the shim numbers them.
@@ -40,7 +59,7 @@ const PLUGINS_OWN: [&str; 2] = ["KEY_CACHE_", "VALUE_CACHE_"];
 
 impl OwnAttention {
     /// `None` where the attention is the plugin's. `is_around_f32` says that what is around it is f32 in any case.
-    pub(crate) fn wanted(asked: Asked<'_>, is_around_f32: bool, share: Option<f32>) -> Option<Self> {
+    pub(crate) fn wanted(asked: Asked<'_>, is_around_f32: bool, attention: Attention) -> Option<Self> {
         let is_plugins =
             |(key, _): &(String, String)| PLUGINS_OWN.iter().any(|prefix| key.starts_with(prefix));
         if asked.device != "CPU" || asked.properties.iter().any(is_plugins) {
@@ -58,6 +77,7 @@ impl OwnAttention {
             (true, false) => Compute::Bf16,
             (true, true) => Compute::Bf16AroundF32,
         };
-        Some(Self { cache, compute, share })
+        let Attention { share, weighs } = attention;
+        Some(Self { cache, compute, share, weighs })
     }
 }

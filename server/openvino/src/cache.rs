@@ -25,6 +25,8 @@ pub(crate) struct CachePorts {
     pub(crate) block_tokens: u32,
     /// Bytes of one block in all layers.
     pub(crate) block_bytes: u64,
+    /// Most heads of a layer.
+    pub(crate) kv_heads: usize,
 }
 
 impl CachePorts {
@@ -52,12 +54,13 @@ impl CachePorts {
             .and_then(|tokens| u32::try_from(tokens).ok())
             .filter(|tokens| *tokens > 0)
             .ok_or_else(|| unusable("has blocks of no fixed size"))?;
-        let mut block_bytes = 0;
+        let (mut block_bytes, mut kv_heads) = (0, 1);
         for port in &ports {
             // The tensor's own arithmetic knows the widths of all element types.
             block_bytes += Tensor::new(port.element, &shape(port, 1)?)?.bytes()? as u64;
+            kv_heads = kv_heads.max(shape(port, 1)?[1] as usize);
         }
-        Ok(Self { ports, block_tokens, block_bytes })
+        Ok(Self { ports, block_tokens, block_bytes, kv_heads })
     }
 
     /// Allocates `blocks` blocks.

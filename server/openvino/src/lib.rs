@@ -33,6 +33,7 @@ mod unpacked;
 mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
+pub use attention::Attention;
 pub use error::Error;
 pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
 pub use memory::available_bytes;

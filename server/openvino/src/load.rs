@@ -8,7 +8,7 @@ use server_engine::CacheLayout;
 
 use crate::adapters::{self, AdapterSource, Origin};
 use crate::asked::Asked;
-use crate::attention::OwnAttention;
+use crate::attention::{Attention, OwnAttention};
 use crate::cache::CachePorts;
 use crate::kept::{self, Facts, Kept, KeptCompiled, ToKeep};
 use crate::runner::{OpenVinoRunner, Parts};
@@ -41,9 +41,8 @@ pub struct Config {
     pub cache_tokens_max: u64,
     /// The adapters, which requests name by their numbers from 1.
     pub adapters: Vec<AdapterSource>,
-    /// Of the weight of all keys, what share those are to have that long prompts look at, from 0 to 1. `None`: all. Only our own
-    /// attention does it, and it is not exact.
-    pub attention_share: Option<f32>,
+    /// What only our own attention does.
+    pub attention: Attention,
 }
 
 impl Config {
@@ -234,7 +233,18 @@ impl<'a> Compiled<'a> {
         let unpacked = plan.map_or_else(Unpacked::none, |plan| {
             Unpacked::start(&plan, core, model, (config.device.clone(), config.properties.clone()))
         });
-        Ok((OpenVinoRunner::new(Parts { graph, unpacked, keeping, cache, layout, adapters })?, loaded))
+        Ok((
+            OpenVinoRunner::new(Parts {
+                graph,
+                unpacked,
+                keeping,
+                cache,
+                layout,
+                adapters,
+                kv_heads: ports.kv_heads,
+            })?,
+            loaded,
+        ))
     }
 }
 
@@ -244,9 +254,9 @@ fn cache_identity(
     config: &Config,
     (ports, form): (&CachePorts, Option<Form>),
 ) -> Result<CacheIdentity, Error> {
-    let Config { device, properties, context_tokens_max, attention_share, .. } = config;
+    let Config { device, properties, context_tokens_max, attention, .. } = config;
     let description = format!(
-        "{} {device} {} {properties:?} {context_tokens_max:?} {attention_share:?} {form:?} {}",
+        "{} {device} {} {properties:?} {context_tokens_max:?} {attention:?} {form:?} {}",
         kept::VERSION,
         processor::identity(),
         ports.describe()
@@ -266,7 +276,7 @@ fn kept_compiled(
     core: &Core,
 ) -> Option<KeptCompiled> {
     let graph = source.kept(config, form).filter(|_| config.adapters.is_empty())?;
-    let kept = KeptCompiled::of(&graph, &config.device, &config.properties, config.attention_share)?;
+    let kept = KeptCompiled::of(&graph, &config.device, &config.properties, config.attention)?;
     match shim::read_compiled(core) {
         Ok(()) => Some(kept),
         Err(error) => {
@@ -330,9 +340,9 @@ struct Read {
     adapters: Vec<u64>,
 }
 
-/// Why long prompts look at all keys.
-const SPARSE_NOT_OWN: &str = "only our own attention is sparse, and this model's is the plugin's, by the device, the precision \
-     of its KV cache or what the model asks of it";
+/// Why what is asked of the attention is not done.
+const NOT_OWN: &str = "sparse attention and weights of blocks are our own attention's, and this model's is the plugin's, by the \
+     device, the precision of its KV cache or what the model asks of it";
 
 /// Reads a model, with its adapters, and makes it paged.
 fn read(
@@ -350,10 +360,10 @@ fn read(
     let asked = config.asked(core);
     let are_own = projections::are_own(asked, config.unpack);
     let is_around_f32 = are_own && shim::can_own_projections(&mut read.model)?;
-    let attention = OwnAttention::wanted(asked, is_around_f32, config.attention_share);
+    let attention = OwnAttention::wanted(asked, is_around_f32, config.attention);
     let is_own = shim::make_paged(&mut read.model, attention)?;
-    if config.attention_share.is_some() && !is_own {
-        return Err(Error::Unsupported(SPARSE_NOT_OWN.to_owned()));
+    if config.attention.is_own() && !is_own {
+        return Err(Error::Unsupported(NOT_OWN.to_owned()));
     }
     read.is_around_f32 = is_around_f32 && is_own;
     tracing::debug!(is_own, "the attention is paged");

@@ -20,6 +20,8 @@ pub struct OpenVinoRunner {
     _keeping: Option<Keeping>,
     layout: CacheLayout,
     adapters: u32,
+    /// Of the blocks of the last batch.
+    block_weights: Vec<f32>,
 }
 
 /// What a runner is made of.
@@ -31,16 +33,29 @@ pub(crate) struct Parts {
     pub(crate) layout: CacheLayout,
     /// How many adapters are in the graph.
     pub(crate) adapters: u32,
+    /// Most heads of a layer's cache.
+    pub(crate) kv_heads: usize,
 }
 
 impl OpenVinoRunner {
     pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let Parts { mut graph, unpacked, keeping, cache, layout, adapters } = parts;
+        let Parts { mut graph, unpacked, keeping, cache, layout, adapters, kv_heads } = parts;
         let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
-        let inputs = Inputs::new(&names)?;
+        let inputs = Inputs::new(&names, kv_heads)?;
         inputs.bind(&mut graph.request)?;
         cache.bind(&mut graph.request)?;
-        Ok(Self { inputs, output: None, cache, graph, unpacked, _keeping: keeping, layout, adapters })
+        let block_weights = Vec::new();
+        Ok(Self {
+            inputs,
+            output: None,
+            cache,
+            graph,
+            unpacked,
+            _keeping: keeping,
+            layout,
+            adapters,
+            block_weights,
+        })
     }
 
     /// Waits for what [`load`](crate::load()) left to the background, which steps before it do without; for
@@ -94,6 +109,7 @@ impl OpenVinoRunner {
         let request = unpacked.for_step(batch.tokens.len(), bind).unwrap_or(&mut graph.request);
         request.infer()?;
         self.output = Some(request.output()?);
+        self.inputs.weights_of_blocks(&mut self.block_weights)?;
         Ok(())
     }
 
@@ -129,6 +145,10 @@ impl ModelRunner for OpenVinoRunner {
         self.cache.write(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
     }
 
+    fn block_weights(&self) -> &[f32] {
+        &self.block_weights
+    }
+
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let failed = |error: Error| RunError { message: error.chain(), fatal: false };
         let rows = batch.wanted().count();
@@ -148,11 +168,14 @@ struct Inputs {
     max_context_len: Tensor,
     wanted_rows: Input<i64>,
     adapters: Input<i32>,
+    block_weights: Input<u8>,
+    /// Most heads of a layer's cache.
+    kv_heads: usize,
 }
 
 impl Inputs {
-    fn new(names: &[String]) -> Result<Self, Error> {
-        const KNOWN: [&str; 9] = [
+    fn new(names: &[String], kv_heads: usize) -> Result<Self, Error> {
+        const KNOWN: [&str; 10] = [
             "input_ids",
             "position_ids",
             "past_lens",
@@ -162,6 +185,7 @@ impl Inputs {
             "max_context_len",
             "wanted_rows",
             "adapters",
+            "block_weights",
         ];
         if let Some(name) =
             names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
@@ -179,6 +203,8 @@ impl Inputs {
             max_context_len: Tensor::new(i32::TYPE, &[])?,
             wanted_rows: Input::new("wanted_rows", true)?,
             adapters: Input::new("adapters", has("adapters"))?,
+            block_weights: Input::new("block_weights", has("block_weights"))?,
+            kv_heads,
         })
     }
 
@@ -192,7 +218,8 @@ impl Inputs {
         self.block_indices_begins.bind(request)?;
         request.set("max_context_len", &self.max_context_len)?;
         self.wanted_rows.bind(request)?;
-        self.adapters.bind(request)
+        self.adapters.bind(request)?;
+        self.block_weights.bind(request)
     }
 
     fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
@@ -207,15 +234,31 @@ impl Inputs {
             std::iter::repeat_n(row.adapter.cast_signed(), (row.tokens.end - row.tokens.start) as usize)
         });
         self.adapters.write(batch.tokens.len(), adapters)?;
-        self.past_lens.write(rows, batch.rows.iter().map(|row| row.past.cast_signed()))?;
+        self.past_lens.write(rows, batch.rows.iter().map(|row| row.cached().cast_signed()))?;
         let begins = batch.rows.iter().map(|row| row.tokens.end.cast_signed());
         self.subsequence_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
         self.block_indices
             .write(batch.blocks.len(), batch.blocks.iter().map(|block| block.0.cast_signed()))?;
         let begins = batch.rows.iter().map(|row| row.blocks.end.cast_signed());
         self.block_indices_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
-        let context = batch.rows.iter().map(|row| row.past + row.tokens.end - row.tokens.start).max();
+        let context = batch.rows.iter().map(|row| row.cached() + row.tokens.end - row.tokens.start).max();
         self.max_context_len.values_mut::<i32>()?[0] = context.unwrap_or(0).cast_signed();
+        let weights = self.kv_heads * batch.blocks.len() * size_of::<f32>();
+        self.block_weights.write(weights, std::iter::repeat_n(0, weights))
+    }
+
+    /// What weight the step gave to each of its blocks, over all heads and layers; nothing if the model does not tell.
+    fn weights_of_blocks(&mut self, sums: &mut Vec<f32>) -> Result<(), Error> {
+        sums.clear();
+        if !self.block_weights.used {
+            return Ok(());
+        }
+        let blocks = self.block_weights.length as usize / size_of::<f32>() / self.kv_heads;
+        sums.resize(blocks, 0.0);
+        let weights = self.block_weights.tensor.values::<u8>()?.as_chunks().0;
+        for (index, weight) in weights.iter().enumerate() {
+            sums[index % blocks] += f32::from_ne_bytes(*weight);
+        }
         Ok(())
     }
 }

@@ -81,6 +81,7 @@ unsafe extern "C" {
         own_cache: c_int,
         compute: c_int,
         share: f32,
+        weighs: c_int,
         own: *mut c_int,
     ) -> c_int;
     fn ovfleet_own_projections(model: *mut ov_model_t, in_bf16: c_int, replaced: *mut usize) -> c_int;
@@ -385,8 +386,10 @@ pub(crate) fn make_paged(model: &mut Model, own: Option<OwnAttention>) -> Result
     let cache = own.map_or(-1, |own| own.cache as c_int);
     let compute = own.map_or(0, |own| own.compute as c_int);
     let share = own.and_then(|own| own.share).unwrap_or(0.0);
+    let weighs = c_int::from(own.is_some_and(|own| own.weighs));
     // SAFETY: both pointers are valid for the call.
-    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, compute, share, &raw mut is_own) };
+    let code =
+        unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, compute, share, weighs, &raw mut is_own) };
     check(code, "make the attention paged")?;
     Ok(is_own != 0)
 }

@@ -53,6 +53,10 @@ impl ModelRunner for Sleeper {
         self.runner.as_mut().expect("invariant: nothing runs while it sleeps").run(batch)
     }
 
+    fn block_weights(&self) -> &[f32] {
+        self.runner.as_ref().map_or(&[], OpenVinoRunner::block_weights)
+    }
+
     fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
         self.runner.as_ref().expect("invariant: no block is read while it sleeps").read_block(block, bytes)
     }

@@ -9,7 +9,7 @@ use server_engine::{
     Clock, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling, SpillConfig, SpillIdentity,
     StopRule,
 };
-use server_openvino::{CacheIdentity, Config, Form, OpenVinoRunner, Unpack, Weights, load};
+use server_openvino::{Attention, CacheIdentity, Config, Form, OpenVinoRunner, Unpack, Weights, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, Row, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
@@ -47,7 +47,7 @@ fn config(weights: Weights, unpack: Unpack) -> Config {
         cache_bytes: Some(64 << 20),
         cache_tokens_max: 0,
         adapters: Vec::new(),
-        attention_share: None,
+        attention: Attention::default(),
         unpack,
         graph_folder: None,
         context_tokens_max: None,
@@ -86,6 +86,7 @@ impl Stepper {
             samples: samples..batch.samples.len() as u32,
             scored: 0..0,
             drafts: 0,
+            left: 0,
             adapter: 0,
         });
         self.past += count;
@@ -122,6 +123,33 @@ fn answers_in_every_form_of_the_weights() {
         }
         assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER, "{form:?}");
     }
+}
+
+#[test]
+fn the_weights_of_blocks_are_all_that_the_heads_of_all_layers_give() {
+    const HEADS: f32 = 30.0 * 9.0;
+    let mut config = config(Weights::Auto, Unpack::Never);
+    for precision in ["f32", "u8"] {
+        config.attention.weighs = true;
+        config.properties.push(("KV_CACHE_PRECISION".to_owned(), precision.to_owned()));
+        let mut runner = load(&config, &mut |_| {}).unwrap().0;
+        let long = QUESTION.repeat(5);
+        let mut sequences = [Stepper::new(0, &long), Stepper::new(1, &QUESTION)];
+        step(&mut runner, &mut sequences, 512);
+        for _ in 0..3 {
+            step(&mut runner, &mut sequences, 512);
+            let (first, second) = runner.block_weights().split_at(sequences[0].past.div_ceil(32));
+            assert_eq!(second.len(), sequences[1].past.div_ceil(32));
+            for weights in [first, second] {
+                assert!((weights.iter().sum::<f32>() - HEADS).abs() < 0.1, "{precision}: {weights:?}");
+                assert!(weights.iter().all(|weight| *weight > 0.0), "{precision}: {weights:?}");
+            }
+        }
+    }
+    // The attention is the plugin's with a cache of its own, which does not tell.
+    config.properties.push(("KV_CACHE_PRECISION".to_owned(), "u4".to_owned()));
+    let refused = load(&config, &mut |_| {}).err().unwrap().chain();
+    assert!(refused.contains("our own attention's"), "{refused}");
 }
 
 #[test]
@@ -289,6 +317,7 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
         waiting_max: 16,
         sequence_tokens_max: 256,
         prefix_caching: true,
+        cached_tokens_max: None,
         clock: Clock::real(),
     };
     let extras = Extras { spill, ..Extras::default() };

@@ -18,7 +18,7 @@ pub struct Batch {
     /// The tokens to compute, all rows after each other.
     pub tokens: Vec<TokenId>,
     /// The block tables of the rows, after each other: every block that holds tokens `0..past + tokens` of
-    /// the row's sequence.
+    /// the row's sequence, but for those that it has left.
     pub blocks: Vec<BlockId>,
     /// The sequences that take a token from each row that samples: the row's own, or at the end of a prompt
     /// all the sequences that share it.
@@ -32,8 +32,10 @@ pub struct Batch {
 pub struct Row {
     /// Whose tokens these are.
     pub sequence: SequenceId,
-    /// Tokens of the sequence already in the cache: the position of the row's first token.
+    /// Tokens of the sequence that were computed: the position of the row's first token.
     pub past: u32,
+    /// Of these, tokens that are not in the cache any more, since their blocks were left.
+    pub left: u32,
     /// Where the row's tokens are in [`Batch::tokens`].
     pub tokens: Range<u32>,
     /// Where the row's block table is in [`Batch::blocks`].
@@ -52,6 +54,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// Tokens of the sequence that are in the cache: the place of the row's first token in its blocks.
+    pub fn cached(&self) -> u32 {
+        self.past - self.left
+    }
+
     /// The tokens that something is sampled after: the last that is no draft, and the drafts.
     pub fn sampled(&self) -> Range<u32> {
         let end = self.tokens.end;
@@ -117,7 +124,7 @@ impl Batch {
             let dropped = if row.drafts > 0 { row.drafts - kept(row).min(row.drafts) } else { 0 };
             let from = row.tokens.start;
             let count = row.tokens.len() as u32 - dropped;
-            let held = (row.past + count).div_ceil(block_tokens).min(row.blocks.len() as u32);
+            let held = (row.cached() + count).div_ceil(block_tokens).min(row.blocks.len() as u32);
             self.tokens.copy_within(from as usize..(from + count) as usize, tokens as usize);
             let first = row.blocks.start as usize;
             self.blocks.copy_within(first..first + held as usize, blocks as usize);
@@ -149,6 +156,7 @@ mod tests {
         let row = |past, tokens: Range<u32>, blocks, drafts| Row {
             sequence: SequenceId(u64::from(past)),
             past,
+            left: 0,
             scored: tokens.start..tokens.start,
             tokens,
             blocks,

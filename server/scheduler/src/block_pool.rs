@@ -302,6 +302,17 @@ impl BlockPool {
         Registered::New
     }
 
+    /// Takes a block that is held out of the cache: it is its holder's alone then. False, and nothing happens, if there are others,
+    /// or cached blocks that follow it.
+    pub(crate) fn unregister(&mut self, block: BlockId) -> bool {
+        let entry = &mut self.blocks[block.0 as usize];
+        let is_own = entry.refs == 1 && entry.cached.is_some_and(|cached| cached.children == 0);
+        if is_own {
+            self.uncache(block);
+        }
+        is_own
+    }
+
     /// Forgets all content that nobody holds, so that its blocks are free.
     pub(crate) fn forget_evictable(&mut self) {
         while let Some(block) = self.evict() {
@@ -379,8 +390,14 @@ impl BlockPool {
 
     fn evict(&mut self) -> Option<BlockId> {
         let block = self.evictable.evict()?;
+        self.uncache(block);
+        Some(block)
+    }
+
+    /// What a block holds is not found any more.
+    fn uncache(&mut self, block: BlockId) {
         let cached = self.blocks[block.0 as usize].cached.take();
-        let cached = cached.expect("invariant: an evictable block is cached");
+        let cached = cached.expect("invariant: a block that leaves the cache is in it");
         self.by_hash.remove(&cached.hash);
         if let Some(keys) = &mut self.keys {
             keys.evicted(block);
@@ -389,6 +406,5 @@ impl BlockPool {
             let after = self.blocks[after.0 as usize].cached.as_mut();
             after.expect("invariant: the parent of a cached block is cached").children -= 1;
         }
-        Some(block)
     }
 }

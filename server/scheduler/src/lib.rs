@@ -20,6 +20,7 @@ mod batch;
 mod block;
 mod block_pool;
 mod claims;
+mod eviction;
 mod keys;
 mod load;
 mod pace;
@@ -66,6 +67,9 @@ pub struct SchedulerConfig {
     pub sequence_tokens_max: u32,
     /// Whether blocks of equal content are computed once and kept after their sequence ends.
     pub prefix_caching: bool,
+    /// Full blocks that a sequence keeps at most while it generates, four at least: others are left by what it attended to
+    /// ([`Scheduler::attended`]). What it goes on with is not exact then, and not cached for others.
+    pub sequence_blocks_max: Option<u32>,
 }
 
 impl SchedulerConfig {

@@ -153,6 +153,7 @@ mod tests {
                 samples: 0..0,
                 scored: 0..0,
                 drafts: 0,
+                left: 0,
                 adapter: 0,
             });
         };

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::block::{BlockHash, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
+use crate::eviction::{self, Attended};
 use crate::pace::Pace;
 use crate::readings::Readings;
 use crate::sequence::{Rank, Sequence, Wish};
@@ -95,6 +96,11 @@ impl Scheduler {
             "the longest sequence ({sequence_tokens_max} tokens) fits the cache ({blocks_total} blocks of \
              {block_tokens} tokens)"
         );
+        let blocks_min = eviction::BLOCKS_MIN;
+        assert!(
+            config.sequence_blocks_max.is_none_or(|max| max >= blocks_min),
+            "there is something to leave"
+        );
         config.sequences_max = config.sequences_max.min(config.batch_tokens_max);
         let reserved = config.sequences_max.saturating_add(waiting_max).min(RESERVED_SEQUENCES_MAX) as usize;
         let running = config.sequences_max.min(RESERVED_SEQUENCES_MAX) as usize;
@@ -145,6 +151,8 @@ impl Scheduler {
             tokens: prompt,
             computed: 0,
             table: Vec::new(),
+            left: 0,
+            attended: Attended::default(),
             unscored: if scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
             // Hashes of different adapters are different, so that none is in the other's way.
             root: if adapter == 0 { root } else { (self.hash)(root, &[adapter]) },
@@ -197,6 +205,25 @@ impl Scheduler {
             self.running_sequences -= 1;
         } else {
             self.waiting_sequences -= 1;
+        }
+    }
+
+    /// Learns what the tokens of a batch attended to, before it is committed: `weights` has a number for each of
+    /// [`Batch::blocks`], of which those of a row that decodes count, by their proportion.
+    ///
+    /// # Panics
+    /// If `batch` is not the last one scheduled, or there are not as many weights as blocks.
+    pub fn attended(&mut self, batch: &Batch, weights: &[f32]) {
+        assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
+        assert_eq!(batch.blocks.len(), weights.len(), "each block has a weight");
+        if self.config.sequence_blocks_max.is_none() {
+            return;
+        }
+        for (row, slot) in batch.rows.iter().zip(&self.in_flight) {
+            if let (Some(slot), 1) = (*slot, row.tokens.len()) {
+                let weights = &weights[row.blocks.start as usize..row.blocks.end as usize];
+                self.sequences.get_mut(slot).attended.add(weights);
+            }
         }
     }
 
@@ -301,6 +328,8 @@ impl Scheduler {
             self.pool.release(block);
         }
         self.uncomputed_tokens += u64::from(sequence.computed);
+        sequence.left = 0;
+        sequence.attended.clear();
         sequence.claims = 0..0;
         sequence.registered = 0;
         sequence.computed = 0;

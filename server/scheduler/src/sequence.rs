@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::block::{BlockHash, BlockId};
 use crate::block_pool::{After, Content, Serial};
+use crate::eviction::Attended;
 use crate::{Batch, Row, TokenId};
 
 /// Names a sequence for the life of the scheduler. The submitter chooses it and never uses it twice.
@@ -169,6 +170,10 @@ pub(crate) struct Sequence {
     pub(crate) computed: u32,
     /// The blocks it holds: none while it waits.
     pub(crate) table: Vec<BlockId>,
+    /// Computed tokens whose blocks it has left, whole blocks of them.
+    pub(crate) left: u32,
+    /// What its tokens attended to, if that is told.
+    pub(crate) attended: Attended,
     /// Tokens of the prompt whose logits are wanted and not computed yet.
     pub(crate) unscored: Range<u32>,
     /// What the first block follows.
@@ -204,6 +209,11 @@ impl Sequence {
 
     pub(crate) fn uncomputed(&self) -> u32 {
         self.tokens_len() - self.computed
+    }
+
+    /// Computed tokens that are in the cache: the place of the next one in its blocks.
+    pub(crate) fn cached(&self) -> u32 {
+        self.computed - self.left
     }
 
     /// Whether it goes in step with others that are sequences of their own by now.
@@ -290,6 +300,8 @@ impl Sequence {
             tokens,
             computed: self.computed,
             table,
+            left: self.left,
+            attended: self.attended.clone(),
             unscored: 0..0,
             root: self.root,
             adapter: self.adapter,
@@ -318,7 +330,8 @@ impl Sequence {
         let samples = batch.samples.len();
         batch.tokens.extend_from_slice(&self.tokens[self.computed as usize..end as usize]);
         batch.tokens.resize(batch.tokens.len() + drafts as usize, 0);
-        batch.blocks.extend_from_slice(&self.table[..(end + drafts).div_ceil(block_tokens) as usize]);
+        let held = (end + drafts - self.left).div_ceil(block_tokens) as usize;
+        batch.blocks.extend_from_slice(&self.table[..held]);
         if end == self.tokens_len() {
             batch.samples.push(self.id);
             batch.samples.extend_from_slice(&self.siblings);
@@ -329,6 +342,7 @@ impl Sequence {
         batch.rows.push(Row {
             sequence: self.id,
             past: self.computed,
+            left: self.left,
             scored: place(self.unscored.start)..place(self.unscored.end),
             tokens,
             blocks: blocks as u32..batch.blocks.len() as u32,

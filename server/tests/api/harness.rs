@@ -87,6 +87,7 @@ impl Setup {
             waiting_max: self.waiting_max,
             sequence_tokens_max: self.sequence_tokens_max,
             prefix_caching: true,
+            cached_tokens_max: None,
             clock: Clock::simulated(),
         };
         let draft = self.draft.map(|runner| DraftRunner { runner, tokens_max: 400 });

@@ -210,7 +210,11 @@ impl Core {
         for (number, failure) in samples.failed.drain(..) {
             report.requests_failed += u32::from(requests.fail(number, failure, scheduler));
         }
-        scheduler.commit(&self.batch, &samples.tokens, changes);
+        let weights = self.runner.block_weights();
+        if !weights.is_empty() {
+            scheduler.attended(batch, weights);
+        }
+        scheduler.commit(batch, &samples.tokens, changes);
         for change in &*changes {
             if let &Change::Started { sequence, cached_tokens } = change {
                 requests.started(sequence, cached_tokens);

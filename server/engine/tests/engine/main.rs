@@ -8,6 +8,7 @@ mod beams;
 #[cfg(test)]
 mod draft_model;
 mod drafts;
+mod eviction;
 mod faults;
 #[cfg(test)]
 mod guides;

@@ -38,6 +38,7 @@ impl Setup {
                 waiting_max: 1000,
                 sequence_tokens_max: 100_000,
                 prefix_caching: true,
+                cached_tokens_max: None,
                 clock,
             },
             adapters: 0,
@@ -105,6 +106,10 @@ struct Gated {
 impl ModelRunner for Gated {
     fn layout(&self) -> CacheLayout {
         self.inner.layout()
+    }
+
+    fn block_weights(&self) -> &[f32] {
+        self.inner.block_weights()
     }
 
     fn adapters(&self) -> u32 {

@@ -13,7 +13,7 @@ use serde_json::json;
 use server_engine::ModelRunner;
 use server_gguf::GgufFile;
 use server_gguf::write::GgufWriter;
-use server_openvino::{Config, OpenVinoRunner, Unpack, Weights, load_pair};
+use server_openvino::{Attention, Config, OpenVinoRunner, Unpack, Weights, load_pair};
 use server_scheduler::{Batch, BlockId, Row, SequenceId};
 
 /// Measures and prints, as JSON.
@@ -104,7 +104,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         context_tokens_max: None,
         cache_tokens_max: 0,
         adapters: Vec::new(),
-        attention_share: None,
+        attention: Attention::default(),
     })
 }
 
@@ -151,6 +151,7 @@ impl Step {
                 samples: batch.samples.len() as u32 - 1..batch.samples.len() as u32,
                 scored: 0..0,
                 drafts,
+                left: 0,
                 adapter: 0,
             });
         }

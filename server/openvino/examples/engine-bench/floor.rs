@@ -84,5 +84,6 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
         waiting_max: 4096,
         sequence_tokens_max: layout.block_tokens * (layout.blocks_total - 1),
         prefix_caching: !args.no_prefix_caching,
+        sequence_blocks_max: None,
     }
 }

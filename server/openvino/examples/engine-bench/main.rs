@@ -13,7 +13,9 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{AdapterSource, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
+use server_openvino::{
+    AdapterSource, Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load,
+};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -48,6 +50,9 @@ struct Args {
     /// Share of the weight that the keys are to have which long prompts look at.
     #[arg(long)]
     sparse_attention: Option<f32>,
+    /// Tokens of a sequence that stay in the cache while it generates.
+    #[arg(long)]
+    kv_eviction_tokens: Option<u32>,
     /// Most sequences that run at once.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
@@ -123,7 +128,7 @@ impl Args {
             context_tokens_max: None,
             cache_tokens_max: 0,
             adapters: self.adapters(),
-            attention_share: self.sparse_attention,
+            attention: Attention { share: self.sparse_attention, weighs: self.kv_eviction_tokens.is_some() },
         })
     }
 
@@ -180,6 +185,7 @@ impl Args {
             waiting_max: 4096,
             sequence_tokens_max: u32::MAX,
             prefix_caching: !self.no_prefix_caching,
+            cached_tokens_max: self.kv_eviction_tokens,
             clock: server_engine::Clock::real(),
         }
     }

@@ -59,6 +59,7 @@ fn each_position(
             samples: 0..0,
             scored: 0..0,
             drafts: 0,
+            left: 0,
             adapter: 0,
         });
         let logits = runner.score(&batch, &wanted[..chunk.len()])?;

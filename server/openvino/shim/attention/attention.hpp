@@ -20,6 +20,10 @@ constexpr size_t BLOCK_TOKENS = 32;
 // Blocks that are looked at between two corrections of the running maximum.
 constexpr size_t BLOCKS_AT_ONCE = 4;
 constexpr size_t KEYS_AT_ONCE = BLOCKS_AT_ONCE * BLOCK_TOKENS;
+// Blocks of a sequence that one thread takes at a time where one token attends to them: whoever takes them, and whatever
+// else is in the step, sums are made in the same order.
+constexpr size_t PART_BLOCKS = 32;
+static_assert(PART_BLOCKS % BLOCKS_AT_ONCE == 0);
 // Most numbers of a key or a value.
 constexpr size_t HEAD_SIZE_MAX = 512;
 // Numbers of a key that share a scale and a minimum, where keys are bytes; of values all of a head's do.
@@ -43,6 +47,8 @@ struct Layer {
     bool is_bf16, in_bf16;
     // Of the weight of all keys, how much those must have that a tile of a long prompt looks at; 0: it looks at all.
     float share;
+    // Whether it is told what weight blocks have with the tokens of decodes.
+    bool weighs;
 };
 
 // Fills in the sizes of a layer's cache.
@@ -60,6 +66,8 @@ struct Sequence {
     // Tokens before them.
     size_t past;
     const int32_t* blocks;
+    // Where its blocks are among those of the step.
+    size_t place;
 };
 
 // The memory of a step: queries `[head][key_size]` of a token, `query_row` numbers from one token's to the next one's, and so
@@ -72,6 +80,9 @@ struct Memory {
     const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
+    // Where the weights of the step's blocks are added to, `[kv_head][block]`, if the layer tells them.
+    float* weights;
+    size_t step_blocks;
 };
 
 // Some new tokens of a sequence and a head of the cache: all queries that read the same keys; and the keys.
@@ -83,12 +94,15 @@ struct Item {
     bool stores;
     // Blocks of the sequence, from a multiple of `BLOCKS_AT_ONCE` on.
     size_t block_begin, block_end;
-    // Where the result goes if other items have the rest of the keys: for each query its maximum, its sum and its weighted
-    // values. Null if there are none: then the output is written.
+    // Where the result goes if other items have the rest of the keys: for each query its maximum, its sum, its weighted
+    // values, and if they are told the weights of its blocks. Null if there are none: then the output is written.
     float* part;
     // What is likely to be computed next by the same thread, to have its memory ready; itself if nothing is.
     const Item* next;
 };
+
+// Floats of a query in a part.
+inline size_t part_row(const Layer& layer) { return 2 + layer.value_size + (layer.weighs ? PART_BLOCKS : 0); }
 
 struct Kernels {
     // Floats that `attend` needs for itself with so many queries at once, and blocks that they attend to.

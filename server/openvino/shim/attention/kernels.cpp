@@ -15,6 +15,8 @@ struct Rows {
     float* unpacked;
     uint32_t *query_pairs, *weight_pairs;
     Choice choice;
+    // Of a decode whose weights are told: those of each block by the maximum there was, and that; `[row][block]`. Else null.
+    float *block_weights, *block_maxima;
 };
 
 // From so many rows on a block is worth another form.
@@ -35,6 +37,9 @@ inline void parts(const Layer& layer, size_t count, size_t blocks, Rows& rows, T
     rows.query_pairs = (uint32_t*)take(many * layer.key_size / 2);
     rows.weight_pairs = (uint32_t*)take(many * BLOCK_TOKENS / 2);
     choice_parts(layer, many, blocks, rows.choice, take);
+    const size_t told = layer.weighs ? (count < MANY_ROWS ? count : MANY_ROWS) * PART_BLOCKS : 0;
+    rows.block_weights = take(told);
+    rows.block_maxima = take(told);
 }
 
 // Each part begins at a vector.
@@ -230,6 +235,25 @@ struct Paired {
 
 #endif
 
+// Notes the weights that `count` blocks from `first` on have.
+inline void note_weights(const Rows& rows, size_t first, size_t count) {
+    for (size_t row = 0; row < rows.count; ++row)
+        for (size_t at = 0; at < count; ++at) {
+            const float* weights = rows.scores + row * KEYS_AT_ONCE + at * BLOCK_TOKENS;
+            Floats sum = {};
+            for (size_t token = 0; token < BLOCK_TOKENS; token += LANES) sum += load(weights + token);
+            rows.block_weights[row * PART_BLOCKS + first + at] = horizontal_sum(sum);
+            rows.block_maxima[row * PART_BLOCKS + first + at] = rows.maxima[row];
+        }
+}
+
+// The weight that a block has with a row, by the row's last maximum.
+inline float weight_at(const Rows& rows, size_t row, size_t block) {
+    const size_t at = row * PART_BLOCKS + block;
+    const float weight = rows.block_weights[at];
+    return weight > 0 ? weight * power(rows.block_maxima[at] - rows.maxima[row]) : 0;
+}
+
 // The parts of an item's keys, `BLOCKS_AT_ONCE` blocks each, that are looked at: all, or those that are listed.
 struct Looked {
     size_t count;
@@ -294,6 +318,7 @@ void attend_by(const Layer& layer, const Item& item, const Memory& memory, const
         for (size_t row = 0; row < rows.count; ++row)
             soften(layer, seen(layer, item, row, first * BLOCK_TOKENS, keys), keys, rows.scores + row * KEYS_AT_ONCE,
                    rows.maxima[row], rows.totals[row], rows.values + row * layer.value_size);
+        if (rows.block_weights) note_weights(rows, first - item.block_begin, count);
         for (size_t at = 0; at < count; ++at)
             Blocks::weigh_block(layer, rows, {values_of(first + at), at, keys_of(next + at)});
     }
@@ -312,15 +337,19 @@ void attend_as(const Layer& layer, const Item& item, const Memory& memory, const
 
 void finish(const Layer& layer, const Item& item, const Memory& memory, const Rows& rows) {
     const size_t group = layer.heads / layer.kv_heads, size = layer.value_size;
+    const size_t blocks = rows.block_weights ? item.block_end - item.block_begin : 0;
     for (size_t row = 0; row < rows.count; ++row) {
         const float* values = rows.values + row * size;
         if (item.part) {
-            float* part = item.part + row * (size + 2);
+            float* part = item.part + row * part_row(layer);
             part[0] = rows.maxima[row];
             part[1] = rows.totals[row];
             std::memcpy(part + 2, values, size * sizeof(float));
+            for (size_t block = 0; block < blocks; ++block) part[2 + size + block] = weight_at(rows, row, block);
             continue;
         }
+        float* weights = memory.weights + item.kv_head * memory.step_blocks + item.sequence->place + item.block_begin;
+        for (size_t block = 0; block < blocks; ++block) weights[block] += weight_at(rows, row, block) / rows.totals[row];
         const size_t token = item.sequence->begin + item.token_begin + row / group;
         const size_t at = (token * layer.heads + item.kv_head * group + row % group) * size;
         const float factor = 1 / rows.totals[row];
@@ -332,8 +361,9 @@ void finish(const Layer& layer, const Item& item, const Memory& memory, const Ro
 }
 
 void attend(const Layer& layer, const Item& item, const Memory& memory, float* scratch) {
-    const Rows rows = rows_in(layer, (item.token_end - item.token_begin) * (layer.heads / layer.kv_heads),
-                              item.block_end - item.block_begin, scratch);
+    Rows rows = rows_in(layer, (item.token_end - item.token_begin) * (layer.heads / layer.kv_heads),
+                        item.block_end - item.block_begin, scratch);
+    if (!layer.weighs || item.sequence->count > 1) rows.block_weights = nullptr;
     if (item.stores) store_new(layer, *item.sequence, memory, item.kv_head);
     begin(layer, item, memory, rows);
     switch (layer.precision) {

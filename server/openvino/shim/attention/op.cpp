@@ -15,13 +15,16 @@ namespace {
 using namespace ovfleet;
 namespace op = ov::op;
 
-// Inputs of the plugins' paged attention. Ours has the first five, and then STEP. Where it splits rows and turns queries and
-// keys by itself, the first three are ROWS, COS and SIN.
+// Inputs of the plugins' paged attention. Ours has the first five, then STEP, and WEIGHTS if it tells them. Where it splits rows
+// and turns queries and keys by itself, the first three are ROWS, COS and SIN.
 enum Input : size_t {
-    QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, PAST_LENS, STEP = PAST_LENS, SUBSEQUENCE_BEGINS, BLOCK_INDICES,
-    BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, MAX_CONTEXT_LEN,
+    QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, PAST_LENS, STEP = PAST_LENS, SUBSEQUENCE_BEGINS, WEIGHTS = SUBSEQUENCE_BEGINS,
+    BLOCK_INDICES, BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, MAX_CONTEXT_LEN,
     ROWS = QUERY, COS = KEY, SIN = VALUE,
 };
+
+// By which the input is known that the weights of blocks are added to, `[kv_head][block]` in f32, as bytes.
+constexpr const char* WEIGHTS_NAME = "block_weights";
 
 // The sequences of a step in one: how many there are, their past lengths, the beginnings of their tokens, those of their
 // blocks, and the blocks. One for all layers, since the plugin takes its time for each input of an operation it does not
@@ -118,11 +121,22 @@ public:
         // The cache is an input that is written: it is the runner's, and no node's before or behind this one.
         memory.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
         memory.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
+        layer.weighs = inputs.size() > WEIGHTS;
+        if (layer.weighs) {
+            memory.weights = reinterpret_cast<float*>(const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[WEIGHTS].data())));
+            memory.step_blocks = blocks_of(inputs);
+            if (inputs[WEIGHTS].get_size() < layer.kv_heads * memory.step_blocks * sizeof(float)) return false;
+        }
         run(kernels(), layer, sequences(inputs), memory);
         return true;
     }
 
 private:
+    static size_t blocks_of(const ov::TensorVector& inputs) {
+        const auto* step = static_cast<const int32_t*>(inputs[STEP].data());
+        return size_t(step[1 + 3 * step[0] + 1]);
+    }
+
     static const std::vector<Sequence>& sequences(const ov::TensorVector& inputs) {
         const auto* step = static_cast<const int32_t*>(inputs[STEP].data());
         const auto count = size_t(step[0]);
@@ -131,7 +145,8 @@ private:
         thread_local std::vector<Sequence> all;
         all.clear();
         for (size_t i = 0; i < count; ++i)
-            all.push_back({size_t(begins[i]), size_t(begins[i + 1] - begins[i]), size_t(past[i]), blocks + block_begins[i]});
+            all.push_back({size_t(begins[i]), size_t(begins[i + 1] - begins[i]), size_t(past[i]), blocks + block_begins[i],
+                           size_t(block_begins[i])});
         return all;
     }
 
@@ -185,7 +200,7 @@ bool describe(const ov::Node& node, Precision precision, Layer& layer) {
 
 }  // namespace
 
-bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute compute, float share) {
+bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute compute, float share, bool weighs) {
     std::vector<std::pair<std::shared_ptr<ov::Node>, Layer>> found;
     for (const auto& node : model.get_ordered_ops()) {
         if (std::strcmp(node->get_type_name(), "PagedAttentionExtension") != 0) continue;
@@ -194,6 +209,14 @@ bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute c
         layer.in_bf16 = compute != Compute::f32;
         layer.share = share;
         found.emplace_back(node, layer);
+    }
+    std::shared_ptr<op::v0::Parameter> weights;
+    if (weighs && !found.empty()) {
+        // Bytes, as the caches: a plugin that computes in another precision would change floats on the way.
+        weights = std::make_shared<op::v0::Parameter>(ov::element::u8, ov::PartialShape{-1});
+        weights->set_friendly_name(WEIGHTS_NAME);
+        weights->output(0).get_tensor().set_names({WEIGHTS_NAME});
+        model.add_parameters({weights});
     }
     ov::Output<ov::Node> step;
     for (auto& [node, layer] : found) {
@@ -209,6 +232,7 @@ bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute c
         if (!step.get_node()) step = step_of(*node);
         ov::OutputVector inputs(all.begin(), all.begin() + STEP);
         inputs.push_back(step);
+        if (weights) inputs.push_back(weights);
         // The plugin's operations have the type that they compute in whatever the graph says, ours what it says.
         if (compute == Compute::bf16)
             for (auto input : {QUERY, KEY, VALUE})

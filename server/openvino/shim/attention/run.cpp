@@ -13,11 +13,6 @@ namespace {
 
 using namespace ovfleet;
 
-// Blocks of a sequence that one thread takes at a time where few tokens attend to them: whoever takes them, and whatever
-// else is in the step, sums are made in the same order.
-constexpr size_t PART_BLOCKS = 32;
-static_assert(PART_BLOCKS % BLOCKS_AT_ONCE == 0);
-
 // Queries that go together, if a sequence has so many new tokens.
 constexpr size_t ROWS_AT_ONCE = 96;
 
@@ -37,7 +32,7 @@ void join(const Layer& layer, const std::vector<Item>& items, const Memory& memo
         while (last < items.size() && items[last].sequence == item.sequence && items[last].kv_head == item.kv_head) ++last;
         for (size_t row = 0; row < group; ++row) {
             float sum[HEAD_SIZE_MAX] = {};
-            const auto part = [&](size_t index) { return items[index].part + row * (size + 2); };
+            const auto part = [&](size_t index) { return items[index].part + row * part_row(layer); };
             float maximum = part(first)[0], total = 0;
             for (size_t index = first + 1; index < last; ++index) maximum = std::max(maximum, part(index)[0]);
             for (size_t index = first; index < last; ++index) {
@@ -51,6 +46,13 @@ void join(const Layer& layer, const std::vector<Item>& items, const Memory& memo
                 if (layer.is_bf16) static_cast<ov::bfloat16*>(memory.output)[to + i] = ov::bfloat16(value);
                 else static_cast<float*>(memory.output)[to + i] = value;
             }
+            for (size_t index = first; layer.weighs && index < last; ++index) {
+                const Item& one = items[index];
+                float* weights = memory.weights + one.kv_head * memory.step_blocks + one.sequence->place;
+                const float factor = std::exp(part(index)[0] - maximum) / total;
+                for (size_t block = one.block_begin; block < one.block_end; ++block)
+                    weights[block] += part(index)[2 + size + block - one.block_begin] * factor;
+            }
         }
     }
 }
@@ -59,7 +61,7 @@ void join(const Layer& layer, const std::vector<Item>& items, const Memory& memo
 
 void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences,
                   const Memory& memory) {
-    const size_t group = layer.heads / layer.kv_heads, part_floats = group * (layer.value_size + 2);
+    const size_t group = layer.heads / layer.kv_heads, part_floats = group * part_row(layer);
     const size_t tokens_at_once = std::max<size_t>(ROWS_AT_ONCE / group, 1);
     // Of this thread, also where others read them.
     thread_local std::vector<Item> own_items;

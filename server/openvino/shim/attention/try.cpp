@@ -13,6 +13,7 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
     layer.precision = Precision(asked->precision);
     layer.scale = asked->scale;
     layer.share = asked->share;
+    layer.weighs = asked->weights != nullptr;
     layer.window = asked->window;
     layer.is_bf16 = asked->is_bf16 != 0;
     layer.in_bf16 = asked->in_bf16 != 0;
@@ -20,12 +21,12 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
     std::vector<Sequence> sequences;
     for (size_t i = 0; i < asked->count; ++i) {
         const auto& one = asked->sequences[i];
-        sequences.push_back({one.begin, one.count, one.past, one.blocks});
+        sequences.push_back({one.begin, one.count, one.past, one.blocks, one.place});
     }
     const size_t query_row = asked->row ? asked->row : layer.heads * layer.key_size,
                  key_row = asked->row ? asked->row : layer.kv_heads * layer.key_size;
     run(*kernels, layer, sequences,
         {asked->queries, asked->keys, asked->values, query_row, key_row, key_row, asked->cos, asked->sin, asked->output,
-         asked->key_cache, asked->value_cache});
+         asked->key_cache, asked->value_cache, asked->weights, asked->step_blocks});
     return 1;
 }

@@ -12,6 +12,7 @@ struct Sequence {
     count: usize,
     past: usize,
     blocks: *const i32,
+    place: usize,
 }
 
 #[repr(C)]
@@ -37,6 +38,8 @@ struct Asked {
     output: *mut u8,
     key_cache: *mut u8,
     value_cache: *mut u8,
+    weights: *mut f32,
+    step_blocks: usize,
 }
 
 unsafe extern "C" {
@@ -61,6 +64,8 @@ struct Layer {
     compute: Compute,
     /// What share of the weight keys are to have that are looked at; 0: all are.
     share: f32,
+    /// Whether the weights of blocks are told.
+    weighs: bool,
     /// Whether queries, keys and values are parts of rows, and rotary embeddings are to be applied.
     turns: bool,
     key_cache: Vec<u8>,
@@ -103,6 +108,7 @@ impl Layer {
             precision,
             compute,
             share: 0.0,
+            weighs: random.below(2) == 0,
             turns: compute != Compute::Bf16 && random.below(2) == 0,
             key_cache: cache(bytes + of_keys),
             value_cache: cache(bytes + of_values),
@@ -136,15 +142,16 @@ impl Layer {
             turn(&mut keys, (kv_heads, size), (&cos, &sin));
         }
         let mut begin = 0;
-        let mut sequences = Vec::new();
+        let (mut sequences, mut place) = (Vec::new(), 0);
         for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             let past = self.past(index);
             let known = &mut self.sequences[index];
             let new = begin * kv_heads * size..(begin + count) * kv_heads * size;
             known.keys.extend(&keys[new.clone()]);
             known.values.extend(&values[new]);
-            sequences.push((index, Sequence { begin, count, past, blocks: known.blocks.as_ptr() }));
+            sequences.push((index, Sequence { begin, count, past, blocks: known.blocks.as_ptr(), place }));
             begin += count;
+            place += (past + count).div_ceil(BLOCK_TOKENS);
         }
         let bytes = given.map(|numbers| bytes_of(&numbers, self.compute == Compute::Bf16));
         let mut output = bytes_of(&queries, self.compute == Compute::Bf16);
@@ -155,6 +162,7 @@ impl Layer {
         };
         let table = |table: &[f32]| if self.turns { table.as_ptr() } else { std::ptr::null() };
         let (indices, rows): (Vec<usize>, Vec<Sequence>) = sequences.into_iter().unzip();
+        let mut weights = vec![0.0_f32; kv_heads * place];
         let asked = Asked {
             row: if self.turns { (heads + 2 * kv_heads) * size } else { 0 },
             queries: part(0, 0),
@@ -163,6 +171,8 @@ impl Layer {
             cos: table(&cos),
             sin: table(&sin),
             output: output.as_mut_ptr(),
+            weights: if self.weighs { weights.as_mut_ptr() } else { std::ptr::null_mut() },
+            step_blocks: place,
             ..self.asked(kernels, &rows)
         };
         // SAFETY: all is as large as the sizes say and lives until the call returns.
@@ -174,7 +184,12 @@ impl Layer {
             for token in (0..row.count).filter(|token| row.count - token < 4 || token % 41 == 0) {
                 for head in 0..heads {
                     let at = ((row.begin + token) * heads + head) * size;
-                    let expected = self.plain(index, row.past + token, head, &queries[at..at + size]);
+                    let (expected, shares) =
+                        self.plain(index, row.past + token, head, &queries[at..at + size]);
+                    if self.weighs && row.count == 1 {
+                        let told = &mut weights[head / (heads / kv_heads) * place + row.place..];
+                        told.iter_mut().zip(shares).for_each(|(told, share)| *told -= share as f32);
+                    }
                     for (found, expected) in output[at..at + size].iter().zip(expected) {
                         let difference = (f64::from(*found) - expected).abs();
                         worst = if difference.is_nan() { f64::INFINITY } else { worst.max(difference) };
@@ -182,7 +197,9 @@ impl Layer {
                 }
             }
         }
-        done.then_some((output, worst))
+        // What is told is all of it, and nothing is told of others.
+        let left = weights.iter().fold(0.0, |worst: f32, left| worst.max(left.abs()));
+        done.then_some((output, worst.max(f64::from(left) / (heads / kv_heads) as f64)))
     }
 
     /// What is asked of the kernels, but for what is multiplied.
@@ -209,6 +226,8 @@ impl Layer {
             output: std::ptr::null_mut(),
             key_cache: self.key_cache.as_mut_ptr(),
             value_cache: self.value_cache.as_mut_ptr(),
+            weights: std::ptr::null_mut(),
+            step_blocks: 0,
         }
     }
 
@@ -216,7 +235,8 @@ impl Layer {
     /// the kernels.
     fn prompt(&mut self, kernels: usize, given: (&[f32], &[f32], &[f32])) -> Option<Vec<f32>> {
         let count = given.0.len() / (self.heads * self.size);
-        let rows = [Sequence { begin: 0, count, past: 0, blocks: self.sequences[0].blocks.as_ptr() }];
+        let rows =
+            [Sequence { begin: 0, count, past: 0, blocks: self.sequences[0].blocks.as_ptr(), place: 0 }];
         let [queries, keys, values] = [given.0, given.1, given.2].map(|it| bytes_of(it, false));
         let mut output = vec![0; queries.len()];
         let asked = Asked {
@@ -243,8 +263,8 @@ impl Layer {
         [rows, vec![], vec![]]
     }
 
-    /// What a query of the token at `at` gets.
-    fn plain(&self, sequence: usize, at: usize, head: usize, query: &[f32]) -> Vec<f64> {
+    /// What a query of the token at `at` gets, and the weights that it gives to the blocks.
+    fn plain(&self, sequence: usize, at: usize, head: usize, query: &[f32]) -> (Vec<f64>, Vec<f64>) {
         let known = &self.sequences[sequence];
         let kv_head = head / (self.heads / self.kv_heads);
         let first = if self.window == 0 { 0 } else { (at + 1).saturating_sub(self.window) };
@@ -261,12 +281,14 @@ impl Layer {
         let weights: Vec<f64> = scores.iter().map(|score| (score - maximum).exp()).collect();
         let total: f64 = weights.iter().sum();
         let mut sums = vec![0.0; self.size];
+        let mut shares = vec![0.0; at / BLOCK_TOKENS + 1];
         for (weight, token) in weights.iter().zip(first..) {
+            shares[token / BLOCK_TOKENS] += weight / total;
             for (sum, value) in sums.iter_mut().zip(&known.values[row(token)]) {
                 *sum += weight / total * f64::from(*value);
             }
         }
-        sums
+        (sums, shares)
     }
 
     fn scale(&self) -> f32 {

@@ -14,6 +14,7 @@ use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{Kept, probe};
+use crate::attention::Attention;
 use crate::runtime::{CompiledModel, Core, version};
 use crate::{Error, memory, processor};
 
@@ -67,13 +68,13 @@ impl KeptCompiled {
         graph: &Kept,
         device: &str,
         properties: &[(String, String)],
-        attention_share: Option<f32>,
+        attention: Attention,
     ) -> Option<Self> {
         if device != "CPU" {
             return None;
         }
         let mut hash = Xxh3Default::new();
-        let words = [graph.name.clone(), version(), processor::identity(), format!("{attention_share:?}")];
+        let words = [graph.name.clone(), version(), processor::identity(), format!("{attention:?}")];
         let properties_words = properties.iter().flat_map(|(key, value)| [key.clone(), value.clone()]);
         for word in words.into_iter().chain(properties_words) {
             hash.update(&(word.len() as u64).to_le_bytes());

@@ -23,8 +23,15 @@ pub(super) fn logits(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Ve
     let graph = Graph::over(core, compiled)?;
     let (cache, layout) = (ports.allocate(blocks)?, ports.layout(blocks, vocabulary));
     let unpacked = Unpacked::none();
-    let mut runner =
-        OpenVinoRunner::new(Parts { graph, unpacked, keeping: None, cache, layout, adapters: 0 })?;
+    let mut runner = OpenVinoRunner::new(Parts {
+        graph,
+        unpacked,
+        keeping: None,
+        cache,
+        layout,
+        adapters: 0,
+        kv_heads: ports.kv_heads,
+    })?;
     let mut all = Vec::new();
     let mut past = 0;
     for count in STEPS {
@@ -43,6 +50,7 @@ pub(super) fn logits(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Ve
                 samples: 0..1,
                 scored: 0..0,
                 drafts: 0,
+                left: 0,
                 adapter: 0,
             }],
             ..Batch::default()

@@ -21,6 +21,10 @@ impl Element for i32 {
     const TYPE: ElementType = ElementType::I32;
 }
 
+impl Element for u8 {
+    const TYPE: ElementType = ElementType::U8;
+}
+
 impl Element for f32 {
     const TYPE: ElementType = ElementType::F32;
 }

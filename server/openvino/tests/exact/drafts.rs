@@ -23,6 +23,7 @@ fn engine_config() -> EngineConfig {
         waiting_max: 64,
         sequence_tokens_max: 256,
         prefix_caching: true,
+        cached_tokens_max: None,
         step_time_max: None,
         // Time stands still: every guess is worth it, whatever a model costs.
         clock: Clock::simulated(),

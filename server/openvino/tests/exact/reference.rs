@@ -8,7 +8,7 @@ mod steps;
 use std::path::Path;
 
 use server_gguf::TensorType;
-use server_openvino::{Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
+use server_openvino::{Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
 
 pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
@@ -114,7 +114,7 @@ pub(crate) fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Co
         cache_bytes: Some(32 << 20),
         cache_tokens_max: 0,
         adapters: Vec::new(),
-        attention_share: None,
+        attention: Attention::default(),
     }
 }
 

@@ -72,8 +72,38 @@ impl Scheduler {
             let cached_tokens = sequence.cached_tokens.expect("invariant: what has a row was admitted");
             events.push(Event::Started { sequence: sequence.id, cached_tokens });
         }
-        if self.config.prefix_caching {
+        if self.config.prefix_caching && self.sequences.get(slot).left == 0 {
             self.cache_full_blocks(slot);
+        }
+        if let Some(blocks_max) = self.config.sequence_blocks_max {
+            self.leave_blocks(slot, blocks_max);
+        }
+    }
+
+    /// Has a sequence that generates leave the full blocks that it attended to least, if it has more than it may.
+    ///
+    /// What is in the prefix cache is there with all that it follows. So blocks of its own are taken out of it first, from the
+    /// last on, up to one that others hold or follow: those before stay.
+    fn leave_blocks(&mut self, slot: u32, blocks_max: u32) {
+        let block_tokens = self.config.block_tokens;
+        let sequence = self.sequences.get_mut(slot);
+        let full = (sequence.cached() / block_tokens) as usize;
+        if full <= blocks_max as usize || sequence.in_step || sequence.computed < sequence.prompt_tokens {
+            return;
+        }
+        if sequence.attended.to_leave(full, 0, blocks_max).is_empty() {
+            return;
+        }
+        while let Some(last) = sequence.registered.checked_sub(1)
+            && self.pool.unregister(sequence.table[last as usize])
+        {
+            sequence.registered = last;
+        }
+        let places = sequence.attended.to_leave(full, sequence.registered as usize, blocks_max);
+        sequence.attended.leave(&places);
+        sequence.left += places.len() as u32 * block_tokens;
+        for place in places.into_iter().rev() {
+            self.pool.release(sequence.table.remove(place));
         }
     }
 

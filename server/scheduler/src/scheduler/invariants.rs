@@ -50,7 +50,7 @@ impl Scheduler {
             assert_eq!(entry.rank, sequence.rank);
             assert!(sequence.uncomputed() > 0, "invariant: who runs has something to compute");
             assert!(
-                sequence.table.len() >= sequence.computed.div_ceil(self.config.block_tokens) as usize,
+                sequence.table.len() >= sequence.cached().div_ceil(self.config.block_tokens) as usize,
                 "invariant: what is computed is in a block"
             );
             assert!(
@@ -62,7 +62,7 @@ impl Scheduler {
             }
             // What is computed next is written where nobody else reads, or copied or allocated first.
             if sequence.uncomputed() > 1 || sequence.row.is_some() {
-                let next = (sequence.computed / self.config.block_tokens) as usize;
+                let next = (sequence.cached() / self.config.block_tokens) as usize;
                 for block in &sequence.table[next..] {
                     assert!(!self.pool.is_shared(*block), "invariant: nobody writes what others read");
                     assert!(self.pool.serial(*block).is_none(), "invariant: cached content stays as it is");

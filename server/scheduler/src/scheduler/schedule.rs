@@ -123,13 +123,14 @@ impl Scheduler {
         if wanted == 0 || sequence.in_step || !sequence.siblings.is_empty() {
             return 0;
         }
-        let end = sequence.tokens_len() + wanted;
+        let end = sequence.tokens_len() - sequence.left + wanted;
         while sequence.table.len() < end.div_ceil(self.config.block_tokens) as usize
             && self.pool.blocks_available() > self.watermark_blocks
         {
             sequence.table.extend(self.pool.allocate());
         }
-        let room = sequence.table.len() as u32 * self.config.block_tokens - sequence.tokens_len();
+        let room =
+            sequence.table.len() as u32 * self.config.block_tokens + sequence.left - sequence.tokens_len();
         wanted.min(room)
     }
 
@@ -199,7 +200,7 @@ impl Scheduler {
         let slot = self.running[position].slot;
         loop {
             let sequence = self.sequences.get_mut(slot);
-            let index = (sequence.computed / self.config.block_tokens) as usize;
+            let index = (sequence.cached() / self.config.block_tokens) as usize;
             match sequence.table.get(index).copied() {
                 None => {
                     if let Some(block) = self.pool.allocate() {

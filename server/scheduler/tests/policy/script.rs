@@ -40,6 +40,7 @@ pub(crate) fn config() -> SchedulerConfig {
         waiting_max: 8,
         sequence_tokens_max: 64,
         prefix_caching: true,
+        sequence_blocks_max: None,
     }
 }
 

@@ -37,18 +37,31 @@ impl Cache {
     pub(crate) fn write(&mut self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
         let end = row.past as usize + row.tokens.len();
         for (position, entry) in history(row.adapter, &tokens[..end]).enumerate().skip(row.past as usize) {
-            let at = self.at(batch.row_blocks(row), position);
+            let at = self.at(batch.row_blocks(row), position - row.left as usize);
             self.slots[at] = Some(entry);
         }
     }
 
-    /// Asserts that `row` finds the whole history of its sequence.
+    /// Asserts that `row` finds the whole history of its sequence, but for blocks of it that it has left: neither the first, nor
+    /// those before the one that it writes.
     pub(crate) fn read(&self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
         let end = row.past as usize + row.tokens.len();
-        for (position, entry) in history(row.adapter, &tokens[..end]).enumerate() {
-            let at = self.at(batch.row_blocks(row), position);
-            assert_eq!(self.slots[at], Some(entry), "{:?} finds its token {position}", row.sequence);
+        let history: Vec<Entry> = history(row.adapter, &tokens[..end]).map(Some).collect();
+        let mut expected = history.chunks(self.block_tokens);
+        let mut left = row.left as usize;
+        for (index, &block) in batch.row_blocks(row).iter().enumerate() {
+            let at = self.slot(block, 0);
+            let is_found = |entries: &&[Entry]| self.slots[at..at + entries.len()] == **entries;
+            let skipped =
+                expected.by_ref().take_while(|entries| !is_found(entries)).count() * self.block_tokens;
+            assert!(
+                skipped <= left && (skipped == 0 || index > 0),
+                "{:?} finds its block {index}",
+                row.sequence
+            );
+            left -= skipped;
         }
+        assert!(left == 0 && expected.next().is_none(), "{:?} finds all but what it left", row.sequence);
     }
 
     /// Loses everything.
@@ -70,7 +83,7 @@ impl Cache {
 
     /// What a failed step leaves in the blocks of `row` that it was to write.
     pub(crate) fn spoil(&mut self, batch: &Batch, row: &Row) {
-        for block in &batch.row_blocks(row)[row.past as usize / self.block_tokens..] {
+        for block in &batch.row_blocks(row)[row.cached() as usize / self.block_tokens..] {
             let at = self.slot(*block, 0);
             self.slots[at..at + self.block_tokens].fill(None);
         }

@@ -47,6 +47,8 @@ pub(crate) struct Totals {
     pub(crate) unreadable: u32,
     /// Times the cache was given up, with nothing in work.
     pub(crate) slept: u32,
+    /// Tokens that rows had left.
+    pub(crate) left: u32,
     /// Of which sequences were in which blocks, in all steps.
     pub(crate) digest: u64,
 }
@@ -308,7 +310,13 @@ impl Harness {
             let generated = tokens.len() - known.prompt_tokens;
             let stop = &self.requests[&known.request].stop;
             assert!(row.drafts == 0 || generated < stop.tokens_max as usize, "a token can follow");
-            assert_eq!(row.blocks.len(), range.end.div_ceil(self.config.block_tokens as usize));
+            let block_tokens = self.config.block_tokens as usize;
+            let held = (range.end - row.left as usize).div_ceil(block_tokens);
+            assert_eq!(row.blocks.len(), held);
+            assert!(
+                row.left == 0 || range.end > known.prompt_tokens,
+                "nothing of a prompt is left while it is computed"
+            );
             assert_eq!(!row.samples.is_empty(), range.end == tokens.len(), "sampled at the end only");
             self.check_scores(row);
             for &id in batch.row_samples(row) {
@@ -320,7 +328,7 @@ impl Harness {
                     batch.samples.iter().filter(|id| self.sequences[id].request == known.request).count();
                 assert_eq!(sampling, alive as usize, "all of them or none");
             }
-            for block in &batch.row_blocks(row)[range.start / self.config.block_tokens as usize..] {
+            for block in &batch.row_blocks(row)[row.cached() as usize / block_tokens..] {
                 assert_eq!(written.insert(*block, row.sequence), None, "a block has one writer");
             }
         }
@@ -373,6 +381,11 @@ impl Harness {
 
     fn commit(&mut self, batch: &Batch) {
         let sampled = self.sample(batch);
+        if self.config.sequence_blocks_max.is_some() {
+            let weights: Vec<f32> = batch.blocks.iter().map(|_| self.random.below(100) as f32).collect();
+            self.scheduler.attended(batch, &weights);
+            self.totals.left += batch.rows.iter().map(|row| row.left).sum::<u32>();
+        }
         let mut events = Vec::new();
         self.scheduler.commit(batch, &sampled, &mut events);
         let before = |from: SequenceId| self.sequences[&from].tokens.clone();

@@ -24,6 +24,7 @@ fn config() -> SchedulerConfig {
         waiting_max: 12,
         sequence_tokens_max: 48,
         prefix_caching: true,
+        sequence_blocks_max: None,
     }
 }
 
@@ -82,6 +83,23 @@ fn holds_when_steps_are_limited_by_times_that_mean_nothing() {
         ..config()
     };
     check(12, 15_000, Setup { config, hash: block_hash, vocabulary: 2, keeps: false });
+}
+
+#[test]
+fn holds_when_sequences_leave_blocks() {
+    let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 16);
+    let left = SchedulerConfig { sequence_blocks_max: Some(5), sequence_tokens_max: 64, ..config() };
+    let roomy = SchedulerConfig { blocks_total: 200, ..left.clone() };
+    let uncached = SchedulerConfig { prefix_caching: false, ..left.clone() };
+    for (seed, config, hash, keeps) in [
+        (16, left.clone(), block_hash as fn(_, &[_]) -> _, false),
+        (17, roomy, block_hash, true),
+        (18, uncached, block_hash, false),
+        (19, left, few, true),
+    ] {
+        let totals = check(seed, 15_000, Setup { config, hash, vocabulary: 2, keeps });
+        assert!(totals.left > 4_000, "{totals:?}");
+    }
 }
 
 #[test]

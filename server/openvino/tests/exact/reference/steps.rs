@@ -71,6 +71,7 @@ fn push(
         samples: start.2..batch.samples.len() as u32,
         scored: 0..0,
         drafts: 0,
+        left: 0,
         adapter,
     });
 }

@@ -221,6 +221,7 @@ impl DraftModel {
                 samples: samples..batch.samples.len() as u32,
                 scored: 0..0,
                 drafts: 0,
+                left: 0,
                 // Adapters are the model's: it guesses for all alike.
                 adapter: 0,
             });

@@ -1,0 +1,63 @@
+//! Sequences that leave blocks while they generate.
+
+use server_engine::Engine;
+use server_engine::sim::expected_tokens;
+
+use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
+
+const BLOCK_TOKENS: u32 = 8;
+const KEPT: u32 = 64;
+
+fn setup() -> Setup {
+    let mut setup = Setup::new(100);
+    setup.engine.cached_tokens_max = Some(KEPT);
+    setup
+}
+
+#[tokio::test]
+async fn a_long_sequence_leaves_blocks_and_goes_on_and_a_short_one_is_untouched() {
+    let (engine, gate) = setup().start_gated();
+    let handle = engine.handle();
+    let long = handle.submit(request(&prompt(1, 200), 60)).unwrap();
+    let short = handle.submit(request(&prompt(2, 10), 30)).unwrap();
+    let (mut all, mut fewest) = (0, u32::MAX);
+    for _ in 0..40 {
+        let batch = gate.arrive();
+        for row in batch.rows.iter().filter(|row| row.past >= 200) {
+            assert_eq!(row.left % BLOCK_TOKENS, 0, "whole blocks are left");
+            assert_eq!(row.blocks.len() as u32, (row.past + 1 - row.left).div_ceil(BLOCK_TOKENS));
+            all = all.max(row.blocks.len() as u32);
+            fewest = fewest.min(row.blocks.len() as u32);
+        }
+        gate.pass();
+    }
+    assert_eq!(all, 26, "first it has all");
+    assert_eq!(fewest, KEPT / BLOCK_TOKENS + 1, "then no more than it may, and the one that it fills");
+    assert!(handle.load().borrow().load.blocks_active < 20, "others have room");
+    drop(gate.release());
+    assert_eq!(tokens(long).await.len(), 60);
+    assert_eq!(tokens(short).await, expected_tokens(&prompt(2, 10), 30, VOCABULARY));
+    settled(&handle).await;
+    assert_eq!(handle.load().borrow().load.blocks_active, 0);
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn what_follows_left_blocks_is_not_found_by_others() {
+    let engine = setup().start();
+    let handle = engine.handle();
+    let first = tokens(handle.submit(request(&prompt(1, 200), 60)).unwrap()).await;
+    // The conversation goes on: what is found of it is what was computed with all that came before.
+    let next = [prompt(1, 200), first].concat();
+    let answer = tokens(handle.submit(request(&next, 5)).unwrap()).await;
+    assert_eq!(answer, expected_tokens(&next, 5, VOCABULARY));
+    engine.shutdown().unwrap();
+}
+
+#[test]
+fn fewer_than_four_blocks_are_too_few() {
+    let mut setup = setup();
+    setup.engine.cached_tokens_max = Some(4 * BLOCK_TOKENS - 1);
+    let started = Engine::start(setup.engine.clone(), Box::new(setup.runner()), Box::new(|_| {}));
+    assert!(started.err().unwrap().to_string().contains("cached_tokens_max"));
+}
