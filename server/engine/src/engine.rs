@@ -54,10 +54,12 @@ pub const WAITING_MAX: u32 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A size is zero, or too small to compute anything with.
-    #[error("{name} is too small")]
+    #[error("{name} is too small: it is to be {min} at least")]
     TooSmall {
         /// The field of [`EngineConfig`] or [`CacheLayout`].
         name: &'static str,
+        /// What would do.
+        min: u32,
     },
     /// More may never wait: the queue is allocated at once.
     #[error("waiting_max is greater than {WAITING_MAX}")]
@@ -244,8 +246,8 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         ("sequence_tokens_max", config.sequence_tokens_max.min(cache_tokens), 2),
         ("cached_tokens_max", config.cached_tokens_max.unwrap_or(u32::MAX), 4 * block_tokens),
     ];
-    if let Some((name, ..)) = sizes.into_iter().find(|(_, size, min)| size < min) {
-        return Err(StartError::TooSmall { name });
+    if let Some((name, _, min)) = sizes.into_iter().find(|(_, size, min)| size < min) {
+        return Err(StartError::TooSmall { name, min });
     }
     if config.waiting_max > WAITING_MAX {
         return Err(StartError::TooManyWaiting);
