@@ -19,7 +19,7 @@ mod compiled;
 mod probe;
 
 /// Changes whenever the rewriting does: graphs of another version are not read.
-pub(crate) const VERSION: u64 = 8;
+pub(crate) const VERSION: u64 = 9;
 
 /// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
 const HEAD_BYTES: u64 = 1 << 22;

@@ -336,16 +336,16 @@ fn read(
 ) -> Result<Read, Error> {
     let mut read = read_graph(config, (source, form), core)?;
     stages.done("read the model");
-    if !config.adapters.is_empty() {
-        read.adapters = adapt(&mut read.model, &config.adapters, source)?;
-        stages.done("add the adapters");
-    }
     let asked = config.asked(core);
     let are_own = projections::are_own(asked, config.unpack);
-    let is_around_f32 = are_own && shim::can_own_projections(&mut read.model)?;
-    let attention = OwnAttention::wanted(asked, is_around_f32);
+    let all_are_own = are_own && shim::can_own_projections(&mut read.model)?;
+    if !config.adapters.is_empty() {
+        read.adapters = adapt(&mut read.model, config, source, all_are_own)?;
+        stages.done("add the adapters");
+    }
+    let attention = OwnAttention::wanted(asked, all_are_own);
     let is_own = shim::make_paged(&mut read.model, attention)?;
-    read.is_around_f32 = is_around_f32 && is_own;
+    read.is_around_f32 = all_are_own && is_own;
     tracing::debug!(is_own, "the attention is paged");
     stages.done("make the attention paged");
     if are_own {
@@ -387,13 +387,13 @@ fn read_graph(config: &Config, (source, form): (&Source, Option<Form>), core: &C
 }
 
 /// Adds the adapters to a model whose projections are not merged, and merges these.
-fn adapt(model: &mut Model, adapters: &[AdapterSource], source: &Source) -> Result<Vec<u64>, Error> {
+fn adapt(model: &mut Model, config: &Config, source: &Source, own: bool) -> Result<Vec<u64>, Error> {
     let architecture = match source {
         Source::Gguf(path) => Some(gguf::architecture(path)?),
         Source::Ir(_) => None,
     };
     let origin = architecture.as_deref().map_or(Origin::Ir, Origin::Gguf);
-    let digests = adapters::adapt(model, adapters, origin)?;
+    let digests = adapters::adapt(model, &config.adapters, origin, own)?;
     shim::merge_projections(model)?;
     Ok(digests)
 }
