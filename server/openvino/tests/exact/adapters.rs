@@ -197,6 +197,19 @@ fn each_projection_alone_is_changed_by_our_own_kernels() {
 }
 
 #[test]
+fn without_an_adapter_a_token_gives_what_it_does_where_there_are_none() {
+    if !has_own_kernels() {
+        return;
+    }
+    let case = Adapted::new(&recipe("llama", TensorType::Q4K), &two());
+    let loaded = Config { adapters: case.sources.clone(), ..config(&case.file(), Form::Compact, &ROUNDED) };
+    let beside = case.difference(&loaded, [0; 4]);
+    let (mut runner, _) = load(&Config { adapters: Vec::new(), ..loaded }, &mut |_| {}).unwrap();
+    let alone = worst_difference_with(&mut runner, &case.tokens, [(0, &case.logits[0][..]); 4]);
+    assert_eq!(beside.to_bits(), alone.to_bits());
+}
+
+#[test]
 fn large_steps_on_weights_of_their_own_have_the_adapters_too() {
     let case = Adapted::new(&recipe("llama", TensorType::Q8_0), &two());
     let config = Config { unpack: Unpack::FromTokens(8), ..case.config(Form::Compact) };
