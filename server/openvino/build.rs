@@ -16,6 +16,7 @@ const SOURCES: &[&str] = &[
     "gguf.cpp",
     "merge.cpp",
     "paged.cpp",
+    "projection/adapters.cpp",
     "projection/chain.cpp",
     "projection/dispatch.cpp",
     "projection/op.cpp",

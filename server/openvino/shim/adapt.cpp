@@ -5,12 +5,16 @@
 //
 // Adapters lie after each other along the rank, so that tokens of any of them, and of none, share a step. Projections
 // that read the same input share the first product.
+//
+// Where all projections will be our own, nothing is added here: they take the matrices themselves, which they are given as
+// attributes of what they replace.
 #include <map>
 #include <utility>
 #include <vector>
 
 #include <openvino/op/ops.hpp>
 
+#include "adapted.hpp"
 #include "model.hpp"
 #include "rotary.hpp"
 #include "weights.hpp"
@@ -20,8 +24,6 @@ namespace {
 namespace op = ov::op;
 using MatMul = op::v0::MatMul;
 using NodePtr = std::shared_ptr<ov::Node>;
-
-constexpr const char* input_name = "adapters";
 
 // By the name of its weight in the file, or else its own.
 std::string name_of(const MatMul& matmul) {
@@ -52,11 +54,40 @@ NodePtr integers(std::vector<int64_t> values) {
     return op::v0::Constant::create(ov::element::i64, {values.size()}, values);
 }
 
+// What one adapter adds to a projection, of what all do.
+std::shared_ptr<ovfleet::LowRank> part_of(const Place& place, size_t begin, size_t end) {
+    const auto& [matmul, adapted] = place;
+    const size_t rows = matmul->get_input_shape(1)[0], columns = matmul->get_input_shape(1)[1], ranks = end - begin;
+    auto part = std::make_shared<ovfleet::LowRank>();
+    part->adapter = adapted->owners[begin];
+    part->rows = rows;
+    part->ranks = ranks;
+    part->down.assign(adapted->down + begin * columns, adapted->down + end * columns);
+    part->up.reserve(rows * ranks);
+    for (size_t row = 0; row < rows; ++row) {
+        const float* from = adapted->up + row * adapted->ranks;
+        part->up.insert(part->up.end(), from + begin, from + end);
+    }
+    return part;
+}
+
+// Tells a projection that will be our own what is added to it; answers how many parts that is.
+size_t note(const Place& place) {
+    const auto& [matmul, adapted] = place;
+    auto noted = std::make_shared<ovfleet::Adapted>();
+    for (size_t begin = 0, end; begin < adapted->ranks; begin = end) {
+        for (end = begin + 1; end < adapted->ranks && adapted->owners[end] == adapted->owners[begin];) ++end;
+        noted->parts.push_back(part_of(place, begin, end));
+    }
+    ovfleet::set_adapted(*matmul, noted);
+    return noted->parts.size();
+}
+
 class Adapter {
 public:
     Adapter() : adapters_(std::make_shared<op::v0::Parameter>(ov::element::i32, ov::PartialShape{-1})) {
-        adapters_->set_friendly_name(input_name);
-        adapters_->output(0).get_tensor().set_names({input_name});
+        adapters_->set_friendly_name(ovfleet::ADAPTERS_INPUT);
+        adapters_->output(0).get_tensor().set_names({ovfleet::ADAPTERS_INPUT});
         nothing_ = op::v0::Constant::create(ov::element::f32, {}, {0.0f});
     }
 
@@ -141,8 +172,9 @@ extern "C" int ovfleet_each_projection(const ov_model_t* model,
     });
 }
 
-extern "C" int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, const char* content) {
+extern "C" int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, int own, const char* content) {
     return ovfleet::guarded([&] {
+        model->object->set_rt_info(std::string(content), "ovfleet", "adapters");
         std::map<std::string, std::vector<std::shared_ptr<MatMul>>> named;
         for (const auto& matmul : projections(*model->object)) named[name_of(*matmul)].push_back(matmul);
         // In the order in which they come, so that the graph is the same each time.
@@ -159,10 +191,16 @@ extern "C" int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, 
             if (is_new) groups.emplace_back();
             groups[place->second].push_back({matmul, one});
         }
+        if (own) {
+            size_t parts = 0;
+            for (const auto& group : groups)
+                for (const auto& place : group) parts += note(place);
+            ovfleet::set_adapted_parts(*model->object, parts);
+            return;
+        }
         Adapter adapter;
         for (const auto& group : groups) adapter.add(group);
         model->object->add_parameters({adapter.input()});
-        model->object->set_rt_info(std::string(content), "ovfleet", "adapters");
         model->object->validate_nodes_and_infer_types();
     });
 }

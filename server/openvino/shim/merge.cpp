@@ -5,6 +5,7 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "adapted.hpp"
 #include "model.hpp"
 #include "weights.hpp"
 
@@ -79,13 +80,19 @@ void merge(const std::vector<std::shared_ptr<op::v0::MatMul>>& matmuls) {
     std::vector<NodePtr> weights;
     std::vector<int64_t> lengths;
     int64_t rows = 0;
+    auto adapted = std::make_shared<ovfleet::Adapted>();
     for (const auto& one : matmuls) {
+        if (const auto own = ovfleet::adapted_of(*one)) {
+            for (const auto& part : own->parts) part->first += size_t(rows);
+            adapted->parts.insert(adapted->parts.end(), own->parts.begin(), own->parts.end());
+        }
         weights.push_back(one->get_input_node_shared_ptr(1));
         lengths.push_back(weights.back()->get_output_shape(0)[0]);
         rows += lengths.back();
     }
     auto product = std::make_shared<op::v0::MatMul>(matmuls[0]->input_value(0), merged_weight(weights, rows), false, true);
     product->set_friendly_name(matmuls[0]->get_friendly_name() + "/merged");
+    if (!adapted->parts.empty()) ovfleet::set_adapted(*product, adapted);
     auto axis = op::v0::Constant::create(ov::element::i64, {}, {-1});
     auto sizes = op::v0::Constant::create(ov::element::i64, {lengths.size()}, lengths);
     auto split = std::make_shared<op::v1::VariadicSplit>(product, axis, sizes);

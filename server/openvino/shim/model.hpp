@@ -34,6 +34,8 @@ inline bool is_paged_attention(const ov::Node& node) {
     return std::strncmp(node.get_type_name(), "PagedAttention", 14) == 0;
 }
 
+constexpr const char* WANTED_INPUT = "wanted_rows";
+
 // Makes `wanted_rows` an input of a paged model: it computes the logits of these tokens, and `logits` are rows.
 void keep_wanted_rows(ov::Model& model);
 

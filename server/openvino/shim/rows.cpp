@@ -148,8 +148,8 @@ void ovfleet::keep_wanted_rows(ov::Model& model) {
     auto projection = vocabulary_projection(result);
 
     auto wanted = std::make_shared<op::v0::Parameter>(ov::element::i64, ov::PartialShape{-1});
-    wanted->set_friendly_name("wanted_rows");
-    wanted->output(0).get_tensor().set_names({"wanted_rows"});
+    wanted->set_friendly_name(WANTED_INPUT);
+    wanted->output(0).get_tensor().set_names({WANTED_INPUT});
     if (!cut_behind_attention(model, projection, wanted))
         projection->input(0).replace_source_output(wanted_of(projection->input_value(0), wanted));
 

@@ -87,9 +87,10 @@ typedef struct {
 } ovfleet_adapted;
 
 // Adds them to the graph, before projections are merged, and the input `adapters` [tokens] (i32): the number of the
-// adapter of each token, one that owns nothing for none. `content` is another with other adapters: a plugin that keeps
+// adapter of each token, 0 for none. With `own` all projections of the model will be our own: these do it by themselves, once
+// ovfleet_own_projections makes them, which also adds the input. `content` is another with other adapters: a plugin that keeps
 // compiled models is not to take graphs for the same that differ in these numbers only.
-int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, const char* content);
+int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, int own, const char* content);
 
 // Merges projections of equal form that read the same input (q/k/v, gate/up). `merged` counts those merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
@@ -149,9 +150,16 @@ typedef struct ovfleet_attention {
 // 0, and nothing is done, if the processor does not have the instruction set of these kernels.
 int ovfleet_try_attention(const ovfleet_attention* asked);
 
+// What an adapter adds to `rows` outputs of a projection from `first` on, for tests: up * (down * row).
+typedef struct ovfleet_low_rank {
+    int32_t adapter;
+    size_t first, rows, ranks;
+    const float *down, *up;
+} ovfleet_low_rank;
+
 // A projection of our own by itself, for tests: `count` rows by a matrix of `quants`, a byte each, of 4 or 8 bits (signed with
 // `is_signed`), whose groups of `group` inputs share a zero and a scale. `then`: 0, or 1 to add to `base`, or 2 to gate. With
-// `norm` the rows are normalised. Rows and outputs are f32, or bf16.
+// `norm` the rows are normalised. Rows and outputs are f32, or bf16. `adapters` are the numbers of those that rows have.
 typedef struct ovfleet_projection {
     size_t kernels, count, inputs, outputs, bits, group;
     int is_signed, then, is_bf16;
@@ -161,6 +169,9 @@ typedef struct ovfleet_projection {
     const void* rows;
     const float* base;
     void* to;
+    const ovfleet_low_rank* low_ranks;
+    size_t low_rank_count;
+    const int32_t* adapters;
 } ovfleet_projection;
 
 // 0, and nothing is done, if the processor does not have the instruction set of these kernels.

@@ -1,8 +1,8 @@
 //! Low-rank adapters: which projections of the model each changes, and what is added to them.
 //!
 //! All adapters are in one graph, after each other along the rank, and an input names the adapter of each token. So a
-//! step may have tokens of all of them, and costs the same whichever they are. Reading an adapter's files is in
-//! `adapters/`; what the graph looks like in `shim/adapt.cpp`.
+//! step may have tokens of all of them. Reading an adapter's files is in `adapters/`; what the graph looks like in
+//! `shim/adapt.cpp`, and where projections are our own, what these compute in `shim/projection/adapters.cpp`.
 
 mod config;
 mod file;
@@ -21,7 +21,8 @@ use crate::shim::{self, Adapted, Projection};
 /// The highest rank of an adapter.
 pub const ADAPTER_RANK_MAX: usize = 256;
 
-/// The highest rank of all adapters together, at any projection: what every token is multiplied by.
+/// The highest rank of all adapters together, at any projection: what every token is multiplied by, where projections are not
+/// our own.
 pub const ADAPTER_RANKS_MAX: usize = 1024;
 
 /// An adapter to load.
@@ -49,8 +50,8 @@ const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3",
 /// interleaved. Where the rotation was rewritten, so were they.
 const INTERLEAVED: &str = "llama";
 
-/// Reads adapters and adds them to a model whose projections are not merged. Answers a number for each that changes
-/// with its content.
+/// Reads adapters and adds them to a model whose projections are not merged, and with `own` will all be our own. Answers a
+/// number for each that changes with its content.
 ///
 /// # Errors
 /// One is unsound, or does not fit the model.
@@ -58,6 +59,7 @@ pub(crate) fn adapt(
     model: &mut Model,
     sources: &[AdapterSource],
     origin: Origin<'_>,
+    own: bool,
 ) -> Result<Vec<u64>, Error> {
     check(sources)?;
     let projections = projections(model, origin)?;
@@ -102,7 +104,7 @@ pub(crate) fn adapt(
     }
     let adapted: Vec<Adapted> = adapted.into_values().collect();
     let words = sources.iter().zip(&digests).map(|(source, digest)| format!("{}:{digest:016x}", source.name));
-    shim::adapt(model, &adapted, &words.collect::<Vec<_>>().join(" "))?;
+    shim::adapt(model, &adapted, own, &words.collect::<Vec<_>>().join(" "))?;
     Ok(digests)
 }
 

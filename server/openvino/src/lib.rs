@@ -29,6 +29,7 @@ mod runner;
 mod runtime;
 mod shim;
 mod sleep;
+mod source;
 mod unpacked;
 mod weights;
 

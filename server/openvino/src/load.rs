@@ -1,6 +1,6 @@
 //! Loading a model: what is read, in which form its weights are held, how large its KV cache is.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::cache::CachePorts;
 use crate::kept::{self, Facts, Kept, KeptCompiled, ToKeep};
 use crate::runner::{OpenVinoRunner, Parts};
 use crate::runtime::{CompiledModel, Core, Model};
+use crate::source::Source;
 use crate::unpacked::{Graph, PagedModel, Plan, Unpack, Unpacked};
 use crate::weights::Form;
 use crate::{Error, gguf, memory, processor, projections, shim};
@@ -46,7 +47,7 @@ pub struct Config {
 }
 
 impl Config {
-    fn asked<'a>(&'a self, core: &'a Core) -> Asked<'a> {
+    pub(crate) fn asked<'a>(&'a self, core: &'a Core) -> Asked<'a> {
         Asked { core, device: &self.device, properties: &self.properties }
     }
 }
@@ -353,19 +354,19 @@ fn read(
 ) -> Result<Read, Error> {
     let mut read = read_graph(config, (source, form), core)?;
     stages.done("read the model");
-    if !config.adapters.is_empty() {
-        read.adapters = adapt(&mut read.model, &config.adapters, source)?;
-        stages.done("add the adapters");
-    }
     let asked = config.asked(core);
     let are_own = projections::are_own(asked, config.unpack);
-    let is_around_f32 = are_own && shim::can_own_projections(&mut read.model)?;
-    let attention = OwnAttention::wanted(asked, is_around_f32, config.attention);
+    let all_are_own = are_own && shim::can_own_projections(&mut read.model)?;
+    if !config.adapters.is_empty() {
+        read.adapters = adapt(&mut read.model, config, source, all_are_own)?;
+        stages.done("add the adapters");
+    }
+    let attention = OwnAttention::wanted(asked, all_are_own, config.attention);
     let is_own = shim::make_paged(&mut read.model, attention)?;
     if config.attention.is_own() && !is_own {
         return Err(Error::Unsupported(NOT_OWN.to_owned()));
     }
-    read.is_around_f32 = is_around_f32 && is_own;
+    read.is_around_f32 = all_are_own && is_own;
     tracing::debug!(is_own, "the attention is paged");
     stages.done("make the attention paged");
     if are_own {
@@ -407,13 +408,13 @@ fn read_graph(config: &Config, (source, form): (&Source, Option<Form>), core: &C
 }
 
 /// Adds the adapters to a model whose projections are not merged, and merges these.
-fn adapt(model: &mut Model, adapters: &[AdapterSource], source: &Source) -> Result<Vec<u64>, Error> {
+fn adapt(model: &mut Model, config: &Config, source: &Source, own: bool) -> Result<Vec<u64>, Error> {
     let architecture = match source {
         Source::Gguf(path) => Some(gguf::architecture(path)?),
         Source::Ir(_) => None,
     };
     let origin = architecture.as_deref().map_or(Origin::Ir, Origin::Gguf);
-    let digests = adapters::adapt(model, adapters, origin)?;
+    let digests = adapters::adapt(model, &config.adapters, origin, own)?;
     shim::merge_projections(model)?;
     Ok(digests)
 }
@@ -460,59 +461,4 @@ fn derived_bytes(config: &Config, (block_bytes, block_tokens): (u64, u32), reser
     let free = memory::available_bytes().map_or(UNKNOWN, |free| free.saturating_sub(reserved) / 2);
     let wanted = config.cache_tokens_max.div_ceil(u64::from(block_tokens)) * block_bytes;
     free.min(wanted)
-}
-
-enum Source {
-    Gguf(PathBuf),
-    Ir(PathBuf),
-}
-
-impl Source {
-    fn find(path: &Path) -> Result<Self, Error> {
-        let missing = |expected| Error::Missing { path: path.to_owned(), expected };
-        if path.is_dir() {
-            let ir = path.join("openvino_model.xml");
-            return if ir.is_file() {
-                Ok(Self::Ir(ir))
-            } else {
-                Err(missing("the directory has no openvino_model.xml"))
-            };
-        }
-        if !path.is_file() {
-            return Err(missing("neither a GGUF file nor the directory of an OpenVINO IR"));
-        }
-        Ok(Self::Gguf(path.to_owned()))
-    }
-
-    /// The form that its weights are to have; `None` for an IR, which is served as it is.
-    fn form(&self, config: &Config, core: &Core) -> Option<Form> {
-        match self {
-            Self::Gguf(path) => Some(resolve(config, path, core)),
-            Self::Ir(_) => None,
-        }
-    }
-
-    /// Where its graph is kept, if anything is; an IR's is not, but what is compiled of it.
-    fn kept(&self, config: &Config, form: Option<Form>) -> Option<Kept> {
-        let (Self::Gguf(path) | Self::Ir(path)) = self;
-        let is_merged = config.adapters.is_empty();
-        Kept::of(config.graph_folder.as_deref()?, path, form, (config.context_tokens_max, is_merged))
-    }
-}
-
-/// Chooses the form that is exact and, of those, the fastest that memory allows.
-fn resolve(config: &Config, path: &Path, core: &Core) -> Form {
-    match config.weights {
-        Weights::As(form) => form,
-        Weights::Auto => {
-            // Held in 8 bits the weights are at most twice the file; compiling needs them twice for a moment.
-            let needed = path.metadata().map_or(0, |file| file.len()) * 4;
-            let fits = memory::available_bytes().is_none_or(|free| needed < free / 2);
-            if projections::are_plugins_in_bytes(config.asked(core), config.unpack) && fits {
-                Form::Fine
-            } else {
-                Form::Compact
-            }
-        }
-    }
 }

@@ -73,6 +73,7 @@ unsafe extern "C" {
         model: *mut ov_model_t,
         adapted: *const RawAdapted,
         count: usize,
+        own: c_int,
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
@@ -339,11 +340,12 @@ pub(crate) fn projections(model: &mut Model) -> Result<(Vec<Projection>, usize),
     Ok((all, unknown))
 }
 
-/// Adds adapters to a model's projections, none of which is merged. `content` is another with other adapters.
+/// Adds adapters to a model's projections, none of which is merged, and all of which will be our own with `own`: then they are
+/// in the graph once [`own_projections`] has made these. `content` is another with other adapters.
 ///
 /// # Panics
 /// If matrices are not of the sizes that are said.
-pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted], content: &str) -> Result<(), Error> {
+pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted], own: bool, content: &str) -> Result<(), Error> {
     let c_string =
         |text: &str| CString::new(text).map_err(|_| Error::runtime("add the adapters", "NUL in a name"));
     let content = c_string(content)?;
@@ -364,10 +366,10 @@ pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted], content: &str) -> Re
     let raw: Vec<_> = adapted.iter().zip(&names).map(raw).collect();
     // SAFETY: the pointers in `raw` are of `names`, and of vectors whose lengths have just been checked against the
     // ranks and, as the shim checks by the name, the projection's rows and columns; the shim copies before it returns.
-    check(
-        unsafe { ovfleet_adapt(model.as_mut_ptr(), raw.as_ptr(), raw.len(), content.as_ptr()) },
-        "add the adapters",
-    )
+    let code = unsafe {
+        ovfleet_adapt(model.as_mut_ptr(), raw.as_ptr(), raw.len(), c_int::from(own), content.as_ptr())
+    };
+    check(code, "add the adapters")
 }
 
 /// Merges projections that read the same input; answers how many went into merged ones.

@@ -59,5 +59,11 @@ fn fewer_than_four_blocks_are_too_few() {
     let mut setup = setup();
     setup.engine.cached_tokens_max = Some(4 * BLOCK_TOKENS - 1);
     let started = Engine::start(setup.engine.clone(), Box::new(setup.runner()), Box::new(|_| {}));
-    assert!(started.err().unwrap().to_string().contains("cached_tokens_max is too small: it is to be 32 at least"));
+    assert!(
+        started
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("cached_tokens_max is too small: it is to be 32 at least")
+    );
 }

@@ -54,13 +54,17 @@ std::shared_ptr<Projection> next_of(const Chain& chain) {
 // Makes a chain one operation.
 void join(const Chain& chain) {
     ov::OutputVector inputs{chain.front()->input_value(ROWS), {}};
+    Output adapters;
     std::vector<Stage> stages;
     size_t bytes = 0;
     for (const auto& one : chain) {
         stages.push_back(one->stages().front());
         bytes += memory_of(stages.back());
-        if (one->get_input_size() > STREAM && inputs.size() == STREAM) inputs.push_back(one->input_value(STREAM));
+        if (one->has_stream() && inputs.size() == STREAM) inputs.push_back(one->input_value(STREAM));
+        // The same of all of them, as their rows are.
+        if (one->has_adapters()) adapters = one->input_value(one->get_input_size() - 1);
     }
+    if (adapters.get_node()) inputs.push_back(adapters);
     ov::Tensor memory(ov::element::u8, {bytes});
     auto* to = static_cast<uint8_t*>(memory.data());
     for (const auto& one : chain) {

@@ -156,6 +156,35 @@ inline void write(const Matrix& matrix, const Floats (&total)[2], size_t panel, 
     }
 }
 
+// Adds to the sums of rows what their adapter makes of them: in the order of its ranks, so that it is the same for a row whatever
+// is beside it.
+template <size_t R>
+inline void add_up(const Matrix& matrix, size_t panel, size_t pair, const Lowered* of, Floats (*total)[2]) {
+    const auto* halves = behind_adapters<Half>(matrix, of->adapter->halves) + panel * 2;
+    const float* low[R];
+    for (size_t r = 0; r < R; ++r) low[r] = of[r].low;
+    for (size_t v = 0; v < 2; ++v) {
+        const float* up = behind_adapters<float>(matrix, halves[v].up) + pair * LANES;
+        Floats sum[R];
+        for (size_t r = 0; r < R; ++r) sum[r] = total[r][v];
+        for (size_t rank = halves[v].first; rank < halves[v].last; ++rank, up += PANEL / 2) {
+            const Floats weights = load(up);
+            for (size_t r = 0; r < R; ++r) sum[r] += weights * low[r][rank];
+        }
+        for (size_t r = 0; r < R; ++r) total[r][v] = sum[r];
+    }
+}
+
+// The same for the rows of a tile. Apart, so that nothing of it is in the way where there are no adapters.
+template <size_t R>
+__attribute__((noinline)) void add_adapters(const Matrix& matrix, size_t panel, size_t pair, const Lowered* of, Floats (*total)[2]) {
+    bool is_one = of->adapter;
+    for (size_t r = 1; r < R; ++r) is_one = is_one && of[r].adapter == of->adapter;
+    if (is_one) return add_up<R>(matrix, panel, pair, of, total);
+    for (size_t r = 0; r < R; ++r)
+        if (of[r].adapter) add_up<1>(matrix, panel, pair, of + r, total + r);
+}
+
 template <size_t R, size_t BITS, size_t GROUP, typename T>
 void multiply_as(const Matrix& matrix, const Rows& rows, size_t begin, size_t end, size_t first, size_t last, size_t after,
                  const T* base, T* to) {
@@ -170,6 +199,13 @@ void multiply_as(const Matrix& matrix, const Rows& rows, size_t begin, size_t en
                                               rows.quants + tile * R * matrix.inputs,
                                               rows.scales + tile * R * (matrix.inputs / ROUNDED),
                                               rows.sums + tile * R * groups(matrix), ahead, total);
+                if (rows.lowered) {
+                    // By a copy, so that sums stay in registers.
+                    Floats adapted[R][2];
+                    std::memcpy(adapted, total, sizeof(total));
+                    add_adapters<R>(matrix, panel, pair, rows.lowered + tile * R, adapted);
+                    std::memcpy(total, adapted, sizeof(total));
+                }
                 for (size_t r = 0; r < R && tile * R + r < rows.count; ++r)
                     write(matrix, total[r], panel, pair, tile * R + r, base, to);
             }
@@ -267,6 +303,50 @@ void round(const Matrix& matrix, Numbers from, size_t tile, const Rows& to) {
     (from.is_bf16 ? round_from<bf16> : round_from<float>)(matrix, from.data, tile, to);
 }
 
+// Multiplies `R` rows, numbers of each by `by`, by ranks of an adapter, as many as registers hold the sums of.
+template <size_t R, typename T>
+void lower_tile(const Matrix& matrix, const float* down, size_t count, const T* const* from, const float* by, float* const* to) {
+    constexpr size_t at_once = LANES == 16 || R < 3 ? RANKS : RANKS / 2;
+    for (size_t rank = 0; rank < count; rank += at_once, down += at_once * matrix.inputs) {
+        Floats sum[R][at_once];
+        for (size_t r = 0; r < R; ++r)
+            for (size_t k = 0; k < at_once; ++k) sum[r][k] = Floats{};
+        for (size_t at = 0; at < matrix.inputs; at += LANES) {
+            Floats row[R];
+            for (size_t r = 0; r < R; ++r) row[r] = load(from[r] + at);
+            for (size_t k = 0; k < at_once; ++k) {
+                const Floats weights = load(down + k * matrix.inputs + at);
+                for (size_t r = 0; r < R; ++r) sum[r][k] += row[r] * weights;
+            }
+        }
+        for (size_t r = 0; r < R; ++r)
+            for (size_t k = 0; k < at_once; ++k) to[r][rank + k] = horizontal_sum(sum[r][k]) * by[r];
+    }
+}
+
+template <typename T>
+void lower_from(const Matrix& matrix, const void* all, const Owned& owned, size_t first, size_t last) {
+    constexpr size_t tile = 4;
+    static constexpr decltype(&lower_tile<1, T>) by_rows[tile] = {lower_tile<1, T>, lower_tile<2, T>, lower_tile<3, T>,
+                                                                  lower_tile<4, T>};
+    const float* down = behind_adapters<float>(matrix, owned.adapter->down) + first * matrix.inputs;
+    for (size_t begin = 0; begin < owned.count; begin += tile) {
+        const size_t count = owned.count - begin < tile ? owned.count - begin : tile;
+        const T* from[tile];
+        float by[tile], *to[tile];
+        for (size_t r = 0; r < count; ++r) {
+            from[r] = (const T*)all + owned.rows[begin + r] * matrix.inputs;
+            by[r] = matrix.norm ? inverse_root(matrix, from[r]) : 1;
+            to[r] = owned.low + (begin + r) * owned.adapter->ranks + first;
+        }
+        by_rows[count - 1](matrix, down, last - first, from, by, to);
+    }
+}
+
+void lower(const Matrix& matrix, Numbers from, const Owned& owned, size_t first, size_t last) {
+    (from.is_bf16 ? lower_from<bf16> : lower_from<float>)(matrix, from.data, owned, first, last);
+}
+
 }  // namespace
 
-const Kernels ovfleet::projection::OVFLEET_KERNELS = {round, multiply};
+const Kernels ovfleet::projection::OVFLEET_KERNELS = {round, multiply, lower};

@@ -11,7 +11,7 @@ namespace ovfleet::projection {
 namespace {
 
 // How many numbers a stage is written as.
-constexpr size_t STAGE_NUMBERS = 8;
+constexpr size_t STAGE_NUMBERS = 10;
 
 Numbers numbers(const ov::Tensor& tensor) {
     return {const_cast<void*>(tensor.data()), tensor.get_element_type() == ov::element::bf16};
@@ -41,9 +41,10 @@ std::shared_ptr<ov::Node> Projection::clone_with_new_inputs(const ov::OutputVect
 
 template <typename Visit>
 void Projection::each_number(Visit visit) {
-    for (auto& [matrix, has_norm] : stages_) {
+    for (auto& [matrix, has_norm, adapter_bytes] : stages_) {
         visit(matrix.inputs), visit(matrix.outputs), visit(matrix.bits), visit(matrix.group);
         visit(matrix.factor), visit(matrix.then), visit(matrix.epsilon), visit(has_norm);
+        visit(matrix.adapter_count), visit(adapter_bytes);
     }
 }
 
@@ -77,6 +78,10 @@ bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
     return true;
 }
 
+bool Projection::has_adapters() const {
+    return std::any_of(stages_.begin(), stages_.end(), [](const Stage& stage) { return stage.matrix.adapter_count > 0; });
+}
+
 size_t Projection::stream_size() const {
     size_t size = 0;
     for (const auto& stage : stages_)
@@ -95,6 +100,12 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
         shape.back() = stream_size();
         outputs[1].set_shape(shape);
     }
+    const int32_t* adapters = nullptr;
+    if (has_adapters()) {
+        if (inputs.back().get_size() != rows) return false;
+        adapters = static_cast<const int32_t*>(inputs.back().data());
+        if (std::all_of(adapters, adapters + rows, [](int32_t number) { return number == 0; })) adapters = nullptr;
+    }
     // What stages but the last give, and the stream if nobody else wants it.
     size_t most = 0;
     for (auto stage = stages_.begin(); stage + 1 < stages_.end(); ++stage) most = std::max(most, rows * results(stage->matrix));
@@ -103,16 +114,17 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
     const Numbers sum = gives_stream_ ? numbers(outputs[1])
                         : is_added()  ? last
                                       : Numbers{own_stream.at_least(rows * stream_size()), false};
-    Numbers from = numbers(inputs[ROWS]), stream = inputs.size() > STREAM ? numbers(inputs[STREAM]) : Numbers{};
+    Numbers from = numbers(inputs[ROWS]), stream = has_stream() ? numbers(inputs[STREAM]) : Numbers{};
     const auto* memory = static_cast<const uint8_t*>(inputs[MEMORY].data());
     for (const auto& stage : stages_) {
         Matrix matrix = stage.matrix;
         if (stage.has_norm) matrix.norm = reinterpret_cast<const float*>(memory);
         matrix.panels = memory + panels_at(stage);
+        if (stage.adapter_bytes > 0) matrix.adapters = reinterpret_cast<const Adapter*>(memory + adapters_at(stage));
         memory += memory_of(stage);
         const bool adds = matrix.then == Then::added;
         const Numbers to = adds ? sum : &stage == &stages_.back() ? last : between;
-        run(*found, matrix, rows, from, stream, to);
+        run(*found, matrix, rows, adapters, from, stream, to);
         from = to;
         if (adds) stream = to;
     }

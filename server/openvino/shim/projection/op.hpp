@@ -11,7 +11,8 @@
 
 namespace ovfleet::projection {
 
-// Inputs: rows, the memory of the matrices, and the stream. Few, since the plugin takes its time for each: therefore as many
+// Inputs: rows, the memory of the matrices, the stream if there is any, and then, if any stage has adapters, the number of that
+// of each row. Few, since the plugin takes its time for each: therefore as many
 // projections as follow each other are one operation.
 enum Input : size_t { ROWS, MEMORY, STREAM };
 
@@ -20,15 +21,17 @@ enum Input : size_t { ROWS, MEMORY, STREAM };
 struct Stage {
     Matrix matrix;
     bool has_norm;
+    size_t adapter_bytes;
 };
 
-// Where the panels of a stage begin in its memory, behind its norm; and its end.
+// Where the panels of a stage begin in its memory, behind its norm, and behind them its adapters; and its end.
 inline size_t panels_at(const Stage& stage) {
     return stage.has_norm ? (stage.matrix.inputs * sizeof(float) + 63) / 64 * 64 : 0;
 }
-inline size_t memory_of(const Stage& stage) {
+inline size_t adapters_at(const Stage& stage) {
     return panels_at(stage) + panels(stage.matrix) * panel_bytes(stage.matrix);
 }
+inline size_t memory_of(const Stage& stage) { return adapters_at(stage) + stage.adapter_bytes; }
 
 // Outputs: what the last stage gives, and the stream with `gives_stream`.
 class Projection : public ov::op::Op {
@@ -41,6 +44,8 @@ public:
     const std::vector<Stage>& stages() const { return stages_; }
     bool is_added() const { return stages_.back().matrix.then == Then::added; }
     bool to_bf16() const { return to_bf16_; }
+    bool has_adapters() const;
+    bool has_stream() const { return get_input_size() > STREAM + (has_adapters() ? 1 : 0); }
 
     void validate_and_infer_types() override;
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override;

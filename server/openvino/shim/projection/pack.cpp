@@ -108,16 +108,15 @@ void pack(const Weight& weight, const Matrix& matrix, uint8_t* to) {
     const Each scales(weight.scales, weight), zeros(weight.zeros, weight);
     // What signed quants are moved by, so are their zeros, whatever these are written in.
     const float moved = float(quants.moved);
-    const bool is_gated = matrix.then == Then::gated;
-    const size_t half = PANEL / 2, repeated = weight.group / matrix.group, in_panel_max = is_gated ? half : PANEL;
+    const size_t half = PANEL / 2, repeated = weight.group / matrix.group;
     share(panels(matrix), 1, false, [&](size_t panel) {
         uint8_t* at = to + panel * panel_bytes(matrix);
         std::memset(at, 0, panel_bytes(matrix));
         for (size_t group = 0; group < groups(matrix); ++group, at += group_bytes(matrix)) {
             for (size_t in_panel = 0; in_panel < PANEL; ++in_panel) {
-                const size_t result = panel * in_panel_max + in_panel % in_panel_max;
-                if (result >= results(matrix)) continue;
-                const size_t output = result + in_panel / in_panel_max * results(matrix);
+                const auto place = output_at(matrix, panel, in_panel);
+                if (!place) continue;
+                const size_t output = *place;
                 auto* halves = reinterpret_cast<ov::float16*>(at);
                 halves[in_panel] = ov::float16(scales.at(output, group / repeated) / matrix.factor);
                 halves[PANEL + in_panel] = ov::float16(zeros.at(output, group / repeated) + moved);
@@ -125,9 +124,9 @@ void pack(const Weight& weight, const Matrix& matrix, uint8_t* to) {
                 for (size_t i = 0; i < matrix.group; ++i) {
                     const auto quant = uint8_t(quants[output * weight.inputs + group * matrix.group + i]);
                     // Fours of 16 outputs, the first 16 of the panel before the others; of 4 bits two share their bytes.
-                    const size_t four = i / 4 / (8 / matrix.bits), place = in_panel % half * 4 + i % 4;
+                    const size_t four = i / 4 / (8 / matrix.bits), at_four = in_panel % half * 4 + i % 4;
                     const size_t shift = matrix.bits == 4 && i / 4 % 2 == 1 ? 4 : 0;
-                    fours[(four * 2 + in_panel / half) * half * 4 + place] |= uint8_t(quant << shift);
+                    fours[(four * 2 + in_panel / half) * half * 4 + at_four] |= uint8_t(quant << shift);
                 }
             }
         }

@@ -23,6 +23,25 @@ enum class Then : int64_t {
     gated,
 };
 
+// What an adapter adds to a product: up * (down * row), for the rows of its tokens.
+struct Adapter {
+    // By which tokens name it.
+    int64_t number;
+    // A multiple of `RANKS`.
+    uint64_t ranks;
+    // Where its matrices are, in bytes behind the first adapter: `down`, `[ranks][inputs]` of f32, in which the norm is, and for
+    // each panel two of `Half`, which say where `up` is.
+    uint64_t down, halves;
+};
+
+// The ranks that half of a panel's outputs are changed by, and where: `[last - first][PANEL / 2]` of f32.
+struct Half {
+    uint64_t first, last, up;
+};
+
+// Ranks that are computed at a time.
+constexpr size_t RANKS = 4;
+
 // A matrix `[outputs][inputs]` of weights (quant - zero) * scale * factor, where `group` inputs share a zero and a scale.
 //
 // In memory it is panels of 32 outputs, the last of them filled up with zeros. A panel of a gated matrix has 16 outputs of the
@@ -42,7 +61,10 @@ struct Matrix {
     // If it has any: rows are divided by their root mean square, and multiplied by these.
     const float* norm;
     float epsilon;
+    // How many change it, and where they are.
+    size_t adapter_count;
     const uint8_t* panels;
+    const Adapter* adapters;
 };
 
 inline size_t groups(const Matrix& matrix) { return matrix.inputs / matrix.group; }
@@ -53,6 +75,18 @@ inline size_t group_bytes(const Matrix& matrix) {
 }
 inline size_t panel_bytes(const Matrix& matrix) { return groups(matrix) * group_bytes(matrix); }
 
+// What is in memory so many bytes behind a matrix's adapters.
+template <typename T>
+inline const T* behind_adapters(const Matrix& matrix, uint64_t bytes) {
+    return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(matrix.adapters) + bytes);
+}
+
+// The adapter of a row, if it has any, and what `down` makes of the row.
+struct Lowered {
+    const Adapter* adapter;
+    const float* low;
+};
+
 // Rows as they are multiplied, in tiles of `per_tile` that registers hold the sums of; what the last has too many is zeros. For
 // each tile, by 32 inputs: the rows' integers, and what each is to be multiplied by (the matrix's factor is in it). And by
 // groups the sums of the rows' integers.
@@ -60,6 +94,16 @@ struct Rows {
     size_t count, per_tile;
     int8_t* quants;
     float *scales, *sums;
+    // Of each row, also of those that are not there; null if no row has an adapter.
+    const Lowered* lowered;
+};
+
+// Rows of one adapter, by their numbers, and where its ranks of each go: `[count][ranks]`.
+struct Owned {
+    const Adapter* adapter;
+    const uint32_t* rows;
+    size_t count;
+    float* low;
 };
 
 // Most rows of a tile.
@@ -80,6 +124,8 @@ struct Kernels {
     // is added to, of the same shape; `after` is the panel that the same thread is likely to need next.
     void (*multiply)(const Matrix& matrix, const Rows& rows, size_t begin, size_t end, size_t first, size_t last,
                      size_t after, Numbers base, Numbers to);
+    // Multiplies rows by the ranks `first` to `last`, multiples of `RANKS`, of their adapter.
+    void (*lower)(const Matrix& matrix, Numbers from, const Owned& owned, size_t first, size_t last);
 };
 
 // The best for the processor this runs on; null if it has none of these instruction sets.

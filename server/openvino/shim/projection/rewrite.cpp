@@ -2,12 +2,15 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <openvino/op/ops.hpp>
 
+#include "../adapted.hpp"
 #include "../model.hpp"
 #include "../weights.hpp"
+#include "adapters.hpp"
 #include "chain.hpp"
 #include "op.hpp"
 #include "pack.hpp"
@@ -128,7 +131,53 @@ std::optional<Weight> own_weight(const std::shared_ptr<op::v0::MatMul>& matmul) 
     return weight_of(matmul->get_input_node_shared_ptr(1));
 }
 
-void replace(const std::shared_ptr<op::v0::MatMul>& matmul, const Weight& weight, bool in_bf16) {
+// A multiplication, and whether its rows are of wanted tokens only.
+struct Found {
+    std::shared_ptr<op::v0::MatMul> matmul;
+    bool is_wanted;
+};
+
+// All of a model, in its order.
+std::vector<Found> matmuls(const ov::Model& model) {
+    std::vector<Found> found;
+    std::set<ov::Node*> behind_wanted;
+    for (const auto& node : model.get_ordered_ops()) {
+        bool is_wanted = ov::is_type<op::v0::Parameter>(node) && node->get_friendly_name() == WANTED_INPUT;
+        for (const auto& input : node->input_values()) is_wanted |= behind_wanted.count(input.get_node()) > 0;
+        if (is_wanted) behind_wanted.insert(node.get());
+        if (auto matmul = ov::as_type_ptr<op::v0::MatMul>(node)) found.push_back({matmul, is_wanted});
+    }
+    return found;
+}
+
+// The numbers of the adapters of a step's tokens: an input of the model, if anything of it is adapted.
+class AdapterNumbers {
+public:
+    explicit AdapterNumbers(ov::Model& model) : model_(model) {}
+
+    Output of(const Found& found) {
+        if (!all_.get_node()) {
+            auto input = std::make_shared<op::v0::Parameter>(ov::element::i32, ov::PartialShape{-1});
+            input->set_friendly_name(ADAPTERS_INPUT);
+            input->output(0).get_tensor().set_names({ADAPTERS_INPUT});
+            model_.add_parameters({input});
+            all_ = input;
+        }
+        if (!found.is_wanted) return all_;
+        if (!wanted_.get_node()) {
+            auto axis = op::v0::Constant::create(ov::element::i64, {}, {0});
+            wanted_ = std::make_shared<op::v8::Gather>(all_, model_.input(WANTED_INPUT), axis)->output(0);
+        }
+        return wanted_;
+    }
+
+private:
+    ov::Model& model_;
+    Output all_, wanted_;
+};
+
+void replace(const Found& found, const Weight& weight, bool in_bf16, AdapterNumbers& numbers) {
+    const auto& matmul = found.matmul;
     Matrix matrix{};
     measure(weight, matrix);
     Output rows = matmul->input_value(0), end = matmul->output(0), base;
@@ -150,17 +199,22 @@ void replace(const std::shared_ptr<op::v0::MatMul>& matmul, const Weight& weight
             end = sum->output(0);
         }
     }
-    const Stage stage{matrix, norm.has_value()};
+    std::vector<uint8_t> adapters;
+    const auto adapted = adapted_of(*matmul);
+    if (adapted) adapters = pack_adapters(adapted->parts, norm ? norm->weights.data() : nullptr, matrix);
+    const Stage stage{matrix, norm.has_value(), adapters.size()};
     ov::Tensor memory(ov::element::u8, {memory_of(stage)});
     auto* data = static_cast<uint8_t*>(memory.data());
     if (norm) std::memcpy(data, norm->weights.data(), norm->weights.size() * sizeof(float));
     pack(weight, matrix, data + panels_at(stage));
+    if (adapted) std::memcpy(data + adapters_at(stage), adapters.data(), adapters.size());
 
     // What goes from one of ours to the next along the layers stays f32; all else is as what is around it.
     if (in_bf16 && !std::dynamic_pointer_cast<Projection>(rows.get_node_shared_ptr())) rows = as_bf16(rows);
     const bool to_bf16 = in_bf16 && matrix.then != Then::added && !is_result(end);
     ov::OutputVector inputs{rows, std::make_shared<op::v0::Constant>(memory)};
     if (matrix.then == Then::added) inputs.push_back(base);
+    if (adapted) inputs.push_back(numbers.of(found));
     NodePtr own = std::make_shared<Projection>(inputs, std::vector<Stage>{stage}, to_bf16, false);
     own->set_friendly_name(matmul->get_friendly_name());
     if (to_bf16) own = std::make_shared<op::v0::Convert>(own, ov::element::f32);
@@ -178,18 +232,21 @@ bool can_replace_all(const ov::Model& model) {
 
 // Replaces them; `in_bf16`, as what is around them is computed in bf16. Answers how many. Others stay the plugin's.
 size_t replace_all(ov::Model& model, bool in_bf16) {
-    std::vector<std::shared_ptr<op::v0::MatMul>> found;
-    for (const auto& node : model.get_ordered_ops())
-        if (auto matmul = ov::as_type_ptr<op::v0::MatMul>(node)) found.push_back(matmul);
-    size_t replaced = 0;
-    for (auto& matmul : found) {
-        if (const auto weight = own_weight(matmul)) {
-            replace(matmul, *weight, in_bf16);
+    auto all = matmuls(model);
+    AdapterNumbers numbers(model);
+    size_t replaced = 0, adapted = 0;
+    for (auto& found : all) {
+        const auto parts = adapted_of(*found.matmul);
+        if (const auto weight = own_weight(found.matmul)) {
+            replace(found, *weight, in_bf16, numbers);
             ++replaced;
+            if (parts) adapted += parts->parts.size();
         }
-        // With it goes the memory of its weight.
-        matmul = nullptr;
+        // With it goes the memory of its weight, and of what adapters add to it.
+        found.matmul = nullptr;
     }
+    const auto expected = adapted_parts(model);
+    OPENVINO_ASSERT(adapted == expected, "of ", expected, " parts of adapters ", adapted, " are in the graph");
     join_chains(model);
     model.validate_nodes_and_infer_types();
     return replaced;

@@ -2,14 +2,16 @@
 #include "run.hpp"
 
 #include "../threads.hpp"
+#include "adapters.hpp"
 
 namespace ovfleet::projection {
 namespace {
 
 // Bytes of rounded rows that stay in a processor's own cache while panels pass by.
 constexpr size_t ROWS_BYTES = 256 << 10;
-// Products that a thread takes at a time, and numbers that it rounds.
-constexpr size_t PRODUCTS_AT_ONCE = 1 << 20, NUMBERS_AT_ONCE = 1 << 13;
+// Products that a thread takes at a time, and numbers that it rounds. A number that is rounded takes as long as so many products
+// of an adapter.
+constexpr size_t PRODUCTS_AT_ONCE = 1 << 20, NUMBERS_AT_ONCE = 1 << 13, PRODUCTS_OF_NUMBER = 2;
 // Parts of a matrix for each thread at least, so that one that is late holds up the others for no longer.
 constexpr size_t PARTS_AT_LEAST = 8;
 
@@ -24,11 +26,14 @@ size_t rows_per_tile(size_t count) {
 
 }  // namespace
 
-void run(const Kernels& kernels, const Matrix& matrix, size_t count, Numbers from, Numbers base, Numbers to) {
+void run(const Kernels& kernels, const Matrix& matrix, size_t count, const int32_t* adapters, Numbers from, Numbers base,
+         Numbers to) {
     if (count == 0) return;
     // Of this thread, also where others read them.
     thread_local Buffer<int8_t> quants;
     thread_local Buffer<float> scales, sums;
+    thread_local Lowering lowering_of_thread;
+    auto& lowering = lowering_of_thread;
     Rows rows{};
     rows.count = count;
     rows.per_tile = rows_per_tile(count);
@@ -36,8 +41,13 @@ void run(const Kernels& kernels, const Matrix& matrix, size_t count, Numbers fro
     rows.quants = quants.at_least(padded * matrix.inputs);
     rows.scales = scales.at_least(padded * (matrix.inputs / ROUNDED));
     rows.sums = sums.at_least(padded * groups(matrix));
-    share(all_tiles, 1, count * matrix.inputs < 2 * NUMBERS_AT_ONCE,
-          [&](size_t tile) { kernels.round(matrix, from, tile, rows); });
+    lowering.plan(matrix, count, padded, adapters);
+    rows.lowered = lowering.rows();
+    const bool alone = count * matrix.inputs + lowering.products() / PRODUCTS_OF_NUMBER < 2 * NUMBERS_AT_ONCE;
+    share(all_tiles + lowering.items(), 1, alone, [&](size_t item) {
+        if (item < all_tiles) kernels.round(matrix, from, item, rows);
+        else lowering.compute(kernels, matrix, from, item - all_tiles);
+    });
 
     const size_t tile_numbers = rows.per_tile * matrix.inputs;
     const size_t tiles_at_once = std::min(std::max<size_t>(ROWS_BYTES / tile_numbers, 4), all_tiles);

@@ -1,5 +1,6 @@
 // The projections by themselves, for tests.
 #include "../shim.h"
+#include "adapters.hpp"
 #include "pack.hpp"
 #include "run.hpp"
 
@@ -15,6 +16,15 @@ std::shared_ptr<ov::op::v0::Constant> integers(const ovfleet_projection& asked, 
         else to[i / 2] = uint8_t((i % 2 ? to[i / 2] & 15 : 0) | (asked.quants[i] & 15) << i % 2 * 4);
     }
     return std::make_shared<ov::op::v0::Constant>(tensor);
+}
+
+std::vector<std::shared_ptr<ovfleet::LowRank>> parts_of(const ovfleet_projection& asked) {
+    std::vector<std::shared_ptr<ovfleet::LowRank>> parts;
+    for (const auto* one = asked.low_ranks; one != asked.low_ranks + asked.low_rank_count; ++one)
+        parts.push_back(std::make_shared<ovfleet::LowRank>(ovfleet::LowRank{
+            one->adapter, one->first, one->rows, one->ranks,
+            {one->down, one->down + one->ranks * asked.inputs}, {one->up, one->up + one->rows * one->ranks}}));
+    return parts;
 }
 
 }  // namespace
@@ -37,7 +47,9 @@ extern "C" int ovfleet_try_projection(const ovfleet_projection* asked) {
     std::vector<uint8_t> memory(panels(matrix) * panel_bytes(matrix));
     pack(weight, matrix, memory.data());
     matrix.panels = memory.data();
+    const auto adapters = pack_adapters(parts_of(*asked), matrix.norm, matrix);
+    matrix.adapters = reinterpret_cast<const Adapter*>(adapters.data());
     const auto numbers = [&](const void* data) { return Numbers{const_cast<void*>(data), asked->is_bf16 != 0}; };
-    run(*kernels, matrix, asked->count, numbers(asked->rows), numbers(asked->base), numbers(asked->to));
+    run(*kernels, matrix, asked->count, asked->adapters, numbers(asked->rows), numbers(asked->base), numbers(asked->to));
     return 1;
 }

@@ -24,6 +24,19 @@ struct Asked {
     rows: *const u8,
     base: *const f32,
     to: *mut u8,
+    low_ranks: *const AskedLowRank,
+    low_rank_count: usize,
+    adapters: *const i32,
+}
+
+#[repr(C)]
+struct AskedLowRank {
+    adapter: i32,
+    first: usize,
+    rows: usize,
+    ranks: usize,
+    down: *const f32,
+    up: *const f32,
 }
 
 unsafe extern "C" {
@@ -40,6 +53,64 @@ fn whole(random: &mut Random) -> f32 {
     random.below(255) as f32 - 127.0
 }
 
+/// What an adapter adds to some of the outputs.
+struct LowRank {
+    adapter: i32,
+    first: usize,
+    rows: usize,
+    ranks: usize,
+    down: Vec<f32>,
+    up: Vec<f32>,
+}
+
+impl LowRank {
+    fn random(random: &mut Random, adapter: i32, (first, rows): (usize, usize), inputs: usize) -> Self {
+        let ranks = random.pick(&[1, 4, 5, 16, 21]);
+        let down = (0..ranks * inputs).map(|_| whole(random) / 1024.0).collect();
+        let up = (0..rows * ranks).map(|_| whole(random) / 64.0).collect();
+        Self { adapter, first, rows, ranks, down, up }
+    }
+
+    /// Of one to three parts of the outputs, in two of three of which anything is changed: by one, by some adapters.
+    fn all(random: &mut Random, inputs: usize, outputs: usize) -> Vec<Self> {
+        let parts = random.pick(&[1, 2, 3]).min(outputs);
+        let ends: Vec<usize> = (1..=parts).map(|part| outputs * part / parts).collect();
+        let mut all = Vec::new();
+        for adapter in 1..=random.below(4) as i32 {
+            let mut first = 0;
+            for &end in &ends {
+                if random.below(3) > 0 {
+                    all.push(Self::random(random, adapter, (first, end - first), inputs));
+                }
+                first = end;
+            }
+        }
+        all
+    }
+
+    fn asked(&self) -> AskedLowRank {
+        let Self { adapter, first, rows, ranks, ref down, ref up } = *self;
+        AskedLowRank { adapter, first, rows, ranks, down: down.as_ptr(), up: up.as_ptr() }
+    }
+
+    /// What it adds to an output, and the size of what was added up.
+    fn change(&self, output: usize, numbers: &[f64]) -> (f64, f64) {
+        let Some(row) = output.checked_sub(self.first).filter(|row| *row < self.rows) else {
+            return (0.0, 0.0);
+        };
+        let (mut sum, mut size) = (0.0, 0.0);
+        for rank in 0..self.ranks {
+            let up = f64::from(self.up[row * self.ranks + rank]);
+            for (down, number) in self.down[rank * numbers.len()..].iter().zip(numbers) {
+                let product = up * f64::from(*down) * number;
+                sum += product;
+                size += product.abs();
+            }
+        }
+        (sum, size)
+    }
+}
+
 struct Projection {
     inputs: usize,
     outputs: usize,
@@ -52,6 +123,7 @@ struct Projection {
     zeros: Vec<f32>,
     scales: Vec<f32>,
     norm: Option<Vec<f32>>,
+    low_ranks: Vec<LowRank>,
 }
 
 impl Projection {
@@ -78,6 +150,7 @@ impl Projection {
             zeros: (0..groups).map(|_| random.below(64) as f32 / 4.0).collect(),
             scales: (0..groups).map(|_| (random.below(15) + 1) as f32 / 16.0 * step).collect(),
             norm: (random.below(2) == 0).then(|| (0..inputs).map(|_| random.below(9) as f32 / 4.0).collect()),
+            low_ranks: LowRank::all(random, inputs, outputs),
         }
     }
 
@@ -92,8 +165,22 @@ impl Projection {
         rows
     }
 
+    /// The adapters of rows: none of any, one of all, others in turn, or of any row.
+    fn adapters(random: &mut Random, count: usize) -> Vec<i32> {
+        let kind = random.below(4);
+        let of_row = |row: usize| match kind {
+            0 => 0,
+            1 => 2,
+            2 => row as i32 % 4,
+            _ => random.below(5) as i32,
+        };
+        (0..count).map(of_row).collect()
+    }
+
     /// What the kernels answer; nothing if the processor does not have them.
-    fn compute(&self, kernels: usize, rows: &[f32], base: &[f32]) -> Option<Vec<f32>> {
+    fn compute(&self, kernels: usize, rows: &[f32], adapters: &[i32], base: &[f32]) -> Option<Vec<f32>> {
+        assert_eq!(rows.len(), adapters.len() * self.inputs);
+        let low_ranks: Vec<AskedLowRank> = self.low_ranks.iter().map(LowRank::asked).collect();
         let bytes = bytes_of(rows, self.is_bf16);
         let count = rows.len() / self.inputs;
         let size = if self.is_bf16 { 2 } else { 4 };
@@ -116,6 +203,9 @@ impl Projection {
             rows: bytes.as_ptr(),
             base: base.as_ptr(),
             to: to.as_mut_ptr(),
+            low_ranks: low_ranks.as_ptr(),
+            low_rank_count: low_ranks.len(),
+            adapters: adapters.as_ptr(),
         };
         // SAFETY: all is as large as the sizes say and lives until the call returns.
         let done = unsafe { ovfleet_try_projection(&raw const asked) } != 0;
@@ -131,7 +221,7 @@ impl Projection {
     }
 
     /// The same in f64, for a row; and the size of what was added up, by which results may be off.
-    fn expected(&self, row: &[f32], base: &[f32]) -> Vec<(f64, f64)> {
+    fn expected(&self, row: &[f32], adapter: i32, base: &[f32]) -> Vec<(f64, f64)> {
         let squares: f64 = row.iter().map(|&number| f64::from(number).powi(2)).sum();
         let root = (squares / self.inputs as f64 + 1e-5).sqrt();
         let number = |input: usize| match &self.norm {
@@ -152,6 +242,11 @@ impl Projection {
                 let weight = self.weight(output, input);
                 sum += weight * number;
                 off += (weight * number).abs() * 1e-5 + weight.abs() * rounding;
+            }
+            for low_rank in self.low_ranks.iter().filter(|low_rank| low_rank.adapter == adapter) {
+                let (change, size) = low_rank.change(output, &numbers);
+                sum += change;
+                off += size * 1e-5;
             }
             (sum, off)
         };
@@ -185,12 +280,13 @@ fn kernels_compute_what_a_plain_computation_does() {
             let count = random.pick(&[1, 2, 3, 4, 5, 6, 7, 13, 64]);
             let rows = projection.rows(&mut random, count);
             let base: Vec<f32> = (0..count * projection.results()).map(|_| whole(&mut random)).collect();
-            let Some(found) = projection.compute(kernels, &rows, &base) else { continue };
+            let adapters = Projection::adapters(&mut random, count);
+            let Some(found) = projection.compute(kernels, &rows, &adapters, &base) else { continue };
             tried += 1;
             for (row, found) in found.chunks(projection.results()).enumerate() {
                 let base = &base[row * projection.results()..];
-                let expected =
-                    projection.expected(&rows[row * projection.inputs..][..projection.inputs], base);
+                let numbers = &rows[row * projection.inputs..][..projection.inputs];
+                let expected = projection.expected(numbers, adapters[row], base);
                 for (result, (found, (expected, off))) in found.iter().zip(expected).enumerate() {
                     let Projection { inputs, outputs, bits, group, then, .. } = projection;
                     assert!(
@@ -212,12 +308,14 @@ fn a_row_gives_the_same_to_the_bit_whatever_is_beside_it() {
         let mut random = Random(seed);
         let projection = Projection::random(&mut random);
         let rows = projection.rows(&mut random, 50);
+        let adapters = Projection::adapters(&mut random, 50);
         let base = vec![1.0; 50 * projection.results()];
         for kernels in 0..KERNEL_SETS {
-            let Some(together) = projection.compute(kernels, &rows, &base) else { continue };
+            let Some(together) = projection.compute(kernels, &rows, &adapters, &base) else { continue };
             let alone = rows
                 .chunks(projection.inputs)
-                .flat_map(|row| projection.compute(kernels, row, &base).unwrap())
+                .zip(&adapters)
+                .flat_map(|(row, adapter)| projection.compute(kernels, row, &[*adapter], &base).unwrap())
                 .collect::<Vec<f32>>();
             assert!(
                 together.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()),

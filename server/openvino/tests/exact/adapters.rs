@@ -10,8 +10,8 @@ use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, Form, Unpack, loa
 
 use crate::adapter::{AdapterRecipe, write_folder};
 use crate::reference::{
-    CONTEXT, EXACT, LENGTH, ROUNDED, ROUNDED_DIFFERENCE_MAX, Recipe, Reference, config, difference_allowed,
-    load_file, recipe, worst_difference_with,
+    CONTEXT, EXACT, LENGTH, ROUNDED, ROUNDED_DIFFERENCE_MAX, Recipe, Reference, config, deviation,
+    difference_allowed, load_file, recipe, worst_difference_with,
 };
 
 /// What the matrices' product is multiplied by, as much as the weights themselves.
@@ -69,14 +69,22 @@ impl Adapted {
         );
     }
 
-    /// By our own kernels, beside those of the plugin for what adapters add; in f32, for the plugin's rotations in bf16 are off by
-    /// more than that.
+    /// By our own kernels, which add what adapters do: in f32, and in what the processor likes best, beside our own attention and
+    /// the plugin's.
     fn check_rounded(&self, numbers: [u32; 4]) {
-        let properties = [EXACT[0], ROUNDED[0]];
-        let rounded =
-            Config { adapters: self.sources.clone(), ..config(&self.file(), Form::Compact, &properties) };
-        let difference = self.difference(&rounded, numbers);
-        assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{numbers:?}, rounded: {difference:.1e}");
+        let plugins_attention = ("KEY_CACHE_PRECISION", "u8");
+        for properties in [&[EXACT[0], ROUNDED[0]][..], &ROUNDED, &[plugins_attention]] {
+            let rounded =
+                Config { adapters: self.sources.clone(), ..config(&self.file(), Form::Compact, properties) };
+            let are_own = load(&rounded, &mut |_| {}).unwrap().1.own_kernels;
+            assert_eq!(
+                are_own,
+                has_own_kernels() && !properties.contains(&plugins_attention),
+                "{properties:?}"
+            );
+            let difference = self.difference(&rounded, numbers);
+            assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{numbers:?}, {properties:?}: {difference:.1e}");
+        }
     }
 }
 
@@ -93,6 +101,16 @@ fn check(architecture: &'static str) {
             case.check_rounded([0, 1, 0, 1]);
         }
     }
+}
+
+/// Whether this processor has what our own projections are made for.
+fn has_own_kernels() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
 }
 
 fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
@@ -164,6 +182,31 @@ fn sequences_of_two_adapters_and_of_none_share_a_step() {
             case.check_rounded([2, 0, 1, 2]);
         }
     }
+}
+
+#[test]
+fn each_projection_alone_is_changed_by_our_own_kernels() {
+    let recipe = recipe("llama", TensorType::Q8_0);
+    for part in AdapterRecipe::of("llama", 7).changes {
+        let adapter = AdapterRecipe { changes: vec![part], ..AdapterRecipe::of("llama", 7) };
+        let case = Adapted::new(&recipe, &[(adapter, SCALE)]);
+        let change = f64::from(difference(&case.logits[0], &case.logits[1])) / deviation(&case.logits[0]);
+        assert!(change > 3.0 * ROUNDED_DIFFERENCE_MAX, "{part} changes {change:.1e}, which may be lost");
+        case.check_rounded([0, 1, 1, 0]);
+    }
+}
+
+#[test]
+fn without_an_adapter_a_token_gives_what_it_does_where_there_are_none() {
+    if !has_own_kernels() {
+        return;
+    }
+    let case = Adapted::new(&recipe("llama", TensorType::Q4K), &two());
+    let loaded = Config { adapters: case.sources.clone(), ..config(&case.file(), Form::Compact, &ROUNDED) };
+    let beside = case.difference(&loaded, [0; 4]);
+    let (mut runner, _) = load(&Config { adapters: Vec::new(), ..loaded }, &mut |_| {}).unwrap();
+    let alone = worst_difference_with(&mut runner, &case.tokens, [(0, &case.logits[0][..]); 4]);
+    assert_eq!(beside.to_bits(), alone.to_bits());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use server_openvino::{Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, W
 
 pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
-pub(crate) use steps::{worst_difference, worst_difference_with};
+pub(crate) use steps::{deviation, worst_difference, worst_difference_with};
 
 /// Tokens of a test's sequence: past two blocks of 32, and more than twice gemma's window.
 pub(crate) const LENGTH: usize = 80;

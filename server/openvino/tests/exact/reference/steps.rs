@@ -76,7 +76,8 @@ fn push(
     });
 }
 
-fn deviation(logits: &[Vec<f32>]) -> f64 {
+/// The standard deviation of all logits.
+pub(crate) fn deviation(logits: &[Vec<f32>]) -> f64 {
     let all = || logits.iter().flatten().map(|value| f64::from(*value));
     let count = all().count() as f64;
     let mean = all().sum::<f64>() / count;
