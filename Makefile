@@ -118,6 +118,12 @@ bench-llama: fetch build ## Measure the server beside llama.cpp's, over HTTP; bu
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_llama.py $(ARGS)
 
+.PHONY: bench-vllm
+bench-vllm: fetch build ## Measure the server beside vLLM's on the CPU, over HTTP; installs the latter once (5 GB). ARGS go to the program.
+	@tests/bench/setup.sh peer
+	@tests/bench/setup.sh vllm
+	@.deps/venv-peer/bin/python tests/bench/bench_vllm.py $(ARGS)
+
 .PHONY: soak
 soak: fetch build ## Half an hour of mixed load on one server: nothing grows, drifts or gets stuck. ARGS go to the program.
 	@tests/bench/setup.sh peer

@@ -2,12 +2,14 @@
 """`make bench-llama`: our server beside llama.cpp's, both over HTTP, alternating, medians of the rounds.
 
 The same prompts of tokens by the same client, greedy, end tokens ignored. llama.cpp has as many slots as there are requests at
-once. It serves the same file, and in rows of their own the same model in Q4_0, which is its fastest form and another model.
+once. It serves the same file, and in columns of their own the same model in Q4_0, which is its fastest form and another model.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections.abc
+import dataclasses
 import pathlib
 import statistics
 import subprocess
@@ -15,12 +17,23 @@ import sys
 
 import engines
 from bench_http import Server, free_ports, over_http, parser, setup_of
-from cases import CASES, Case, scenario
+from cases import CASES, Case, medians, scenario
 
 BINARIES = engines.ROOT / ".deps" / "llama" / "build" / "bin"
 # Tokens of a prompt and its answer, with room for more.
 SLOT_TOKENS = 512
-NAMES = ["ovfleet", "llama.cpp", "llama.cpp Q4_0"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One of the servers that take turns."""
+
+    name: str
+    # What a run of a case starts, and with which settings.
+    serve: collections.abc.Callable[[Case, engines.Setup], tuple[type[Server], engines.Setup]]
+
+
+OURS = Contender("ovfleet", lambda _case, setup: (Server, setup))
 
 
 class Llama(Server):
@@ -43,6 +56,11 @@ class Llama(Server):
         return [str(BINARIES / "llama-server"), *(str(part) for option in options.items() for part in option)]
 
 
+def with_slots(case: Case) -> type[Llama]:
+    """llama.cpp's server for as many requests at once as the case has."""
+    return type("Slots", (Llama,), {"slots": case.concurrent})
+
+
 def in_q4_0(model: pathlib.Path) -> pathlib.Path:
     """The model in Q4_0, made once."""
     path = engines.WORK / f"{model.stem}.requantised-Q4_0.gguf"
@@ -54,43 +72,72 @@ def in_q4_0(model: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def one_round(args: argparse.Namespace, case: Case, seed: int, folder: pathlib.Path) -> dict[str, float]:
+def one_round(
+    args: argparse.Namespace, contenders: list[Contender], case: Case, seed: int, folder: pathlib.Path
+) -> dict[str, dict]:
     """Each server once, in an order that turns from round to round."""
     setup = setup_of(args)
     work = scenario(case, seed, args.vocabulary)
-    slots = type("Slots", (Llama,), {"slots": case.concurrent})
-    runs = {
-        "ovfleet": lambda: over_http(args.server, setup, work, folder),
-        "llama.cpp": lambda: over_http(args.server, setup, work, folder, slots),
-        "llama.cpp Q4_0": lambda: over_http(args.server, setup.with_model(in_q4_0(args.model)), work, folder, slots),
-    }
+    first = seed % len(contenders)
+    width = max(len(contender.name) for contender in contenders)
     measured = {}
-    for name in NAMES[seed % 3 :] + NAMES[: seed % 3]:
-        measured[name] = runs[name]()["tokens_per_second"]
-        print(f"  {case.name:4} round {seed + 1}  {name:14} {measured[name]:8.1f} tok/s", file=sys.stderr, flush=True)
+    for contender in contenders[first:] + contenders[:first]:
+        kind, changed = contender.serve(case, setup)
+        measured[contender.name] = run = over_http(args.server, changed, work, folder, kind)
+        note = f"  {case.name:4} round {seed + 1}  {contender.name:{width}} {run['tokens_per_second']:8.1f} tok/s"
+        print(note, file=sys.stderr, flush=True)
     return measured
 
 
-def main() -> None:
+def row_of(case: Case, contenders: list[Contender], rounds: list[dict[str, dict]]) -> tuple[str, bool]:
+    """A row of the table, and whether ours is ahead of all."""
+    ours, *peers = (medians([each[contender.name] for each in rounds]) for contender in contenders)
+    ratios = [
+        statistics.median(
+            each[OURS.name]["tokens_per_second"] / each[peer.name]["tokens_per_second"] for each in rounds
+        )
+        for peer in contenders[1:]
+    ]
+    cells = [case.title, f"{ours['tokens_per_second']:.0f} tok/s"]
+    for peer, ratio in zip(peers, ratios):
+        cells += [f"{peer['tokens_per_second']:.0f} tok/s", f"**{ratio:.2f}**"]
+    cells.append(" / ".join(f"{each['first_token_p50'] * 1000:.0f}" for each in (ours, *peers)))
+    return f"| {' | '.join(cells)} |", min(ratios) > 1
+
+
+def beside(doc: str, version: str, *peers: Contender) -> None:
+    """The program: ours beside these peers, which are of this version."""
+    contenders = [OURS, *peers]
     names = [case.name for case in CASES if case.concurrent]
-    args = parser(__doc__, names, names).parse_args()
+    args = parser(doc, names, names).parse_args()
     measured: dict[str, list[dict]] = {}
     with engines.scratch() as folder:
         for seed in range(args.rounds):
             for case in CASES:
                 if case.name in args.cases:
-                    measured.setdefault(case.name, []).append(one_round(args, case, seed, pathlib.Path(folder)))
-    print(f"{engines.versions()}\n{engines.machine()}\n")
-    print("| case | ovfleet | llama.cpp | ratio | llama.cpp, Q4_0 | ratio |\n|---|---|---|---|---|---|")
-    is_ahead = True
-    for case in CASES:
-        if rounds := measured.get(case.name):
-            ours, same, other = (statistics.median(each[name] for each in rounds) for name in NAMES)
-            ratios = [statistics.median(each["ovfleet"] / each[name] for each in rounds) for name in NAMES[1:]]
-            is_ahead &= min(ratios) > 1
-            print(f"| {case.title} | {ours:.0f} tok/s | {same:.0f} tok/s | **{ratios[0]:.2f}** | {other:.0f} tok/s | **{ratios[1]:.2f}** |")
-    if args.strict and not is_ahead:
+                    rounds = measured.setdefault(case.name, [])
+                    rounds.append(one_round(args, contenders, case, seed, pathlib.Path(folder)))
+    print(f"{engines.versions()}, {version}\n{engines.machine()}\n")
+    heads = ["case", OURS.name]
+    for peer in peers:
+        heads += [peer.name, "ratio"]
+    heads.append(f"first token p50, ms: {' / '.join(contender.name for contender in contenders)}")
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    rows = [row_of(case, contenders, measured[case.name]) for case in CASES if case.name in measured]
+    for row, _ in rows:
+        print(row)
+    if args.strict and not all(is_ahead for _, is_ahead in rows):
         raise SystemExit(1)
+
+
+def main() -> None:
+    beside(
+        __doc__,
+        # As llama.sh left it: a requirement with its hash.
+        (engines.DEPS / "llama" / ".stamp").read_text().split()[0].replace("==", " "),
+        Contender("llama.cpp", lambda case, setup: (with_slots(case), setup)),
+        Contender("llama.cpp Q4_0", lambda case, setup: (with_slots(case), setup.with_model(in_q4_0(setup.model)))),
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 # Makes a Python environment in .deps/, unless it is there and of the same requirements:
 #   peer     openvino_genai, for the conformance tests and the engine's benchmarks
 #   routers  the routers that `make bench-router` compares with
+#   vllm     vLLM on the CPU, which `make bench-vllm` compares with
 # PYTHON names the interpreter.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,8 +10,9 @@ name=${1:-}
 case $name in
 peer) oldest=11 newest=13 size=310 ;;
 routers) oldest=9 newest=99 size=190 ;;
+vllm) oldest=11 newest=13 size=4700 ;;
 *)
-  echo "usage: setup.sh peer|routers" >&2
+  echo "usage: setup.sh peer|routers|vllm" >&2
   exit 2
   ;;
 esac
