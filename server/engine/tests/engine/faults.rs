@@ -235,13 +235,11 @@ fn an_engine_that_could_compute_nothing_does_not_start() {
         Engine::start(setup.engine, runner, Box::new(|_| {})).err().map(|error| error.to_string())
     };
     let message = |text: &str| Some(text.to_owned());
-    assert_eq!(start(|setup| setup.engine.batch_tokens_max = 0), message("batch_tokens_max is too small"));
-    assert_eq!(start(|setup| setup.engine.sequences_max = 0), message("sequences_max is too small"));
-    assert_eq!(start(|setup| setup.engine.waiting_max = 0), message("waiting_max is too small"));
-    assert_eq!(
-        start(|setup| setup.engine.sequence_tokens_max = 1),
-        message("sequence_tokens_max is too small")
-    );
+    let least = |what, min| Some(format!("{what} is too small: it is to be {min} at least"));
+    assert_eq!(start(|setup| setup.engine.batch_tokens_max = 0), least("batch_tokens_max", 1));
+    assert_eq!(start(|setup| setup.engine.sequences_max = 0), least("sequences_max", 1));
+    assert_eq!(start(|setup| setup.engine.waiting_max = 0), least("waiting_max", 1));
+    assert_eq!(start(|setup| setup.engine.sequence_tokens_max = 1), least("sequence_tokens_max", 2));
     let many = "waiting_max is greater than 1048576";
     assert_eq!(start(|setup| setup.engine.waiting_max = u32::MAX), message(many));
     assert_eq!(start(|_| {}), None);
