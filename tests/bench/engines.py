@@ -49,6 +49,8 @@ class Setup:
     # Ours alone: folders of adapters, and the numbers of those that requests take in turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
+    # Ours alone: the share of the weight that long prompts look at, if not at all of it.
+    sparse_attention: float | None = None
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
         """The same with another model."""
@@ -78,6 +80,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *([f"--max-chunk-tokens={setup.chunk_tokens_max}"] if setup.chunk_tokens_max else []),
         *([f"--max-itl-ms={setup.step_ms_max}"] if setup.step_ms_max else []),
+        *([f"--sparse-attention={setup.sparse_attention}"] if setup.sparse_attention else []),
         *(f"--lora={path}" for path in setup.adapters),
         *(f"--lora-turns={number}" for number in setup.adapter_turns),
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),

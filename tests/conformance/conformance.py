@@ -89,6 +89,7 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
             if weights == args.weights[0]:
                 lossy = [setups[0].with_model(args.model, **option) for option in LOSSY]
                 yield from quality.costs(engine, lossy, ir, folder)
+                yield from quality.long_costs(engine, setups[0], ir, folder)
         if "random" in args.parts:
             yield from quality.random_files(engine, exact.with_model(args.model, weights=weights), folder)
 

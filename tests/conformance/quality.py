@@ -17,6 +17,8 @@ import reference
 from oracle import HERE, Check
 
 WINDOW = 384
+# Shares of the weight that long prompts look at.
+SHARES = (0.99, 0.95, 0.9)
 # What the served default may differ in perplexity from the reference.
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
@@ -62,6 +64,18 @@ def costs(
         ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}, no default"
         yield Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
+
+
+def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
+    """What it costs that long prompts look at part of the cache: told, not judged. corpus.txt is one window."""
+    work = [[token for window in windows(ir) for token in window]]
+    scenario = {"kind": "score", "windows": work}
+    exact = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+    for share in SHARES:
+        sparse = setup.with_model(setup.model, sparse_attention=share)
+        ours = reference.perplexity(engines.run_engine(engine, sparse, scenario, folder)["windows"])
+        name = f"perplexity, {len(work[0])} tokens at once, --sparse-attention {share}, no default"
+        yield Check(name, True, f"{ours:.3f} ({ours / exact - 1:+.2%}), with all of the cache {exact:.3f}")
 
 
 def perplexities(

@@ -13,6 +13,9 @@ namespace {
 
 using namespace ovfleet;
 
+// New keys and values that a thread puts into the cache at once.
+constexpr size_t TOKENS_STORED_AT_ONCE = 4 * BLOCK_TOKENS;
+
 // Queries that go together, if a sequence has so many new tokens.
 constexpr size_t ROWS_AT_ONCE = 96;
 
@@ -21,6 +24,27 @@ constexpr size_t ALONE_PRODUCTS = 1 << 17;
 
 // Items that a thread takes at once, where there are many: it knows which is next.
 constexpr size_t ITEMS_AT_ONCE = 4;
+
+// What belongs to owners, in the order of these.
+template <typename T>
+class Owned {
+public:
+    // Sorts what there is, of which `owner_of` tells the owners. What has the same one keeps its order.
+    template <typename Owner>
+    void sort(std::vector<T>& all, size_t owners, const Owner& owner_of) {
+        bounds_.assign(owners + 2, 0);
+        for (const T& one : all) ++bounds_[owner_of(one) + 2];
+        for (size_t owner = 2; owner < bounds_.size(); ++owner) bounds_[owner] += bounds_[owner - 1];
+        sorted_.resize(all.size());
+        for (const T& one : all) sorted_[bounds_[owner_of(one) + 1]++] = one;
+        std::swap(all, sorted_);
+    }
+    size_t begin_of(size_t owner) const { return bounds_[owner]; }
+
+private:
+    std::vector<size_t> bounds_;
+    std::vector<T> sorted_;
+};
 
 // Adds up what the items have of each query.
 void join(const Layer& layer, const std::vector<Item>& items, const Memory& memory) {
@@ -68,12 +92,20 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     thread_local Buffer<float> parts;
     auto& items = own_items;
     items.clear();
-    // Their new keys are read by many items.
-    std::vector<const Sequence*> prompts;
+    // Parts of prompts, whose new keys are read by many items.
+    thread_local std::vector<Sequence> own_stored;
+    auto& stored = own_stored;
+    stored.clear();
     float somewhere;
-    size_t parted = 0, products = 0, rows_max = 0, blocks_max = 0;
+    size_t parted = 0, products = 0, rows_max = 0, blocks_max = 0, tokens = 0;
     for (const auto& sequence : sequences) {
-        if (sequence.count > 1) prompts.push_back(&sequence);
+        tokens += sequence.count;
+        for (size_t begin = 0, end; sequence.count > 1 && begin < sequence.count; begin = end) {
+            // No two write to the same block.
+            const size_t next = (sequence.past + begin) / TOKENS_STORED_AT_ONCE * TOKENS_STORED_AT_ONCE + TOKENS_STORED_AT_ONCE;
+            end = std::min(next - sequence.past, sequence.count);
+            stored.push_back({sequence.begin + begin, end - begin, sequence.past + begin, sequence.blocks, sequence.place});
+        }
         // The last first: they have the most keys, and what is left at the end should be little.
         for (size_t end = sequence.count, begin; end > 0; end = begin) {
             begin = (end - 1) / tokens_at_once * tokens_at_once;
@@ -100,6 +132,15 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
                 }
         }
     }
+    // A token is whose its row is among those of the step.
+    const size_t owners = ovfleet::owners(tokens);
+    const auto owner_of = [&](size_t token) { return token * owners / tokens; };
+    thread_local Owned<Item> own_items_of;
+    thread_local Owned<Sequence> own_stored_of;
+    auto& items_of = own_items_of;
+    auto& stored_of = own_stored_of;
+    items_of.sort(items, owners, [&](const Item& item) { return owner_of(item.sequence->begin + item.token_begin); });
+    stored_of.sort(stored, owners, [&](const Sequence& one) { return owner_of(one.begin); });
     float* part = parts.at_least(parted * part_floats);
     for (size_t index = 0; index < items.size(); ++index) {
         items[index].next = &items[std::min(index + 1, items.size() - 1)];
@@ -110,12 +151,12 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     }
 
     const bool alone = products < ALONE_PRODUCTS;
-    share(prompts.size() * layer.kv_heads, 1, alone, [&](size_t index) {
-        kernels.store(layer, *prompts[index / layer.kv_heads], memory, index % layer.kv_heads);
+    share_owned(owners, [&](size_t owner) { return stored_of.begin_of(owner) * layer.kv_heads; }, 1, alone, [&](size_t index) {
+        kernels.store(layer, stored[index / layer.kv_heads], memory, index % layer.kv_heads);
     });
     const size_t scratch_floats = kernels.scratch(layer, rows_max, blocks_max);
     const size_t at_once = items.size() > ITEMS_AT_ONCE * 16 ? ITEMS_AT_ONCE : 1;
-    share(items.size(), at_once, alone, [&](size_t index) {
+    share_owned(owners, [&](size_t owner) { return items_of.begin_of(owner); }, at_once, alone, [&](size_t index) {
         thread_local Buffer<float> scratch;
         kernels.attend(layer, items[index], memory, scratch.at_least(scratch_floats));
     });

@@ -44,22 +44,30 @@ void run(const Kernels& kernels, const Matrix& matrix, size_t count, const int32
     lowering.plan(matrix, count, padded, adapters);
     rows.lowered = lowering.rows();
     const bool alone = count * matrix.inputs + lowering.products() / PRODUCTS_OF_NUMBER < 2 * NUMBERS_AT_ONCE;
-    share(all_tiles + lowering.items(), 1, alone, [&](size_t item) {
+    const size_t owners = ovfleet::owners(count);
+    const auto begin_of = [&](size_t owner) { return owner * all_tiles / owners; };
+    // What adapters need is nobody's, or one owner's more.
+    const size_t items = all_tiles + lowering.items();
+    share_owned(owners + 1, [&](size_t owner) { return owner <= owners ? begin_of(owner) : items; }, 1, alone, [&](size_t item) {
         if (item < all_tiles) kernels.round(matrix, from, item, rows);
         else lowering.compute(kernels, matrix, from, item - all_tiles);
     });
 
-    const size_t tile_numbers = rows.per_tile * matrix.inputs;
-    const size_t tiles_at_once = std::min(std::max<size_t>(ROWS_BYTES / tile_numbers, 4), all_tiles);
+    const size_t tile_numbers = rows.per_tile * matrix.inputs, own_tiles = ceiling(all_tiles, owners);
+    const size_t tiles_at_once = std::min(std::max<size_t>(ROWS_BYTES / tile_numbers, 4), own_tiles);
     const size_t products = tiles_at_once * tile_numbers * PANEL;
+    // Threads among which the panels of an owner are divided.
+    const size_t takers = owners == 1 ? threads() : 1;
     const size_t panels_at_once =
-        std::max<size_t>(std::min(PRODUCTS_AT_ONCE / products, all_panels / (PARTS_AT_LEAST * threads())), 1);
-    const size_t parts = ceiling(all_panels, panels_at_once);
-    share(ceiling(all_tiles, tiles_at_once) * parts, 1, false, [&](size_t item) {
-        const size_t begin = item / parts * tiles_at_once, first = item % parts * panels_at_once;
+        std::max<size_t>(std::min(PRODUCTS_AT_ONCE / products, all_panels / (PARTS_AT_LEAST * takers)), 1);
+    const size_t parts = ceiling(all_panels, panels_at_once), own_items = ceiling(own_tiles, tiles_at_once) * parts;
+    share_owned(owners, [&](size_t owner) { return owner * own_items; }, 1, false, [&](size_t item) {
+        const size_t owner = item / own_items, first = item % parts * panels_at_once;
+        const size_t end = begin_of(owner + 1), begin = begin_of(owner) + item % own_items / parts * tiles_at_once;
+        if (begin >= end) return;
         // The parts in between are other threads'.
-        const size_t after = std::min(first + threads() * panels_at_once, all_panels - 1);
-        kernels.multiply(matrix, rows, begin, std::min(all_tiles, begin + tiles_at_once), first,
+        const size_t after = std::min(first + takers * panels_at_once, all_panels - 1);
+        kernels.multiply(matrix, rows, begin, std::min(end, begin + tiles_at_once), first,
                          std::min(all_panels, first + panels_at_once), after, base, to);
     });
 }
