@@ -19,6 +19,7 @@ const PROMPTS_PER_CHUNK: u32 = 8;
 
 /// As there.
 const PROMPTS_FOR_TWO: u32 = 8;
+const DECODES_FOR_TWO: u32 = 16;
 
 /// What a request is made of; the router is told only a part of it.
 #[derive(Debug)]
@@ -220,8 +221,8 @@ impl Engine {
         let decodes = batch_tokens_max - budget;
         if decodes > 0 {
             let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-            let least = if prompts < PROMPTS_FOR_TWO { 1 } else { 2 };
-            let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(least);
+            let is_two = prompts >= if decodes < DECODES_FOR_TWO { PROMPTS_FOR_TWO } else { 2 };
+            let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1 + u32::from(is_two));
             let most = chunk_tokens_max.saturating_mul(times);
             budget = budget.min(most.saturating_sub(decodes).max(most.div_ceil(4)));
         }

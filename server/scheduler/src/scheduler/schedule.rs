@@ -17,8 +17,10 @@ const LOOKAHEAD_MAX: usize = 128;
 /// For each so many prompts that are not computed, a step with decodes in it may be as large as a chunk once more.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
-/// From so many prompts on that are not computed, a step with decodes in it may be two chunks.
+/// From so many prompts on that are not computed, a step with decodes in it may be two chunks; of two prompts, from so many decodes
+/// on: these take as long as a chunk then, and would be computed again beside each.
 const PROMPTS_FOR_TWO: u32 = 8;
+const DECODES_FOR_TWO: u32 = 16;
 
 /// Tokens of prompts in a step whose logits are computed only to be told: each takes as much memory as the
 /// vocabulary, and a row of them about as much time as a layer or two.
@@ -89,8 +91,8 @@ impl Scheduler {
     /// attends to, but a quarter at least.
     fn chunk_by_prompts(&self, decodes: u32, tokens: u32, past: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
-        let least = if prompts < PROMPTS_FOR_TWO { 1 } else { 2 };
-        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(least);
+        let is_two = prompts >= if decodes < DECODES_FOR_TWO { PROMPTS_FOR_TWO } else { 2 };
+        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1 + u32::from(is_two));
         let most = beside(tokens, self.config.chunk_tokens_max.saturating_mul(times));
         match self.pace.tokens_as_long_as(most, past) {
             Some(fit) if times == 1 && fit < most => in_whole_grains(tokens, fit.max(most / 4)).min(most),
