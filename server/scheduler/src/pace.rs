@@ -34,6 +34,8 @@ pub(crate) struct Work {
 const STEP_NOISE: f64 = 0.1;
 /// By how much of itself a cost changes from step to step.
 const DRIFT: f64 = 0.01;
+/// Tokens of a prompt behind which what is to be even is as long as it is there.
+const EVEN_FROM: u32 = 512;
 /// Seconds that a cost may be off at first.
 const DOUBT: f64 = 1.0;
 /// Steps with prompts after which the estimate is taken at its word.
@@ -98,15 +100,15 @@ impl Pace {
         Some(self.tokens_in(left, past))
     }
 
-    /// How many tokens of a prompt, of which there are `past` already, take as long as the first `tokens` of one. `None`
-    /// before enough was seen.
-    pub(crate) fn tokens_as_long_as(&self, tokens: u32, past: u32) -> Option<u32> {
+    /// How many tokens of a prompt, of which there are `past` already, take as long as `tokens` behind the first
+    /// [`EVEN_FROM`] of one, and at most `tokens`. `None` before enough was seen.
+    pub(crate) fn tokens_as_even(&self, tokens: u32, past: u32) -> Option<u32> {
         if self.prompts_seen < PROMPTS_SEEN_MIN {
             return None;
         }
-        let mut first = Work::default();
-        first.add(tokens, 0);
-        Some(self.tokens_in(self.seconds(first) - self.costs[0], past).min(tokens))
+        let mut work = Work::default();
+        work.add(tokens, EVEN_FROM);
+        Some(self.tokens_in(self.seconds(work) - self.costs[0], past).min(tokens))
     }
 
     /// How many tokens of a prompt, of which there are `past` already, take so many seconds.
@@ -212,22 +214,24 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prompt_is_cut_so_that_its_last_steps_take_as_long_as_its_first() {
+    fn a_long_prompt_is_cut_so_that_its_last_steps_take_as_long_as_those_after_its_beginning() {
         let mut pace = Pace::default();
+        let even = truth(&batch(120, EVEN_FROM)).as_secs_f64();
         let (mut past, mut times) = (0, Vec::new());
         while past < 8_192 {
-            let chunk = pace.tokens_as_long_as(120, past).unwrap_or(120);
+            let chunk = pace.tokens_as_even(120, past).unwrap_or(120);
             assert!((20..=120).contains(&chunk), "{chunk} tokens after {past}");
             let time = truth(&batch(chunk, past));
             pace.took(&batch(chunk, past), time);
-            times.push(time.as_secs_f64() / truth(&batch(120, 0)).as_secs_f64());
+            times.push((past, time.as_secs_f64() / even));
             past += chunk;
         }
-        let longest = times[9..].iter().copied().fold(0.0, f64::max);
-        let shortest = times.iter().copied().fold(1.0, f64::min);
-        assert!(shortest > 0.9 && longest < 1.1, "steps took {shortest} to {longest} of the first");
-        let whole = truth(&batch(120, 8_000)).as_secs_f64() / truth(&batch(120, 0)).as_secs_f64();
-        assert!(whole > 2.0, "a whole chunk would take {whole} of the first");
+        let late = times.iter().filter(|(past, _)| *past > EVEN_FROM).map(|(_, time)| *time);
+        let longest = times[9..].iter().map(|(_, time)| *time).fold(0.0, f64::max);
+        let shortest = late.fold(1.0, f64::min);
+        assert!(shortest > 0.9 && longest < 1.1, "steps took {shortest} to {longest} of what they should");
+        let whole = truth(&batch(120, 8_000)).as_secs_f64() / even;
+        assert!(whole > 1.7, "a whole chunk would take {whole} of it");
     }
 
     #[test]

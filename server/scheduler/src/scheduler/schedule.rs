@@ -87,14 +87,14 @@ impl Scheduler {
     /// few up for the sake of many. And so it is where many prompts wait, of which each would wait longer if the
     /// decodes were computed again beside every small part of the first.
     ///
-    /// A single chunk takes as long at the end of a long prompt as at its beginning: it is the smaller the more tokens it
-    /// attends to, but a quarter at least.
+    /// A single chunk takes as long at the end of a long prompt as soon after its beginning: from then on it is the smaller
+    /// the more tokens it attends to, but a quarter at least.
     fn chunk_by_prompts(&self, decodes: u32, tokens: u32, past: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
         let is_two = prompts >= if decodes < DECODES_FOR_TWO { PROMPTS_FOR_TWO } else { 2 };
         let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1 + u32::from(is_two));
         let most = beside(tokens, self.config.chunk_tokens_max.saturating_mul(times));
-        match self.pace.tokens_as_long_as(most, past) {
+        match self.pace.tokens_as_even(most, past) {
             Some(fit) if times == 1 && fit < most => in_whole_grains(tokens, fit.max(most / 4)).min(most),
             _ => most,
         }
