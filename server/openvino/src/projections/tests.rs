@@ -277,7 +277,7 @@ fn kernels_compute_what_a_plain_computation_does() {
         for seed in 0..120 {
             let mut random = Random(seed * 1000);
             let projection = Projection::random(&mut random);
-            let count = random.pick(&[1, 2, 3, 4, 5, 6, 7, 13, 64]);
+            let count = random.pick(&[1, 2, 3, 4, 5, 6, 7, 13, 64, 150]);
             let rows = projection.rows(&mut random, count);
             let base: Vec<f32> = (0..count * projection.results()).map(|_| whole(&mut random)).collect();
             let adapters = Projection::adapters(&mut random, count);
