@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{SEQUENCE_BLOCKS_MIN, SchedulerConfig};
 use tokio::sync::{Semaphore, watch};
 
 use crate::clock::Clock;
@@ -244,7 +244,11 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         ("sequences_max", config.sequences_max, 1),
         ("waiting_max", config.waiting_max, 1),
         ("sequence_tokens_max", config.sequence_tokens_max.min(cache_tokens), 2),
-        ("cached_tokens_max", config.cached_tokens_max.unwrap_or(u32::MAX), 4 * block_tokens),
+        (
+            "cached_tokens_max",
+            config.cached_tokens_max.unwrap_or(u32::MAX),
+            SEQUENCE_BLOCKS_MIN * block_tokens,
+        ),
     ];
     if let Some((name, _, min)) = sizes.into_iter().find(|(_, size, min)| size < min) {
         return Err(StartError::TooSmall { name, min });

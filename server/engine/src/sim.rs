@@ -267,8 +267,10 @@ impl ModelRunner for SimRunner {
             self.write(batch, row, self.digests[index]);
         }
         // Any weights will do that are the same each time.
-        let weight = |block: &BlockId| (self.slots[self.slot(&[*block], 0)] % 1000) as f32;
-        self.block_weights = batch.blocks.iter().map(weight).collect();
+        let mut weights = std::mem::take(&mut self.block_weights);
+        weights.clear();
+        weights.extend(batch.blocks.iter().map(|block| (self.slots[self.slot(&[*block], 0)] % 1000) as f32));
+        self.block_weights = weights;
         if let Some(SimFaultKind::NotANumber(row)) = fault {
             let vocabulary = self.config.vocabulary as usize;
             self.logits[row as usize * vocabulary..][..vocabulary].fill(f32::NAN);

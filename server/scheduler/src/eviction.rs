@@ -10,7 +10,7 @@ const FIRST: usize = 1;
 const OBSERVED: u32 = 8;
 
 /// The fewest blocks that a sequence may be held to.
-pub(crate) const BLOCKS_MIN: u32 = 4;
+pub const SEQUENCE_BLOCKS_MIN: u32 = 4;
 
 /// What is known of a sequence's blocks, in the order of its table.
 #[derive(Clone, Debug, Default)]

@@ -30,6 +30,7 @@ mod sequence;
 
 pub use batch::{Batch, BlockCopy, Row};
 pub use block::{BlockHash, BlockId, block_hash};
+pub use eviction::SEQUENCE_BLOCKS_MIN;
 pub use keys::{BlockKey, Evicted, KeyOf, Keying};
 pub use load::Load;
 pub use readings::{Place, ReadBack, ReadingId};
@@ -67,8 +68,8 @@ pub struct SchedulerConfig {
     pub sequence_tokens_max: u32,
     /// Whether blocks of equal content are computed once and kept after their sequence ends.
     pub prefix_caching: bool,
-    /// Full blocks that a sequence keeps at most while it generates, four at least: others are left by what it attended to
-    /// ([`Scheduler::attended`]). What it goes on with is not exact then, and not cached for others.
+    /// Full blocks that a sequence keeps at most while it generates, [`SEQUENCE_BLOCKS_MIN`] at least: others are left by what it
+    /// attended to ([`Scheduler::attended`]). What it goes on with is not exact then, and not cached for others.
     pub sequence_blocks_max: Option<u32>,
 }
 

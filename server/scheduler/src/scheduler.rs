@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::block::{BlockHash, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
-use crate::eviction::{self, Attended};
+use crate::eviction::{Attended, SEQUENCE_BLOCKS_MIN};
 use crate::pace::Pace;
 use crate::readings::Readings;
 use crate::sequence::{Rank, Sequence, Wish};
@@ -96,9 +96,8 @@ impl Scheduler {
             "the longest sequence ({sequence_tokens_max} tokens) fits the cache ({blocks_total} blocks of \
              {block_tokens} tokens)"
         );
-        let blocks_min = eviction::BLOCKS_MIN;
         assert!(
-            config.sequence_blocks_max.is_none_or(|max| max >= blocks_min),
+            config.sequence_blocks_max.is_none_or(|max| max >= SEQUENCE_BLOCKS_MIN),
             "there is something to leave"
         );
         config.sequences_max = config.sequences_max.min(config.batch_tokens_max);
