@@ -45,10 +45,23 @@ test: fetch ## Run all tests, those with the real model and the official clients
 	@scripts/tools control-plane charts
 	@$(CARGO) test --workspace --locked
 
+.PHONY: sanitize
+sanitize: fetch ## Run the native kernels under AddressSanitizer and UBSan, on every instruction set of this machine.
+	@scripts/need g++
+	@scripts/sanitize $(ARGS)
+
 .PHONY: fuzz
-fuzz: ## Feed answers, templates, forms and requests that libFuzzer makes up, each for SECONDS_EACH (60); nightly Rust.
+fuzz: fetch ## Fuzz everything that strangers write, each target for SECONDS_EACH (60) seconds; TARGETS names some. Needs nightly Rust.
 	@scripts/need cargo g++
 	@scripts/fuzz
+
+# By itself, since its time is fixed. It builds what `make test` builds.
+.PHONY: schema
+schema: fetch ## Check answers to made-up requests against /openapi.json, for SECONDS_EACH (120), with schemathesis.
+	@scripts/need cargo g++
+	@scripts/schema
+	@$(CARGO) test --workspace --locked --no-run --quiet
+	@$(CARGO) test --workspace --locked --features tests/schema --test e2e_schema -- $(ARGS)
 
 # By itself, since it needs a browser. It builds what `make test` builds: one after the other costs nothing.
 .PHONY: console
@@ -67,6 +80,13 @@ e2e: fetch ## Install the chart on a real node and chat with real pods; needs ro
 	@$(CARGO) test --locked --package tests --features node --test 'node_*' --no-run
 	@tests/cluster/node.sh $(CARGO) test --offline --locked --package tests --features node --test 'node_*' -- \
 	  --test-threads 1 $(ARGS)
+
+# By itself, since it needs root for the memory limits. ATTACK=NAME runs one attack alone.
+.PHONY: hostile
+hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while another client is served; needs root.
+	@scripts/need cargo g++
+	@$(CARGO) build --release --locked --package server --package router
+	@$(CARGO) test --release --locked --package tests --features hostile --test hostile -- --nocapture $(ARGS)
 
 .PHONY: lint
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.

@@ -1,9 +1,13 @@
-//! Generates the Rust side of `replica.proto`. The compiler is `protox`, in Rust, so that a build needs no
-//! `protoc`.
+//! Generates the Rust side of `replica.proto` and `router.proto`. The compiler is `protox`, in Rust, so that a
+//! build needs no `protoc`.
+
+const FILES: [&str; 2] = ["replica.proto", "router.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed=replica.proto");
-    let descriptors = protox::compile(["replica.proto"], ["."])?;
+    for file in FILES {
+        println!("cargo::rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(FILES, ["."])?;
     tonic_prost_build::configure().compile_fds(descriptors)?;
     Ok(())
 }

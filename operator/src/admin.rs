@@ -10,7 +10,7 @@ use axum::routing::get;
 use kube::runtime::reflector::Store;
 use operator_api::LlmDeployment;
 
-use crate::controller::count;
+use crate::controller::{count, count_releases};
 use crate::metrics::Metrics;
 
 /// What the pages tell. Clones are of the same.
@@ -64,5 +64,6 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let stores = admin.0.stores.lock().unwrap_or_else(PoisonError::into_inner).clone();
     admin.0.metrics.phases(|phase| count(&stores, phase));
+    admin.0.metrics.releases(|state| count_releases(&stores, state));
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], admin.0.metrics.scrape()).into_response()
 }

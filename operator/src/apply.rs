@@ -22,6 +22,10 @@ use crate::observe::Observed;
 use crate::validate::ValidDeployment;
 use crate::watch::Stores;
 
+mod replica_token;
+
+pub use replica_token::ReplicaTokens;
+
 /// Under which name fields are owned.
 pub const FIELD_MANAGER: &str = "ovfleet-operator";
 
@@ -100,6 +104,8 @@ pub struct Applier {
     pub stores: Arc<Stores>,
     /// What was done.
     pub metrics: Metrics,
+    /// Which Secrets with a replica token exist.
+    pub replica_tokens: ReplicaTokens,
 }
 
 impl Applier {
@@ -108,20 +114,26 @@ impl Applier {
         let namespace = valid.owner.namespace.clone();
         let mut failures = Vec::new();
         let mut objects = observed.owned.clone();
+        let token = self.ensure_replica_token(&valid, &resources, &observed).await;
         for manifest in &resources.manifests {
+            // Pods could not start without the token.
+            if manifest.kind == Kind::Deployment && token.is_err() {
+                continue;
+            }
             match self.make(&valid, manifest, &observed).await {
                 Ok(Some(object)) => drop(objects.insert((manifest.kind, manifest.name.clone()), object)),
                 Ok(None) => {}
                 Err(source) => failures.push(failure("apply", manifest.kind, &manifest.name, source)),
             }
         }
+        failures.extend(token.err());
         for key in unwanted(&resources, &observed) {
             match self.delete(&namespace, key.0, &observed.owned[&key]).await {
                 Ok(()) => drop(objects.remove(&key)),
                 Err(source) => failures.push(failure("delete", key.0, &key.1, source.into())),
             }
         }
-        for (pod, turn) in gate::turns(&observed.pods, &observed.told.admitted) {
+        for (pod, turn) in gate::turns(&observed.pods, &observed.pod_reports.admitted) {
             if let Err(source) = self.turn(&namespace, pod, turn).await {
                 failures.push(Failure {
                     verb: "patch",
@@ -132,6 +144,26 @@ impl Applier {
             }
         }
         Applied { valid, resources, objects, observed, failures }
+    }
+
+    /// Creates the Secret with the replica token unless it is known to exist. If pods wait for their volumes, it may have
+    /// been deleted.
+    async fn ensure_replica_token(
+        &self,
+        valid: &ValidDeployment,
+        resources: &Resources,
+        observed: &Observed,
+    ) -> Result<(), Failure> {
+        let Some(secret) = &resources.replica_token else { return Ok(()) };
+        let is_awaited = observed.pods.iter().any(|pod| pod.awaits.is_some());
+        if self.replica_tokens.exists(&valid.owner.uid) && !is_awaited {
+            return Ok(());
+        }
+        self.metrics.call("create", secret.kind.name());
+        let created = replica_token::create(&self.client, &valid.owner.namespace, secret).await;
+        created.map_err(|source| failure("create", secret.kind, &secret.name, source.into()))?;
+        self.replica_tokens.insert(&valid.owner.uid);
+        Ok(())
     }
 
     /// Makes one object so; gives it if that took a call.
@@ -227,11 +259,10 @@ fn failure(verb: &'static str, kind: Kind, name: &str, source: FailureCause) -> 
     Failure { verb, kind: kind.name(), name: name.to_owned(), source }
 }
 
-/// What is there and neither wanted nor kept.
+/// The objects that exist but are not in `resources`.
 fn unwanted(resources: &Resources, observed: &Observed) -> Vec<(Kind, String)> {
     let is_wanted = |key: &(Kind, String)| {
-        resources.kept.contains(key)
-            || resources.manifests.iter().any(|manifest| manifest.kind == key.0 && manifest.name == key.1)
+        resources.manifests.iter().any(|manifest| manifest.kind == key.0 && manifest.name == key.1)
     };
     observed.owned.keys().filter(|key| !is_wanted(key)).cloned().collect()
 }

@@ -2,7 +2,7 @@
 //! reference in the documentation.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -116,7 +116,9 @@ pub struct RunArgs {
     )]
     pub lease_name: String,
 
-    /// Time after which another operator takes over from one that has stopped without a word.
+    /// Time for which the leader may fail to renew the Lease.
+    ///
+    /// Beyond it: another operator takes over, and the former leader ends with an error.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_LEASE_DURATION",
@@ -142,7 +144,34 @@ pub struct RunArgs {
     )]
     pub load_interval: Duration,
 
-    /// Resources that are looked at at once.
+    /// Number of resources whose pods are replaced at the same time after an upgrade of the operator, because the new
+    /// version has other default images or renders other pods.
+    ///
+    /// Beyond it: the other resources wait until the pods are ready; a resource whose pods do not become ready holds
+    /// up the others.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_MAX_CONCURRENT_UPGRADES",
+        value_name = "COUNT",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=1024),
+        help_heading = "Work"
+    )]
+    pub max_concurrent_upgrades: u16,
+
+    /// The IP family that pods listen on. Default: the one of the address at which the operator reaches the API server.
+    #[arg(
+        long,
+        env = "OVFLEET_OPERATOR_IP_FAMILY",
+        value_enum,
+        default_value = "auto",
+        help_heading = "Network"
+    )]
+    pub ip_family: IpFamily,
+
+    /// Number of resources that are reconciled at the same time.
+    ///
+    /// Beyond it: the other resources wait.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_CONCURRENCY",
@@ -224,6 +253,30 @@ pub struct TetherArgs {
     pub command: Vec<OsString>,
 }
 
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum IpFamily {
+    /// As the API server's address.
+    Auto,
+    /// IPv4.
+    Ipv4,
+    /// IPv6. Pods of clusters with both families can be reached by IPv4 too.
+    Ipv6,
+}
+
+impl IpFamily {
+    /// The address that stands for all addresses of the family. `api_server` is where the API server is.
+    #[must_use]
+    pub fn listen(self, api_server: Option<&str>) -> IpAddr {
+        let is_ipv6 = match self {
+            Self::Auto => api_server.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok()),
+            Self::Ipv4 => false,
+            Self::Ipv6 => true,
+        };
+        if is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
+    }
+}
+
 /// How logs are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -235,4 +288,19 @@ pub enum LogFormat {
 
 fn duration(text: &str) -> Result<Duration, String> {
     Period(text.to_owned()).duration().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_listen_where_the_cluster_can_reach_them() {
+        let listen = |family: IpFamily, api_server| family.listen(api_server).to_string();
+        assert_eq!(listen(IpFamily::Auto, Some("fd00:10:96::1")), "::");
+        assert_eq!(listen(IpFamily::Auto, Some("10.96.0.1")), "0.0.0.0");
+        assert_eq!(listen(IpFamily::Auto, Some("kubernetes.default")), "0.0.0.0");
+        assert_eq!(listen(IpFamily::Auto, None), "0.0.0.0");
+        assert_eq!(listen(IpFamily::Ipv6, Some("10.96.0.1")), "::");
+    }
 }

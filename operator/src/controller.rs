@@ -10,32 +10,32 @@ use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::events::Recorder;
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, reflector, watcher};
 use kube::{Client, Resource as _, ResourceExt as _};
-use operator_api::{LlmDeployment, LlmDeploymentStatus, Phase};
+use operator_api::{LlmDeployment, LlmDeploymentStatus, Phase, UpgradePolicy, UpgradeState};
 use rand::RngExt as _;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applied, Applier, FIELD_MANAGER};
+use crate::apply::{Applied, Applier, FIELD_MANAGER, ReplicaTokens};
 use crate::desired::desired;
+use crate::desired::release::{Permission, Upgrade, pending};
 use crate::events::transitions;
-use crate::fleet::Ask;
+use crate::fleet::{Fleet, PodClient, PodReports, Sample};
 use crate::metrics::Metrics;
-use crate::observe::{Sample, awaiting, observe};
+use crate::observe::{Observed, observe};
 use crate::status::{refused, says_the_same, status};
 use crate::trace::{Trace, Tracer};
-use crate::validate::{Defaults, validate};
+use crate::upgrades::Upgrades;
+use crate::validate::{Defaults, ValidDeployment, validate};
 use crate::watch::{Stores, Watches};
 
 /// What comes within this time is one change.
 const DEBOUNCE: Duration = Duration::from_millis(30);
-/// The pause before routers are asked again whether they have admitted a replica that is ready.
-const ADMISSION_PAUSE: Duration = Duration::from_millis(300);
-/// The pause before a fetch is asked again how far it is.
-const PROGRESS_PAUSE: Duration = Duration::from_secs(3);
+/// The pause before a resource that waits for the upgrades of others looks again whether it is its turn.
+const TURN_PAUSE: Duration = Duration::from_secs(10);
 /// The pauses after failures: the first, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(120));
 
@@ -46,8 +46,10 @@ pub struct Config {
     pub defaults: Defaults,
     /// How often routers are asked how busy replicas are; never without.
     pub load_interval: Option<Duration>,
-    /// How many resources are looked at at once.
+    /// How many resources are reconciled at the same time.
     pub concurrency: u16,
+    /// How many resources are upgraded to another release at the same time.
+    pub max_concurrent_upgrades: u16,
     /// Who sends spans of reconciles, if somebody does.
     pub tracer: Option<Tracer>,
 }
@@ -57,7 +59,8 @@ struct Context {
     config: Config,
     stores: Arc<Stores>,
     applier: Applier,
-    ask: Arc<dyn Ask>,
+    fleet: Fleet,
+    upgrades: Upgrades,
     recorder: Recorder,
     metrics: Metrics,
     memory: Mutex<HashMap<String, Memory>>,
@@ -102,8 +105,10 @@ pub struct Scope {
     pub namespace: Option<String>,
     /// Whether the cluster knows ServiceMonitors.
     pub monitors: bool,
-    /// Who asks pods.
-    pub ask: Arc<dyn Ask>,
+    /// What connects to pods.
+    pub pods: Arc<dyn PodClient>,
+    /// Whose turn it is to be upgraded.
+    pub upgrades: Upgrades,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -122,7 +127,7 @@ pub async fn run(
     stop: CancellationToken,
     known: tokio::sync::oneshot::Sender<Store<LlmDeployment>>,
 ) -> anyhow::Result<()> {
-    let Scope { client, namespace, monitors, ask, metrics } = scope;
+    let Scope { client, namespace, monitors, pods, upgrades, metrics } = scope;
     let stores = Arc::new(Stores::new(monitors));
     let mut tasks = JoinSet::new();
     let mut watches = Watches::start(&client, namespace.as_deref(), &stores, &mut tasks);
@@ -135,8 +140,11 @@ pub async fn run(
         None => Api::all(client.clone()),
     };
     let (reader, writer) = reflector::store();
+    let fleet = Fleet::new(pods, watches.sender.clone());
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
+        // Who wrote which field when, which is as long as the rest.
+        .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
         .applied_objects()
         // What the operator itself writes, the status, is no reason to look again.
@@ -144,9 +152,23 @@ pub async fn run(
     let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context));
     let runtime = controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
     let recorder = Recorder::new(client.clone(), FIELD_MANAGER.into());
-    let applier = Applier { client, stores: stores.clone(), metrics: metrics.clone() };
-    let context =
-        Arc::new(Context { config, stores, applier, ask, recorder, metrics, memory: Mutex::default() });
+    let applier = Applier {
+        client,
+        stores: stores.clone(),
+        metrics: metrics.clone(),
+        replica_tokens: ReplicaTokens::default(),
+    };
+    let context = Arc::new(Context {
+        config,
+        stores,
+        applier,
+        fleet,
+        upgrades,
+        recorder,
+        metrics,
+        memory: Mutex::default(),
+    });
+    context.upgrades.register(reader.clone());
     let _ = known.send(reader.clone());
     let outcomes = Controller::for_stream(resources, reader.clone())
         .with_config(runtime)
@@ -189,7 +211,7 @@ async fn reconcile(object: &LlmDeployment, context: &Context, trace: &Trace) -> 
         return Ok(Action::await_change());
     }
     let step = trace.step("observe");
-    let observed = observe(object, &context.stores, context.ask.as_ref(), context.sample(object)).await;
+    let mut observed = context.observe(object);
     drop(step);
     let step = trace.step("validate");
     let valid = validate(object, &observed, &context.config.defaults);
@@ -205,6 +227,7 @@ async fn reconcile(object: &LlmDeployment, context: &Context, trace: &Trace) -> 
         }
     };
     let step = trace.step("desired");
+    observed.upgrade = context.permission(&valid, &observed);
     let resources = desired(&valid, &observed);
     drop(step);
     let step = trace.step("apply");
@@ -213,6 +236,9 @@ async fn reconcile(object: &LlmDeployment, context: &Context, trace: &Trace) -> 
     let _step = trace.step("status");
     let previous = context.previous(object);
     let status = status(object, previous.as_ref(), &applied, Timestamp::now());
+    if status.release.as_ref().is_some_and(|release| release.state != UpgradeState::Rolling) {
+        context.upgrades.release(&applied.valid.owner.uid);
+    }
     context.tell(object, previous, status).await?;
     context.next(object, &applied)
 }
@@ -257,6 +283,30 @@ impl Context {
     fn forget(&self, present: &Store<LlmDeployment>) {
         let present: HashSet<String> = present.state().iter().filter_map(|object| object.uid()).collect();
         self.memory().retain(|uid, _| present.contains(uid));
+        self.fleet.retain(&present);
+        self.applier.replica_tokens.retain(&present);
+    }
+
+    fn observe(&self, object: &LlmDeployment) -> Observed {
+        let mut observed = observe(object, &self.stores, PodReports::default());
+        let (owner, uid) = (ObjectRef::from_obj(object), object.uid().unwrap_or_default());
+        observed.pod_reports = self.fleet.reports(&owner, &uid, &observed.pods, self.sample(object));
+        observed
+    }
+
+    /// Whether an upgrade of the resource may begin, if there is one.
+    fn permission(&self, valid: &ValidDeployment, observed: &Observed) -> Permission {
+        let Some(release) = pending(valid, observed) else { return Permission::Granted };
+        let is_approved = observed.approved_release.as_ref() == Some(&release);
+        if valid.upgrade_policy == UpgradePolicy::Manual && !is_approved {
+            return Permission::AwaitsApproval;
+        }
+        // What answers no requests has nothing to lose, and may be waiting for just this upgrade.
+        let serves = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
+        if serves && !self.upgrades.acquire(&valid.owner.uid) {
+            return Permission::AwaitsTurn;
+        }
+        Permission::Granted
     }
 
     /// The status as it is.
@@ -329,11 +379,8 @@ impl Context {
         }
         self.remember(object, |memory| memory.failures = 0);
         let pods = &applied.observed.pods;
-        if !awaiting(pods).is_empty() && applied.valid.router.replicas > 0 {
-            return Ok(Action::requeue(ADMISSION_PAUSE));
-        }
-        if pods.iter().any(|pod| pod.is_fetching) {
-            return Ok(Action::requeue(PROGRESS_PAUSE));
+        if applied.resources.upgrade == Upgrade::Waits(Permission::AwaitsTurn) {
+            return Ok(Action::requeue(TURN_PAUSE.mul_f64(rand::rng().random_range(0.75..1.25))));
         }
         match self.config.load_interval {
             Some(interval)
@@ -353,4 +400,15 @@ pub fn count(stores: &[Store<LlmDeployment>], phase: Phase) -> usize {
     let all = stores.iter().flat_map(Store::state);
     all.filter(|object| object.status.as_ref().map(|status| status.phase).unwrap_or_default() == phase)
         .count()
+}
+
+/// How many resources are in a state of an upgrade.
+#[must_use]
+pub fn count_releases(stores: &[Store<LlmDeployment>], state: UpgradeState) -> usize {
+    let all = stores.iter().flat_map(Store::state);
+    all.filter(|object| {
+        let release = object.status.as_ref().and_then(|status| status.release.as_ref());
+        release.is_some_and(|release| release.state == state)
+    })
+    .count()
 }

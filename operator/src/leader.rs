@@ -11,6 +11,9 @@ use kube::Client;
 use kube::api::{Api, ObjectMeta, PostParams};
 use rand::RngExt as _;
 
+/// The shortest pause between two attempts to acquire a Lease.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
 /// How a Lease is held.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -58,13 +61,14 @@ impl Election {
     /// If it is dropped, the Lease may have been taken; it is free again after its duration.
     pub async fn acquire(&mut self) {
         loop {
+            // Not all at once.
+            let mut pause = self.config.interval().mul_f64(rand::rng().random_range(0.8..1.2));
             match self.attempt().await {
                 Ok(true) => return,
-                Ok(false) => {}
+                // Not an interval after it expires, but then.
+                Ok(false) => pause = pause.min(self.time_to_expiry().max(RETRY_PAUSE)),
                 Err(error) => tracing::warn!(error = format!("{error:#}"), "failed to look at the lease"),
             }
-            // Not all at once.
-            let pause = self.config.interval().mul_f64(rand::rng().random_range(0.8..1.2));
             tokio::time::sleep(pause).await;
         }
     }
@@ -143,15 +147,19 @@ impl Election {
     /// Whether nobody has renewed it for as long as it is good for, as seen from here.
     fn is_expired(&mut self, spec: &LeaseSpec) -> bool {
         match &self.seen {
-            Some((seen, since)) if seen == spec => {
-                let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
-                since.elapsed() > Duration::from_secs(seconds)
-            }
+            Some((seen, _)) if seen == spec => self.time_to_expiry().is_zero(),
             _ => {
                 self.seen = Some((spec.clone(), Instant::now()));
                 false
             }
         }
+    }
+
+    /// The time until the Lease as it was last seen expires, if nobody renews it.
+    fn time_to_expiry(&self) -> Duration {
+        let Some((seen, since)) = &self.seen else { return Duration::ZERO };
+        let seconds = u64::try_from(seen.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+        Duration::from_secs(seconds).saturating_sub(since.elapsed())
     }
 
     fn renewed(&self, before: &LeaseSpec, is_own: bool) -> LeaseSpec {

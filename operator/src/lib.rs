@@ -28,6 +28,7 @@ pub mod run;
 pub mod status;
 mod telemetry;
 pub mod trace;
+pub mod upgrades;
 pub mod validate;
 pub mod watch;
 

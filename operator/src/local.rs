@@ -33,7 +33,9 @@ use child::{Child, Program};
 use processes::Processes;
 pub(crate) use tether::run as tether;
 
-/// Time that a process has beyond its drain timeout until it is killed.
+/// Time that a server or router of `operator local` has to end after its drain timeout.
+///
+/// Beyond it: the process is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// The KV cache of each replica where the resource states none: by themselves each would take half of the memory.
 const KV_CACHE: &str = "1Gi";
@@ -54,8 +56,7 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
         object.spec.replicas = replicas;
         object.spec.suspend = false;
     }
-    let defaults =
-        Defaults { server_image: String::new(), router_image: String::new(), image_pull_policy: None };
+    let defaults = Defaults::with_images("", "");
     let mut valid = validate(&object, &Observed::default(), &defaults)?;
     ensure!(valid.server.replicas > 0, "the resource wants no replicas: say how many by --replicas");
     if valid.router.keys.is_some() && args.api_keys.is_none() {

@@ -14,6 +14,8 @@ pub enum Kind {
     Role,
     /// Who has a role.
     RoleBinding,
+    /// The replica token. It is created once and never watched, read or changed.
+    Secret,
     /// The router's configuration.
     ConfigMap,
     /// The volume of a shared cache.
@@ -33,7 +35,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds that every cluster has.
+    /// All kinds that every cluster has and that the operator watches.
     pub const BUILT_IN: [Self; 10] = [
         Self::ServiceAccount,
         Self::Role,
@@ -54,6 +56,7 @@ impl Kind {
             Self::ServiceAccount => ("", "v1", "ServiceAccount", "serviceaccounts"),
             Self::Role => (RBAC, "v1", "Role", "roles"),
             Self::RoleBinding => (RBAC, "v1", "RoleBinding", "rolebindings"),
+            Self::Secret => ("", "v1", "Secret", "secrets"),
             Self::ConfigMap => ("", "v1", "ConfigMap", "configmaps"),
             Self::PersistentVolumeClaim => ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
             Self::NetworkPolicy => ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),

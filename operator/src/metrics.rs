@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use operator_api::Phase;
+use operator_api::{Phase, UpgradeState};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -28,6 +28,11 @@ struct InPhase {
     phase: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InState {
+    state: &'static str,
+}
+
 /// The metrics. Clones are of the same.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
@@ -40,6 +45,7 @@ struct Inner {
     calls: Family<Call, Counter>,
     events: Counter,
     deployments: Family<InPhase, Gauge>,
+    releases: Family<InState, Gauge>,
     leader: Gauge,
 }
 
@@ -52,6 +58,7 @@ impl Default for Metrics {
         let calls = Family::default();
         let events = Counter::default();
         let deployments = Family::default();
+        let releases = Family::default();
         let leader = Gauge::default();
         registry.register("reconciles", "Resources looked at, by what came of it", reconciles.clone());
         registry.register_with_unit(
@@ -63,8 +70,13 @@ impl Default for Metrics {
         registry.register("api_calls", "Requests to the API server beside watches", Family::clone(&calls));
         registry.register("events", "Events published", events.clone());
         registry.register("deployments", "Resources, by phase", Family::clone(&deployments));
+        registry.register(
+            "releases",
+            "Resources, by the state of their upgrade to the release of the operator",
+            Family::clone(&releases),
+        );
         registry.register("leader", "1 while this process is the one that acts", leader.clone());
-        Self(Arc::new(Inner { registry, reconciles, duration, calls, events, deployments, leader }))
+        Self(Arc::new(Inner { registry, reconciles, duration, calls, events, deployments, releases, leader }))
     }
 }
 
@@ -96,6 +108,14 @@ impl Metrics {
         for phase in Phase::ALL {
             let number = i64::try_from(count(phase)).unwrap_or(i64::MAX);
             self.0.deployments.get_or_create(&InPhase { phase: phase.name() }).set(number);
+        }
+    }
+
+    /// How many resources are in which state of an upgrade.
+    pub fn releases(&self, count: impl Fn(UpgradeState) -> usize) {
+        for state in UpgradeState::ALL {
+            let number = i64::try_from(count(state)).unwrap_or(i64::MAX);
+            self.0.releases.get_or_create(&InState { state: state.name() }).set(number);
         }
     }
 

@@ -1,18 +1,19 @@
-//! What there is: the objects and pods of a resource, from the watches' stores, and what routers and fetches say when
-//! they are asked. It touches the cluster and changes nothing in it.
+//! What there is: the objects and pods of a resource, from the stores of the watches, and what its routers and fetches have
+//! reported. All of it is in memory: observing asks nobody and waits for nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kube::ResourceExt as _;
 use kube::api::DynamicObject;
-use kube::{Resource as _, ResourceExt as _};
 use operator_api::LlmDeployment;
 use serde_json::Value;
 
-use crate::desired::names::{Component, FETCHED, RETRY};
-use crate::fleet::{Ask, Told};
+use crate::desired::names::{Component, FETCHED, RETRY, UPGRADE};
+use crate::desired::release::Permission;
+use crate::fleet::PodReports;
 use crate::manifest::Kind;
-use crate::pod::{FetchReport, PodState};
+use crate::pod::{FetchReport, PodState, Problem};
 use crate::watch::Stores;
 
 /// What there is.
@@ -22,12 +23,18 @@ pub struct Observed {
     pub owned: BTreeMap<(Kind, String), Arc<DynamicObject>>,
     /// Its pods, in the order of their names.
     pub pods: Vec<PodState>,
-    /// What routers and fetches say.
-    pub told: Told,
+    /// What routers and fetches have reported.
+    pub pod_reports: PodReports,
+    /// Why Jobs could not create their last pod, by the name of the Job.
+    pub job_failures: BTreeMap<String, Problem>,
     /// Whether the cluster knows ServiceMonitors.
     pub monitors: bool,
-    /// What the resource's annotation says whose change makes a failed fetch begin again.
+    /// The value of the resource's annotation whose change makes a failed fetch begin again.
     pub retry: Option<String>,
+    /// The value of the resource's annotation that approves a release.
+    pub approved_release: Option<String>,
+    /// Whether an upgrade may begin.
+    pub upgrade: Permission,
 }
 
 impl Observed {
@@ -54,41 +61,46 @@ impl Observed {
         conditions.into_iter().flatten().any(|known| known["type"] == condition && known["status"] == "True")
     }
 
+    /// Why the Job called `name` cannot create a pod, if it has none and cannot.
+    #[must_use]
+    pub fn job_failure(&self, name: &str) -> Option<&Problem> {
+        let has_pod = self.pods.iter().any(|pod| pod.job.as_deref() == Some(name));
+        let is_over = self.job_complete(name) || self.job_failed(name);
+        self.job_failures.get(name).filter(|_| !has_pod && !is_over)
+    }
+
     /// What the Job called `name` has fetched: from its pod or, once that is gone, from what was noted of it.
     #[must_use]
     pub fn fetched(&self, name: &str) -> Option<FetchReport> {
         let pods = self.pods.iter().filter(|pod| pod.job.as_deref() == Some(name));
-        let told = pods.filter_map(|pod| pod.fetched.clone()).find(FetchReport::is_complete);
-        told.or_else(|| {
+        let reported = pods.filter_map(|pod| pod.fetched.clone()).find(FetchReport::is_complete);
+        reported.or_else(|| {
             let job = self.owned.get(&(Kind::Job, name.to_owned()))?;
             serde_json::from_str(job.annotations().get(FETCHED)?).ok()
         })
     }
 }
 
-/// How much is asked of routers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sample {
-    /// What must be known to go on.
-    Needed,
-    /// How busy they are, too.
-    All,
-}
-
 /// Looks.
-pub async fn observe(object: &LlmDeployment, stores: &Stores, ask: &dyn Ask, sample: Sample) -> Observed {
-    let uid = object.uid().unwrap_or_default();
+#[must_use]
+pub fn observe(object: &LlmDeployment, stores: &Stores, pod_reports: PodReports) -> Observed {
+    let annotation = |name: &str| object.annotations().get(name).cloned();
     let namespace = object.namespace().unwrap_or_default();
-    let name = object.name_any();
-    let mut observed = Observed {
-        owned: stores.owned(&uid),
-        pods: stores.pods(&namespace, &name),
-        told: Told::default(),
+    let owned = stores.owned(&object.uid().unwrap_or_default());
+    let jobs = owned.iter().filter(|((kind, _), _)| *kind == Kind::Job);
+    let job_failures = jobs.filter_map(|((_, name), job)| {
+        Some((name.clone(), stores.job_failure(&namespace, name, &job.uid()?)?))
+    });
+    Observed {
+        job_failures: job_failures.collect(),
+        owned,
+        pods: stores.pods(&namespace, &object.name_any()),
+        pod_reports,
         monitors: stores.has_monitors(),
-        retry: object.meta().annotations.as_ref().and_then(|annotations| annotations.get(RETRY).cloned()),
-    };
-    observed.told = crate::fleet::ask(ask, &observed.pods, sample).await;
-    observed
+        retry: annotation(RETRY),
+        approved_release: annotation(UPGRADE),
+        upgrade: Permission::default(),
+    }
 }
 
 /// The names of pods that wait for a router's word: they work, and nobody has admitted them yet.

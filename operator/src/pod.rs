@@ -1,10 +1,11 @@
 //! What a pod is worth, read off its status. Pure. What Kubernetes says in turns while nothing changes, as it does of an
 //! image that cannot be had and of a container that keeps failing, is one and the same here.
 
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus, Volume};
 use kube::ResourceExt as _;
 use serde::{Deserialize, Serialize};
 
+use crate::desired::fetch::revision;
 use crate::desired::names::{COMPONENT, ROUTABLE, TEMPLATE};
 
 mod last_words;
@@ -38,6 +39,12 @@ pub struct PodState {
     pub is_routable: Option<bool>,
     /// Whether it is fetching a model just now.
     pub is_fetching: bool,
+    /// Whether its server runs and has not started yet, within the time that its startup probe allows.
+    pub is_starting: bool,
+    /// Under which key of the ConfigMap of revisions it found what to fetch.
+    pub revision_key: Option<String>,
+    /// What its containers wait for before they can be created: the volumes that have to exist.
+    pub awaits: Option<String>,
     /// How the last fetch in it ended.
     pub fetched: Option<FetchReport>,
     /// What keeps it from working, if that does not pass by itself.
@@ -65,6 +72,9 @@ pub struct FetchReport {
     /// The digest of all files, `sha256:…`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// The commit of the repository that the files are of, where the source has commits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
     /// Bytes that are there.
     pub bytes: i64,
     /// Bytes in all, where that is known.
@@ -109,6 +119,9 @@ pub fn look(pod: &Pod) -> PodState {
         is_ready: condition("Ready") == Some(true),
         is_routable: condition(ROUTABLE),
         is_fetching: state.is_some_and(|state| state.running.is_some()),
+        is_starting: is_starting(status),
+        revision_key: revision_key(pod),
+        awaits: awaits(pod, status),
         fetched: fetch.and_then(report),
         problem: problem(pod, status),
     }
@@ -118,6 +131,58 @@ fn model(pod: &Pod) -> Option<String> {
     let server = pod.spec.as_ref()?.containers.iter().find(|container| container.name == "server")?;
     let mut args = server.args.iter().flatten();
     args.find_map(|argument| argument.strip_prefix("--model=")).map(str::to_owned)
+}
+
+fn revision_key(pod: &Pod) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.filter(|container| container.name == "fetch").find_map(revision::key_of)
+}
+
+/// The kubelet ends a container that does not start within the time of its startup probe, so one that runs and has not
+/// started is still within it.
+fn is_starting(status: &PodStatus) -> bool {
+    let server = status.container_statuses.iter().flatten().find(|container| container.name == "server");
+    server.is_some_and(|server| {
+        let is_running = server.state.as_ref().is_some_and(|state| state.running.is_some());
+        is_running && server.started != Some(true)
+    })
+}
+
+/// The volumes that a pod on a node needs before its containers can be created. Kubernetes reports that one is missing in
+/// events only, which come and go; its status says no more than that nothing was created.
+fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
+    let is_creating = |container: &ContainerStatus| {
+        let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
+        waiting.is_some_and(|waiting| {
+            matches!(waiting.reason.as_deref(), Some("ContainerCreating" | "PodInitializing"))
+        })
+    };
+    if pod.metadata.deletion_timestamp.is_some()
+        || status.container_statuses.iter().flatten().next().is_none()
+        || !containers(status).all(is_creating)
+    {
+        return None;
+    }
+    let objects = mounted_objects(pod);
+    (!objects.is_empty()).then(|| {
+        format!("the pod waits for its containers to be created, which needs {}", objects.join(", "))
+    })
+}
+
+/// The objects that the volumes of a pod are made from, and that others have to create.
+fn mounted_objects(pod: &Pod) -> Vec<String> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let object = |volume: &Volume| {
+        let secret = volume.secret.as_ref().and_then(|secret| secret.secret_name.as_ref());
+        let bundle = volume.config_map.as_ref().filter(|_| volume.name == "ca-bundle");
+        let claim = volume.persistent_volume_claim.as_ref().map(|claim| &claim.claim_name);
+        secret
+            .map(|name| format!("the Secret {name:?}"))
+            .or_else(|| bundle.map(|bundle| format!("the ConfigMap {:?}", bundle.name)))
+            .or_else(|| claim.map(|name| format!("the PersistentVolumeClaim {name:?}")))
+    };
+    volumes.filter_map(object).collect()
 }
 
 fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
@@ -144,8 +209,7 @@ fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
     if let Some(condition) =
         scheduled.filter(|condition| condition.reason.as_deref() == Some("Unschedulable"))
     {
-        let message = condition.message.clone().unwrap_or_default();
-        return Some(Problem { reason: "Unschedulable".to_owned(), message });
+        return Some(Problem { reason: "Unschedulable".to_owned(), message: unschedulable(pod, condition) });
     }
     let fetch = containers(status).find(|container| container.name == "fetch").and_then(report);
     if let Some(FetchReport { reason, message, .. }) = fetch.filter(|report| !report.is_complete()) {
@@ -156,10 +220,23 @@ fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
         let message = status.message.clone().unwrap_or_else(|| "a pod has failed".to_owned());
         return Some(Problem { reason, message });
     }
-    containers(status).find_map(container_problem)
+    containers(status).find_map(|container| container_problem(pod, container))
 }
 
-fn container_problem(container: &ContainerStatus) -> Option<Problem> {
+/// Why the scheduler finds no node, with the names of the claims where it is about claims: it mentions them without.
+fn unschedulable(pod: &Pod, condition: &PodCondition) -> String {
+    let message = condition.message.clone().unwrap_or_default();
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let claims: Vec<String> = volumes
+        .filter_map(|volume| Some(format!("{:?}", volume.persistent_volume_claim.as_ref()?.claim_name)))
+        .collect();
+    if claims.is_empty() || !message.to_lowercase().contains("persistentvolumeclaim") {
+        return message;
+    }
+    format!("the PersistentVolumeClaim {} must exist and be bound: {message}", claims.join(", "))
+}
+
+fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> {
     let name = &container.name;
     let state = container.state.as_ref();
     let waiting = state.and_then(|state| state.waiting.as_ref());
@@ -168,7 +245,9 @@ fn container_problem(container: &ContainerStatus) -> Option<Problem> {
         match waiting.reason.as_deref() {
             // Said in turns, in ever other words.
             Some("ErrImagePull" | "ImagePullBackOff") => {
-                let message = format!("the image {} of {name} cannot be pulled", container.image);
+                let (image, user) =
+                    image_volume(pod, &said).unwrap_or_else(|| (container.image.clone(), name.to_owned()));
+                let message = format!("the image {image} of {user} cannot be pulled{}", pull_secrets(pod));
                 return Some(Problem { reason: "ImagePullBackOff".to_owned(), message });
             }
             Some(
@@ -200,9 +279,47 @@ fn container_problem(container: &ContainerStatus) -> Option<Problem> {
     Some(Problem { reason: "Crashing".to_owned(), message })
 }
 
+/// The image of a volume that a message of the kubelet is about, and the volume: a container waits for these as it does for
+/// its own image.
+fn image_volume(pod: &Pod, message: &str) -> Option<(String, String)> {
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let mut images =
+        volumes.filter_map(|volume| Some((volume.image.as_ref()?.reference.clone()?, &volume.name)));
+    let (image, name) = images.find(|(image, _)| message.contains(&format!("{image:?}")))?;
+    Some((image, format!("the volume {name}")))
+}
+
+/// The Secrets that the images of a pod are pulled with. The kubelet pulls without one that does not exist, so a registry
+/// only says that it refuses.
+fn pull_secrets(pod: &Pod) -> String {
+    let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
+    let names: Vec<String> = secrets.map(|secret| format!("{:?}", secret.name)).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        [name] => {
+            format!("; it is pulled with the Secret {name}, which must exist and be valid for the registry")
+        }
+        _ => format!(
+            "; it is pulled with the Secrets {}, which must exist and be valid for the registry",
+            names.join(", ")
+        ),
+    }
+}
+
+/// Why a pod could not be created, from what a controller reports. The name of the pod, which is another one for each
+/// attempt, is left out.
+pub(crate) fn creation_error(message: &str) -> String {
+    let message = message.strip_prefix("(combined from similar events): ").unwrap_or(message);
+    let message = message.strip_prefix("Error creating: ").unwrap_or(message);
+    let rest = message.strip_prefix("pods \"").and_then(|rest| rest.split_once("\" is forbidden: "));
+    rest.map_or_else(|| message.to_owned(), |(_, reason)| format!("pods cannot be created: {reason}"))
+}
+
 /// Why a container has ended, from what it wrote last.
 fn why(text: &str, code: i32) -> String {
-    /// Characters of it that go into a condition.
+    /// Length of the last output of a container in a condition, in characters.
+    ///
+    /// Beyond it: the text is truncated.
     const LENGTH_MAX: usize = 400;
     let words: String = last_words(text).chars().take(LENGTH_MAX).collect();
     if words.is_empty() { format!("ended with code {code}") } else { format!("{words} (code {code})") }
@@ -238,6 +355,34 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_cannot_be_had_names_the_secrets_it_is_pulled_with() {
+        let waiting = json!({"waiting": {"reason": "ErrImagePull", "message": "401 Unauthorized"}});
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+            "spec": {"containers": [], "imagePullSecrets": [{"name": "registry"}]},
+            "status": {"containerStatuses": [container("server", &waiting, &json!({}))]},
+        });
+        let problem = look(&serde_json::from_value(pod).unwrap()).problem.unwrap();
+        assert!(problem.message.contains("with the Secret \"registry\", which must exist"), "{problem:?}");
+    }
+
+    #[test]
+    fn an_image_that_is_a_volume_is_told_from_the_container_s_own() {
+        let waiting = |image: &str| {
+            let message = format!("Back-off pulling image \"{image}\": ErrImagePull: failed to pull");
+            let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": message}});
+            let pod = json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+                "spec": {"containers": [], "volumes": [{"name": "model", "image": {"reference": "models/m:1"}}]},
+                "status": {"containerStatuses": [container("server", &waiting, &json!({}))]},
+            });
+            look(&serde_json::from_value(pod).unwrap()).problem.unwrap().message
+        };
+        assert_eq!(waiting("models/m:1"), "the image models/m:1 of the volume model cannot be pulled");
+        assert_eq!(waiting("image"), "the image image of server cannot be pulled");
+    }
+
+    #[test]
     fn a_container_that_keeps_failing_reads_the_same_while_it_runs_and_while_it_waits() {
         let ended = json!({"terminated": {"exitCode": 1, "message": "x\nerror: no model\n"}});
         let at = |present: &Value, last: &Value| {
@@ -263,5 +408,48 @@ mod tests {
         let killed = json!({"terminated": {"exitCode": 137, "message": "gone"}});
         let pod = state(&json!({"initContainerStatuses": [container("fetch", &killed, &json!({}))]}));
         assert_eq!(pod.fetched.unwrap().message, "gone (code 137)");
+    }
+
+    #[test]
+    fn a_claim_that_is_not_bound_is_named() {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+            "spec": {"containers": [], "volumes": [
+                {"name": "model", "persistentVolumeClaim": {"claimName": "models"}},
+                {"name": "keys", "secret": {"secretName": "keys"}},
+            ]},
+            "status": {"conditions": [{
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "message": "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+            }]},
+        });
+        let problem = look(&serde_json::from_value(pod).unwrap()).problem.unwrap();
+        assert!(
+            problem.message.starts_with("the PersistentVolumeClaim \"models\" must exist"),
+            "{problem:?}"
+        );
+    }
+
+    #[test]
+    fn what_containers_wait_for_is_named() {
+        let waiting = json!({"waiting": {"reason": "ContainerCreating"}});
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+            "spec": {"containers": [], "volumes": [{"name": "keys", "secret": {"secretName": "my-keys"}}]},
+            "status": {"containerStatuses": [container("router", &waiting, &json!({}))]},
+        });
+        let awaits = |pod: &Value| look(&serde_json::from_value(pod.clone()).unwrap()).awaits;
+        assert!(awaits(&pod).unwrap().contains("the Secret \"my-keys\""));
+        pod["status"]["containerStatuses"][0]["state"] = json!({"running": {}});
+        assert_eq!(awaits(&pod), None);
+    }
+
+    #[test]
+    fn a_server_starts_until_its_startup_probe_has_succeeded() {
+        let mut server = container("server", &json!({"running": {}}), &json!({}));
+        let is_starting = |server: &Value| state(&json!({"containerStatuses": [server]})).is_starting;
+        assert!(is_starting(&server));
+        server["started"] = json!(true);
+        assert!(!is_starting(&server));
     }
 }

@@ -19,17 +19,20 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::Admin;
 use crate::args::{Args, Command, RunArgs};
 use crate::controller::{self, Scope};
-use crate::fleet::{Ask, Http};
+use crate::fleet::{Network, PodClient};
 use crate::leader::{self, Election};
 use crate::manifest::Kind;
 use crate::metrics::Metrics;
 use crate::trace::Tracer;
-use crate::validate::Defaults;
+use crate::upgrades::Upgrades;
+use crate::validate::{Defaults, PodUser};
 use crate::{local, telemetry};
 
 /// How often is looked whether the definition is there, by whoever may not watch definitions.
 const DEFINITION_PAUSE: Duration = Duration::from_secs(2);
-/// Time for what is under way when the process is to end.
+/// Time in which the operator finishes its work after SIGTERM or SIGINT.
+///
+/// Beyond it: the work is cut off, and the process ends with an error.
 const FAREWELL: Duration = Duration::from_secs(20);
 
 impl Args {
@@ -124,6 +127,8 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
         identity,
         load_interval,
         concurrency,
+        max_concurrent_upgrades,
+        ip_family,
         otlp_endpoint,
     } = args;
     let identity = identity.unwrap_or_else(|| format!("{}_{:08x}", host_name(), rand::rng().random::<u32>()));
@@ -136,9 +141,17 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
     Ok(Config {
         namespaces,
         controller: controller::Config {
-            defaults: Defaults { server_image, router_image, image_pull_policy },
+            defaults: Defaults {
+                server_image,
+                router_image,
+                image_pull_policy,
+                listen: ip_family.listen(std::env::var("KUBERNETES_SERVICE_HOST").ok().as_deref()),
+                // Once the cluster can be asked.
+                pod_user: PodUser::Fixed,
+            },
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
             concurrency,
+            max_concurrent_upgrades,
             tracer: otlp_endpoint.as_deref().map(Tracer::new).transpose()?,
         },
         lease: (!no_leader_election).then_some(lease),
@@ -161,17 +174,17 @@ pub async fn look_after(
     told: (Admin, Metrics),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    look_after_with(client, config, (told.0, told.1, Arc::new(Http::default())), stop).await
+    look_after_with(client, config, (told.0, told.1, Arc::new(Network::default())), stop).await
 }
 
-/// [`look_after`], with somebody else who asks pods.
+/// [`look_after`], with another way to reach pods.
 ///
 /// # Errors
 /// As [`look_after`].
 pub async fn look_after_with(
     client: Client,
     config: Config,
-    (admin, metrics, ask): (Admin, Metrics, Arc<dyn Ask>),
+    (admin, metrics, pods): (Admin, Metrics, Arc<dyn PodClient>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     admin.waits_for(Some("the definition of LLMDeployment"));
@@ -190,7 +203,7 @@ pub async fn look_after_with(
     }
     tracing::info!("acts");
     metrics.leads(true);
-    let controllers = control(&client, &config, (&admin, &metrics, &ask), stop);
+    let controllers = control(&client, &config, (&admin, &metrics, &pods), stop);
     let outcome = match &mut election {
         None => controllers.await,
         Some(election) => tokio::select! {
@@ -212,20 +225,29 @@ pub async fn look_after_with(
 async fn control(
     client: &Client,
     config: &Config,
-    (admin, metrics, ask): (&Admin, &Metrics, &Arc<dyn Ask>),
+    (admin, metrics, pods): (&Admin, &Metrics, &Arc<dyn PodClient>),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let monitors = knows_monitors(client).await?;
+    let mut config = config.clone();
+    config.controller.defaults.pod_user = pod_user(client).await?;
     let scopes: Vec<Option<String>> = if config.namespaces.is_empty() {
         vec![None]
     } else {
         config.namespaces.iter().cloned().map(Some).collect()
     };
+    let upgrades = Upgrades::new(usize::from(config.controller.max_concurrent_upgrades), scopes.len());
     let mut controllers = JoinSet::new();
     for namespace in scopes {
         let (known, knows) = tokio::sync::oneshot::channel();
-        let scope =
-            Scope { client: client.clone(), namespace, monitors, ask: ask.clone(), metrics: metrics.clone() };
+        let scope = Scope {
+            client: client.clone(),
+            namespace,
+            monitors,
+            pods: pods.clone(),
+            upgrades: upgrades.clone(),
+            metrics: metrics.clone(),
+        };
         controllers.spawn(controller::run(scope, config.controller.clone(), stop.clone(), known));
         let admin = admin.clone();
         controllers.spawn(async move {
@@ -266,6 +288,13 @@ async fn definition(client: &Client, namespace: Option<&String>) -> anyhow::Resu
         .await
         .context("failed to wait for the definition")?;
     Ok(())
+}
+
+/// Who decides which user pods run as: OpenShift does, by its security context constraints.
+async fn pod_user(client: &Client) -> anyhow::Result<PodUser> {
+    let groups = client.list_api_groups().await.context("failed to list the API groups of the cluster")?;
+    let is_openshift = groups.groups.iter().any(|group| group.name == "security.openshift.io");
+    Ok(if is_openshift { PodUser::Platform } else { PodUser::Fixed })
 }
 
 /// Whether the cluster has the Prometheus operator's resources.

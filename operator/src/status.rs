@@ -6,10 +6,12 @@ use kube::{Resource as _, ResourceExt as _};
 use operator_api::{CacheState, CacheStatus, LlmDeployment, LlmDeploymentStatus, Phase, conditions};
 
 use crate::apply::Applied;
+use crate::desired::fetch::revision;
 use crate::desired::names::Component;
 use crate::validate::Invalid;
 
 mod judge;
+mod release;
 
 use judge::Facts;
 
@@ -44,6 +46,7 @@ pub fn status(
     let router = judge::router(applied);
     let progressing = judge::progressing(&facts, &model, &replicas, &router);
     let degraded = judge::degraded(applied, &facts, &model);
+    let available = judge::available(&facts, &router);
     let ready = judge::ready(&facts, [&accepted, &model, &replicas, &router]);
     let before = previous.map_or(Phase::Pending, |previous| previous.phase);
     let phase = judge::phase(applied, (&facts, before), [&accepted, &model, &degraded, &ready]);
@@ -52,6 +55,7 @@ pub fn status(
         (conditions::MODEL_AVAILABLE, model),
         (conditions::REPLICAS_READY, replicas),
         (conditions::ROUTER_READY, router),
+        (conditions::AVAILABLE, available),
         (conditions::PROGRESSING, progressing),
         (conditions::DEGRADED, degraded),
         (conditions::READY, ready),
@@ -70,8 +74,10 @@ pub fn status(
         endpoint: Some(format!("http://{}.{}.svc:{port}/v3", owner.name, owner.namespace)),
         model: applied.valid.model_names[0].clone(),
         model_digest: facts.digest.clone(),
+        model_revision: revision::pinned(&applied.valid, &applied.observed),
         kv_cache_percent: kv_percent(applied, previous, &facts),
         cache: facts.cache.clone(),
+        release: Some(release::release(applied, &facts, previous)),
         conditions: stamp(findings, object, previous, now),
     }
 }
@@ -121,7 +127,9 @@ fn stamp(
     previous: Option<&LlmDeploymentStatus>,
     now: Timestamp,
 ) -> Vec<Condition> {
-    /// Characters of a message, as the API server takes them.
+    /// Length of the message of a condition, in characters, so that the API server accepts it.
+    ///
+    /// Beyond it: the message is truncated.
     const MESSAGE_MAX: usize = 2000;
     let before = previous.map(|previous| previous.conditions.as_slice()).unwrap_or_default();
     // To the second, as it is stored.
@@ -146,7 +154,7 @@ fn kv_percent(applied: &Applied, previous: Option<&LlmDeploymentStatus>, facts: 
     if facts.routable == 0 {
         return None;
     }
-    match applied.observed.told.blocks {
+    match applied.observed.pod_reports.blocks {
         Some(blocks) => percent(blocks),
         None => previous.and_then(|previous| previous.kv_cache_percent),
     }

@@ -2,28 +2,29 @@
 //! be wrong is refused here, and after this nobody reads the `spec`. Pure; what the schema already refuses is repeated
 //! only where the rest would otherwise have to look again.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 use operator_api::{
-    AccessMode, CacheMode, Disruption, Engine, Format, KeysReference, LlmDeployment, LogLevel, Model, Period,
-    Placement, PodTemplate, Policy, Service, Tracing,
+    AccessMode, CacheMode, Disruption, Engine, Format, KeyIsolation, KeysReference, LlmDeployment, LogLevel,
+    Model, Period, Placement, PodTemplate, Policy, RouterPlacement, Service, TokenReference, Tracing,
+    UpgradePolicy,
 };
+use serde_json::json;
 
+use crate::manifest::digest;
 use crate::observe::Observed;
 
-/// What is used where a resource does not say.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Defaults {
-    /// The server's image.
-    pub server_image: String,
-    /// The router's image.
-    pub router_image: String,
-    /// When images are pulled, in Kubernetes' words; what Kubernetes does by itself without.
-    pub image_pull_policy: Option<String>,
-}
+mod defaults;
+mod inputs;
+
+use defaults::POD_USER;
+pub use defaults::{Defaults, PodUser};
+use inputs::inputs;
 
 /// A resource that can be carried out.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,9 +40,15 @@ pub struct ValidDeployment {
     /// In front of them.
     pub router: Router,
     /// What pods may do, and who may reach them.
-    pub security: operator_api::Security,
-    /// How often metrics are scraped, if ServiceMonitors are to be made.
-    pub monitor: Option<Duration>,
+    pub security: Security,
+    /// The address that pods listen on.
+    pub listen: IpAddr,
+    /// The ServiceMonitor, if there is to be one.
+    pub monitor: Option<Monitor>,
+    /// Digests of what the user has written, for telling upgrades from changes of the resource.
+    pub inputs: Inputs,
+    /// When a new version of the operator may restart pods.
+    pub upgrade_policy: UpgradePolicy,
     /// When images are pulled.
     pub image_pull_policy: Option<String>,
     /// What is not as the resource says, but no reason to refuse it.
@@ -59,13 +66,45 @@ pub struct Owner {
     pub uid: String,
 }
 
+/// What pods may do, and who may reach them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Security {
+    /// Whether NetworkPolicies are created.
+    pub network_policy: bool,
+    /// The user that pods run as; whom the platform assigns without.
+    pub run_as_user: Option<i64>,
+    /// The names of the Secrets with which images are pulled.
+    pub image_pull_secrets: Vec<String>,
+    /// The user's own Secret with the replica token; the operator creates one without.
+    pub replica_token: Option<TokenReference>,
+}
+
+/// What Prometheus is to scrape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Monitor {
+    /// How often.
+    pub interval: Duration,
+    /// The labels of the ServiceMonitor.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Digests of the fields of a resource that pod templates are made from, without those that have their default value: the
+/// same resource has the same digests under a later schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    /// For the replicas.
+    pub server: String,
+    /// For the routers.
+    pub router: String,
+}
+
 /// How the model's files come to the replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Files {
     /// They are in a volume that is mounted.
     Mounted(Mounted),
     /// They are fetched.
-    Fetched(Fetched),
+    Fetched(Box<Fetched>),
 }
 
 /// A volume with the model's files.
@@ -82,10 +121,23 @@ pub enum Mounted {
 pub struct Fetched {
     /// The source, as flags of `server fetch`.
     pub flags: Vec<String>,
+    /// What distinguishes the revision of a repository of the Hub from others, if the source is one.
+    pub revision: Option<Revision>,
     /// The Secret with credentials.
     pub secret: Option<String>,
+    /// How the container that fetches is set up.
+    pub container: operator_api::Fetch,
     /// Who shares the files.
     pub cache: Cache,
+}
+
+/// A branch, tag or commit of a repository of the Hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revision {
+    /// As the resource has it.
+    pub requested: String,
+    /// A digest of the hub, the repository and the revision: what the commit is remembered by.
+    pub key: String,
 }
 
 /// Where fetched files are kept.
@@ -168,8 +220,16 @@ pub struct Router {
     pub service: Service,
     /// Its processors and memory.
     pub resources: Option<ResourceRequirements>,
+    /// On which nodes.
+    pub placement: RouterPlacement,
+    /// Further flags.
+    pub extra_args: Vec<String>,
+    /// What is merged into its pod.
+    pub overlay: Option<PodTemplate>,
     /// The Secret with API keys.
     pub keys: Option<KeysReference>,
+    /// Which requests share what is stored and cached.
+    pub key_isolation: KeyIsolation,
     /// Most requests and tokens a minute with one key.
     pub rates: [Option<u32>; 2],
     /// How much is logged.
@@ -246,8 +306,25 @@ pub fn validate(
         files: files(&spec.model)?,
         server: server(object, defaults)?,
         router: router(object, defaults)?,
-        security: spec.security.clone(),
-        monitor: (monitor.service_monitor && observed.monitors).then_some(interval),
+        security: Security {
+            network_policy: spec.security.network_policy,
+            run_as_user: spec.security.run_as_user.or(match defaults.pod_user {
+                PodUser::Fixed => Some(POD_USER),
+                PodUser::Platform => None,
+            }),
+            image_pull_secrets: spec
+                .security
+                .image_pull_secrets
+                .iter()
+                .map(|secret| secret.name.clone())
+                .collect(),
+            replica_token: spec.security.replica_token_secret_ref.clone(),
+        },
+        listen: defaults.listen,
+        monitor: (monitor.service_monitor && observed.monitors)
+            .then(|| Monitor { interval, labels: monitor.service_monitor_labels.clone() }),
+        inputs: inputs(spec),
+        upgrade_policy: spec.upgrade_policy,
         image_pull_policy: defaults.image_pull_policy.clone(),
         owner,
         remarks,
@@ -303,7 +380,11 @@ fn router(object: &LlmDeployment, defaults: &Defaults) -> Result<Router, Invalid
         ],
         service: router.service.clone(),
         resources: router.resources.clone(),
+        placement: router.placement.clone(),
+        extra_args: router.extra_args.clone(),
+        overlay: router.pod_template.clone(),
         keys: spec.access.api_keys_secret_ref.clone(),
+        key_isolation: router.key_isolation,
         rates: [spec.access.requests_per_minute, spec.access.tokens_per_minute],
         log: spec.observability.log_level,
         access_log: spec.observability.access_log,
@@ -313,6 +394,10 @@ fn router(object: &LlmDeployment, defaults: &Defaults) -> Result<Router, Invalid
 
 fn files(model: &Model) -> Result<Files, Invalid> {
     let source = &model.source;
+    let revision = source.hf.as_ref().map(|hf| Revision {
+        requested: hf.revision.clone(),
+        key: digest(&json!([hf.endpoint, hf.repo, hf.revision])),
+    });
     let mut flags = match (&source.hf, &source.http, &source.s3, &source.oci, &source.pvc) {
         (None, None, None, Some(oci), None) => {
             return Ok(Files::Mounted(Mounted::Image(oci.image.clone(), inside(oci.path.as_deref())?)));
@@ -347,11 +432,13 @@ fn files(model: &Model) -> Result<Files, Invalid> {
         Format::Gguf => flags.push("--format=gguf".to_owned()),
         Format::OpenvinoIr => flags.push("--format=openvino-ir".to_owned()),
     }
-    Ok(Files::Fetched(Fetched {
+    Ok(Files::Fetched(Box::new(Fetched {
         flags,
+        revision,
+        container: model.fetch.clone().unwrap_or_default(),
         secret: model.credentials_secret_ref.as_ref().map(|secret| secret.name.clone()),
         cache: cache(model)?,
-    }))
+    })))
 }
 
 /// A path in a volume, which may not lead out of it.
@@ -385,7 +472,10 @@ fn cache(model: &Model) -> Result<Cache, Invalid> {
 }
 
 fn duration(field: &'static str, period: &Period) -> Result<Duration, Invalid> {
-    /// Longer makes no sense in any of these fields, and Kubernetes counts seconds in 32 bits.
+    /// Length of any period in a resource. More makes no sense in any of these fields, and Kubernetes counts seconds
+    /// in 32 bits.
+    ///
+    /// Beyond it: the operator rejects the resource and reports the field in its status.
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
     let duration = period.duration().map_err(|error| Invalid::Field { field, problem: error.to_string() })?;
     if duration > LONGEST {

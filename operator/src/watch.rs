@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event as ReportedEvent, Pod};
 use kube::api::{Api, DynamicObject};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
@@ -18,7 +18,11 @@ use tokio::task::JoinSet;
 
 use crate::desired::names::{INSTANCE, MANAGED_BY, OPERATOR};
 use crate::manifest::Kind;
-use crate::pod::{PodState, look};
+use crate::pod::{PodState, Problem, look};
+
+mod failures;
+
+use failures::{Failure, FailureKind};
 
 /// Changes that wait to be looked at. Beyond, watches wait.
 const CHANGES_MAX: usize = 1024;
@@ -33,9 +37,30 @@ pub struct Stores {
 #[derive(Debug, Default)]
 struct Known {
     /// Objects, by the identity of their owner.
-    owned: HashMap<String, BTreeMap<(Kind, String), Arc<DynamicObject>>>,
+    owned: HashMap<String, BTreeMap<(Kind, String), Compact>>,
     /// Pods, by namespace and name of the resource they belong to.
     pods: HashMap<(String, String), BTreeMap<String, PodState>>,
+    /// What keeps Jobs from creating pods and pods from mounting volumes, by namespace and name of the Job or pod.
+    failures: HashMap<(String, String), Failure>,
+}
+
+/// An object as text. As a tree of values it would take ten times the memory, for as long as the operator runs; it is
+/// looked at when its resource is reconciled and at no other time.
+#[derive(Clone, Debug)]
+struct Compact {
+    owner: ObjectRef<LlmDeployment>,
+    text: Arc<str>,
+}
+
+impl Compact {
+    fn new(owner: ObjectRef<LlmDeployment>, mut object: DynamicObject) -> Option<Self> {
+        object.managed_fields_mut().clear();
+        Some(Self { owner, text: serde_json::to_string(&object).ok()?.into() })
+    }
+
+    fn object(&self) -> Option<DynamicObject> {
+        serde_json::from_str(&self.text).ok()
+    }
 }
 
 impl Stores {
@@ -52,14 +77,32 @@ impl Stores {
     /// The objects owned by the resource `uid`.
     #[must_use]
     pub fn owned(&self, uid: &str) -> BTreeMap<(Kind, String), Arc<DynamicObject>> {
-        self.known().owned.get(uid).cloned().unwrap_or_default()
+        let owned = self.known().owned.get(uid).cloned().unwrap_or_default();
+        let object = |(key, compact): (_, Compact)| Some((key, Arc::new(compact.object()?)));
+        owned.into_iter().filter_map(object).collect()
     }
 
     /// The pods that belong to a resource, in the order of their names.
     #[must_use]
     pub fn pods(&self, namespace: &str, name: &str) -> Vec<PodState> {
         let key = (namespace.to_owned(), name.to_owned());
-        self.known().pods.get(&key).into_iter().flat_map(BTreeMap::values).cloned().collect()
+        let known = self.known();
+        let mut pods: Vec<PodState> =
+            known.pods.get(&key).into_iter().flat_map(BTreeMap::values).cloned().collect();
+        // A failure may have passed since: it counts while the pod still waits.
+        for pod in pods.iter_mut().filter(|pod| pod.awaits.is_some() && pod.problem.is_none()) {
+            let failure = known.failures.get(&(namespace.to_owned(), pod.name.clone()));
+            pod.problem = failure.map(|failure| failure.problem.clone());
+        }
+        pods
+    }
+
+    /// Why the Job `name` with the identity `uid` could not create its last pod, if it could not.
+    #[must_use]
+    pub fn job_failure(&self, namespace: &str, name: &str, uid: &str) -> Option<Problem> {
+        let known = self.known();
+        let failure = known.failures.get(&(namespace.to_owned(), name.to_owned()))?;
+        (failure.uid == uid).then(|| failure.problem.clone())
     }
 
     /// Whether the cluster knows ServiceMonitors.
@@ -72,7 +115,8 @@ impl Stores {
     pub fn insert(&self, kind: Kind, object: DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
         let (owner, uid) = owner(&object)?;
         let name = object.name_any();
-        self.known().owned.entry(uid).or_default().insert((kind, name), Arc::new(object));
+        let compact = Compact::new(owner.clone(), object)?;
+        self.known().owned.entry(uid).or_default().insert((kind, name), compact);
         Some(owner)
     }
 
@@ -97,12 +141,12 @@ impl Stores {
     ) -> Vec<ObjectRef<LlmDeployment>> {
         let mut owners = Vec::new();
         self.known().owned.retain(|uid, owned| {
-            owned.retain(|(of, name), object| {
+            owned.retain(|(of, name), compact| {
                 let elsewhere =
-                    namespace.is_some_and(|namespace| object.namespace().as_deref() != Some(namespace));
+                    namespace.is_some_and(|namespace| compact.owner.namespace.as_deref() != Some(namespace));
                 let stays = *of != kind || elsewhere || seen.contains(&(uid.clone(), name.clone()));
                 if !stays {
-                    owners.extend(owner(object).map(|(owner, _)| owner));
+                    owners.push(compact.owner.clone());
                 }
                 stays
             });
@@ -175,6 +219,8 @@ fn pod_key(pod: &Pod) -> Option<(String, String)> {
 pub struct Watches {
     /// Whoever owns something that has changed.
     pub changes: mpsc::Receiver<ObjectRef<LlmDeployment>>,
+    /// For others who learn of changes.
+    pub sender: mpsc::Sender<ObjectRef<LlmDeployment>>,
     /// How many watches have told all there is.
     ready: watch::Receiver<usize>,
     count: usize,
@@ -210,9 +256,17 @@ impl Watches {
             Some(namespace) => Api::namespaced(client.clone(), namespace),
             None => Api::all(client.clone()),
         };
-        let follow = Follow { namespace: namespace.map(str::to_owned), sender, ready: counter };
+        let follow =
+            Follow { namespace: namespace.map(str::to_owned), sender: sender.clone(), ready: counter };
         tasks.spawn(follow.pods(pods, stores.clone()));
-        Self { changes, ready, count: kinds.len() + 1 }
+        for kind in FailureKind::ALL {
+            let events: Api<ReportedEvent> = match namespace {
+                Some(namespace) => Api::namespaced(client.clone(), namespace),
+                None => Api::all(client.clone()),
+            };
+            tasks.spawn(failures::follow(kind, events, stores.clone(), sender.clone()));
+        }
+        Self { changes, sender, ready, count: kinds.len() + 1 }
     }
 
     /// Waits until all of them have told all there is.
@@ -262,7 +316,8 @@ impl Follow {
     }
 
     async fn pods(self, api: Api<Pod>, stores: Arc<Stores>) -> anyhow::Result<()> {
-        let mut events = watcher(api, config()).default_backoff().boxed();
+        let strip = |pod: &mut Pod| pod.managed_fields_mut().clear();
+        let mut events = watcher(api, config()).modify(strip).default_backoff().boxed();
         let mut seen = HashSet::new();
         let mut is_first = true;
         while let Some(event) = events.next().await {

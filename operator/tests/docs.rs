@@ -134,6 +134,7 @@ fn the_metrics_are_described() {
     metrics.reconciled("applied", Duration::ZERO);
     metrics.call("get", "Pod");
     metrics.phases(|_| 0);
+    metrics.releases(|_| 0);
     let scrape = metrics.scrape();
     let mut about = "";
     for line in scrape.lines() {

@@ -4,7 +4,7 @@ use expect_test::expect;
 use serde_json::Value;
 
 #[test]
-fn the_operator_has_these_rights_and_none_to_secrets() {
+fn the_operator_has_these_rights_and_cannot_read_or_change_secrets() {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ovfleet/templates/_helpers.tpl");
     let text = std::fs::read_to_string(chart).unwrap();
     let rules = text
@@ -20,8 +20,10 @@ fn the_operator_has_these_rights_and_none_to_secrets() {
     for rule in &rules {
         let (groups, resources, verbs) =
             (list(&rule["apiGroups"]), list(&rule["resources"]), list(&rule["verbs"]));
+        if resources.contains("secrets") {
+            assert_eq!((resources.as_str(), verbs.as_str()), ("secrets", "create"));
+        }
         for forbidden in [
-            "secrets",
             "*",
             "pods/exec",
             "pods/attach",
@@ -43,6 +45,7 @@ fn the_operator_has_these_rights_and_none_to_secrets() {
         ovfleet.dev llmdeployments/status: get,patch
         ovfleet.dev llmdeployments/finalizers: update
          configmaps,persistentvolumeclaims,serviceaccounts,services: get,list,watch,create,patch,delete
+         secrets: create
         apps deployments: get,list,watch,create,patch,delete
         batch jobs: get,list,watch,create,patch,delete
         policy poddisruptionbudgets: get,list,watch,create,patch,delete
@@ -53,6 +56,7 @@ fn the_operator_has_these_rights_and_none_to_secrets() {
          pods/status: patch
         discovery.k8s.io endpointslices: get,list,watch
         events.k8s.io events: create,patch
+         events: list,watch
     "#]]
     .assert_eq(&lines);
 }

@@ -1,5 +1,8 @@
-//! The one contract between a replica and the router: how busy the replica is. `replica.proto` is the source
-//! and has the meaning of every field; this crate is what is generated from it and nothing else.
+//! The contracts between the processes of a fleet. `replica.proto`: what a replica reports to routers.
+//! `router.proto`: what a router reports to the operator. The `.proto` files document every field, and the code is
+//! generated from them. Beside these there is [`replica_token`], by which replicas recognize their routers.
+
+pub mod replica_token;
 
 /// The contract as it stands now.
 pub mod v1alpha1 {

@@ -7,13 +7,16 @@ use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use http::{HeaderMap, header};
-use xxhash_rust::xxh3::xxh3_64;
+use sha2::{Digest as _, Sha256};
 
 use crate::config;
 use crate::error::Error;
 use crate::limits::{RateLimits, Rates};
 
-/// Most keys in the file.
+/// Number of keys in the file given by `--api-keys`.
+///
+/// Beyond it: the router does not start; if the file changes while the router runs, the previous version stays in
+/// effect.
 const KEYS_MAX: usize = 65_536;
 
 /// Why a file of keys is not used.
@@ -25,9 +28,6 @@ pub enum KeysError {
     /// A line is neither a key nor a key and a name.
     #[error("line {0} is neither a key nor a key and a name")]
     Line(usize),
-    /// It has no key at all.
-    #[error("it has no key: without keys nobody is served")]
-    Empty,
     /// It has too many.
     #[error("it has more than {KEYS_MAX} keys")]
     TooMany,
@@ -42,15 +42,19 @@ pub struct Client {
     pub(crate) name: Box<str>,
 }
 
+/// A key's SHA-256. Keys are looked up by it, so that the time of a look-up depends on nothing that a client could
+/// work towards a key with, and no key stays in memory.
+type KeyDigest = [u8; 32];
+
 /// The keys, if there are any, and what was used of each.
 #[derive(Debug, Default)]
 pub struct Access {
-    keys: ArcSwapOption<HashMap<Box<[u8]>, Client>>,
+    keys: ArcSwapOption<HashMap<KeyDigest, Client>>,
     used: Mutex<RateLimits>,
 }
 
 impl Access {
-    /// Replaces the keys by those of the file at `path`.
+    /// Replaces the keys by those of the file at `path`. A file without keys revokes all: nobody is served then.
     ///
     /// # Errors
     /// The file makes no sense; the former keys stay.
@@ -78,7 +82,7 @@ impl Access {
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
             return Err(Error::WrongKey);
         }
-        keys.get(key.trim_ascii()).cloned().map(Some).ok_or(Error::WrongKey)
+        keys.get(&digest(key.trim_ascii())).cloned().map(Some).ok_or(Error::WrongKey)
     }
 
     /// Takes a request of about `tokens` tokens.
@@ -96,25 +100,26 @@ impl Access {
     }
 }
 
-fn parse(text: &str) -> Result<HashMap<Box<[u8]>, Client>, KeysError> {
+fn digest(key: &[u8]) -> KeyDigest {
+    Sha256::digest(key).into()
+}
+
+fn parse(text: &str) -> Result<HashMap<KeyDigest, Client>, KeysError> {
     let mut keys = HashMap::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default();
         let mut words = line.split_whitespace();
         let Some(key) = words.next() else { continue };
-        let id = xxh3_64(key.as_bytes());
+        let digest = digest(key.as_bytes());
+        let id = digest[..8].iter().fold(0, |id, &byte| id << 8 | u64::from(byte));
         // Without a name it gets one that does not give the key away.
         let name = words.next().map_or_else(|| format!("key-{number}"), str::to_owned);
         if words.next().is_some() {
             return Err(KeysError::Line(number));
         }
-        keys.insert(key.as_bytes().into(), Client { id, name: name.into() });
+        keys.insert(digest, Client { id, name: name.into() });
     }
-    match keys.len() {
-        0 => Err(KeysError::Empty),
-        count if count > KEYS_MAX => Err(KeysError::TooMany),
-        _ => Ok(keys),
-    }
+    if keys.len() > KEYS_MAX { Err(KeysError::TooMany) } else { Ok(keys) }
 }
 
 #[cfg(test)]
@@ -142,10 +147,14 @@ mod tests {
             assert_eq!(name(wrong), Err(Error::WrongKey), "{wrong}");
         }
         assert_eq!(access.client(&HeaderMap::new()), Err(Error::NoKey));
-        for bad in ["", "# nothing\n", "a b c\n"] {
-            std::fs::write(&path, bad).unwrap();
-            assert!(access.read(&path).is_err());
-            assert!(name("Bearer secret").is_ok());
+        std::fs::write(&path, "a b c\n").unwrap();
+        assert!(access.read(&path).is_err());
+        assert!(name("Bearer secret").is_ok());
+        for empty in ["# nobody\n", ""] {
+            std::fs::write(&path, empty).unwrap();
+            assert_eq!(access.read(&path).unwrap(), 0, "the last key is revoked");
+            assert_eq!(name("Bearer secret"), Err(Error::WrongKey));
+            assert!(access.is_restricted());
         }
     }
 

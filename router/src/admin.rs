@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::health::Standing;
 use crate::proxy::Body;
 use crate::replicas::Replica;
+use crate::watch_replicas;
 
 /// The page, whole: it needs nothing else.
 const CONSOLE: &str = include_str!("admin/console.html");
@@ -26,34 +27,59 @@ const CONSOLE: &str = include_str!("admin/console.html");
 const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The pages.
+/// Pages that are not of the API.
+#[derive(Clone, Debug)]
+pub(crate) struct Pages(Router);
+
+impl Pages {
+    /// Health and metrics: what `--admin-port` serves.
+    pub(crate) fn probes(app: App) -> Self {
+        Self(probes().fallback(unknown_path).method_not_allowed_fallback(method).with_state(app))
+    }
+
+    /// The gRPC service: what `--grpc-port` serves.
+    pub(crate) fn grpc(app: App) -> Self {
+        Self(tonic::service::Routes::new(watch_replicas::server(app)).into_axum_router())
+    }
+
+    fn all(app: App) -> Self {
+        let router = probes()
+            .route("/debug/replicas", get(replicas))
+            .route("/debug/picks", get(picks))
+            .route("/console", get(console));
+        Self(router.fallback(unknown_path).method_not_allowed_fallback(method).with_state(app))
+    }
+
+    pub(crate) async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
+        let request = request.map(axum::body::Body::new);
+        let Ok(response) = self.0.clone().oneshot(request).await;
+        response.map(Body::page)
+    }
+}
+
+fn probes() -> Router<App> {
+    Router::new()
+        .route("/v2/health/live", get(live))
+        .route("/v2/health/ready", get(ready))
+        .route("/metrics", get(metrics))
+}
+
+/// All pages, and the list of models.
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
-    router: Router,
+    pages: Pages,
     /// When the process started.
     created: u64,
 }
 
 impl Admin {
     pub(crate) fn new(app: App) -> Self {
-        let router = Router::new()
-            .route("/v2/health/live", get(live))
-            .route("/v2/health/ready", get(ready))
-            .route("/metrics", get(metrics))
-            .route("/debug/replicas", get(replicas))
-            .route("/debug/picks", get(picks))
-            .route("/console", get(console))
-            .fallback(unknown_path)
-            .method_not_allowed_fallback(method)
-            .with_state(app);
-        Self { router, created: unix_seconds(SystemTime::now()) as u64 }
+        Self { pages: Pages::all(app), created: unix_seconds(SystemTime::now()) as u64 }
     }
 
     /// Answers a request that is not for the API.
     pub(crate) async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
-        let request = request.map(axum::body::Body::new);
-        let Ok(response) = self.router.clone().oneshot(request).await;
-        response.map(Body::page)
+        self.pages.answer(request).await
     }
 
     /// The models that are served: all, or the one that `path` names.

@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 
 use crate::access::Access;
 use crate::args::Args;
+use crate::body_budget::BodyBudget;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::metrics::Metrics;
@@ -24,6 +25,7 @@ struct Inner {
     settings: Settings,
     dispatch: Arc<Dispatch>,
     access: Access,
+    bodies: Arc<BodyBudget>,
     metrics: Metrics,
     tracer: Option<Tracer>,
     requests: AtomicUsize,
@@ -39,6 +41,7 @@ impl App {
             dispatch: Dispatch::new(Arc::clone(&settings), metrics.clone()),
             settings,
             access: Access::default(),
+            bodies: Arc::default(),
             metrics,
             tracer,
             requests: AtomicUsize::new(0),
@@ -65,6 +68,11 @@ impl App {
     /// Who may ask.
     pub fn access(&self) -> &Access {
         &self.0.access
+    }
+
+    /// The bytes of request bodies that are held.
+    pub(crate) fn bodies(&self) -> &Arc<BodyBudget> {
+        &self.0.bodies
     }
 
     /// What is counted.

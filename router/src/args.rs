@@ -9,6 +9,7 @@ use clap::{Parser, ValueEnum};
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
+use crate::tenant::KeyIsolation;
 
 mod units;
 
@@ -91,6 +92,14 @@ pub struct Args {
     )]
     pub dns_interval: Duration,
 
+    /// A file with the replica token, by which replicas recognize their routers. Replicas get the same file with the same
+    /// flag.
+    ///
+    /// The file has one token per line, 16 to 256 letters, digits and -._~+/=, all of which are sent with each request. It
+    /// is read again when it changes. Default: no token is sent.
+    #[arg(long, env = "OVFLEET_ROUTER_REPLICA_TOKEN_FILE", value_name = "PATH", help_heading = "Replicas")]
+    pub replica_token_file: Option<PathBuf>,
+
     /// The address to listen on. 0.0.0.0 makes the router reachable from other machines.
     #[arg(long, env = "OVFLEET_ROUTER_HOST", default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
@@ -98,6 +107,17 @@ pub struct Args {
     /// The port of the API, of health, metrics and the console. 0 takes any free one.
     #[arg(long, env = "OVFLEET_ROUTER_PORT", default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
+
+    /// A further port, on the same address, that serves /metrics, /v2/health/live and /v2/health/ready and nothing
+    /// else. It has connections and a thread of its own, so that probes are answered however many clients are
+    /// connected to the API. 0 takes any free one. Default: none.
+    #[arg(long, env = "OVFLEET_ROUTER_ADMIN_PORT", value_name = "PORT", help_heading = "Network")]
+    pub admin_port: Option<u16>,
+
+    /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same
+    /// address. 0 takes any free one. Default: none.
+    #[arg(long, env = "OVFLEET_ROUTER_GRPC_PORT", value_name = "PORT", help_heading = "Network")]
+    pub grpc_port: Option<u16>,
 
     /// Threads that pass requests on. Default: one for each processor.
     #[arg(
@@ -131,7 +151,11 @@ pub struct Args {
     )]
     pub report_ttl: Duration,
 
-    /// Replicas a request is tried on at most, all before its first byte.
+    /// Number of replicas on which a request is tried before the client receives the first byte. Replicas that accept
+    /// no connection do not count.
+    ///
+    /// Beyond it: the client gets the last failure: the answer of the replica, 502, `replicas_failed`, or 504,
+    /// `replicas_timed_out`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_ATTEMPTS",
@@ -142,8 +166,10 @@ pub struct Args {
     )]
     pub attempts: u32,
 
-    /// The share of requests that may be tried again, so that trouble is not multiplied; a few a second may
-    /// always.
+    /// Fraction of requests that may be retried, so that retries do not multiply the load during a failure. Unused
+    /// retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not count.
+    ///
+    /// Beyond it: the client gets the last failure, as with `--attempts`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_RETRY_SHARE",
@@ -154,7 +180,10 @@ pub struct Args {
     )]
     pub retry_share: f32,
 
-    /// Time in which a replica has to accept a connection.
+    /// Time in which a replica must accept a connection.
+    ///
+    /// Beyond it: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
+    /// gets 502, `replicas_failed`, or 503, `no_replica`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_CONNECT_TIMEOUT",
@@ -165,7 +194,9 @@ pub struct Args {
     )]
     pub connect_timeout: Duration,
 
-    /// Time in which a streamed answer has to begin, at one replica.
+    /// Time in which a streamed answer must begin, at one replica.
+    ///
+    /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_FIRST_TOKEN_TIMEOUT",
@@ -176,7 +207,9 @@ pub struct Args {
     )]
     pub first_token_timeout: Duration,
 
-    /// Time in which an answer that is not streamed has to come, at one replica.
+    /// Time in which an answer that is not streamed must arrive, at one replica.
+    ///
+    /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_ANSWER_TIMEOUT",
@@ -187,7 +220,9 @@ pub struct Args {
     )]
     pub answer_timeout: Duration,
 
-    /// Longest silence within an answer.
+    /// Time for which a replica may send nothing within an answer.
+    ///
+    /// Beyond it: a streamed answer ends with an error event; any other answer is cut off.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_IDLE_TIMEOUT",
@@ -198,8 +233,11 @@ pub struct Args {
     )]
     pub idle_timeout: Duration,
 
-    /// Time without a load report after which a replica that used to report is taken to hang: requests without
-    /// a first byte go elsewhere, answers that have begun end with an error.
+    /// Time without a load report after which a replica that used to report is considered hung. It does not apply to
+    /// a replica that drains or that discovery no longer lists: such a replica finishes its requests.
+    ///
+    /// Beyond it: requests without a first byte are retried on another replica, if one still reports; answers that
+    /// have begun end with an error.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_HANG_TIMEOUT",
@@ -210,7 +248,9 @@ pub struct Args {
     )]
     pub hang_timeout: Duration,
 
-    /// Requests that wait in the router because no replica has room; further ones are refused with 429.
+    /// Number of requests for one model that wait in the router because no replica has room.
+    ///
+    /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_QUEUE_REQUESTS",
@@ -221,7 +261,10 @@ pub struct Args {
     )]
     pub queue_requests: u32,
 
-    /// Prompt tokens of the requests that wait.
+    /// Number of prompt tokens of the requests for one model that wait in the router. A request that waits alone may
+    /// have more.
+    ///
+    /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_QUEUE_TOKENS",
@@ -231,7 +274,9 @@ pub struct Args {
     )]
     pub queue_tokens: u64,
 
-    /// Longest time that a request waits for room.
+    /// Time that a request waits for room at a replica.
+    ///
+    /// Beyond it: 429, `queue_timeout`, with `Retry-After`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_QUEUE_TIMEOUT",
@@ -242,7 +287,9 @@ pub struct Args {
     )]
     pub queue_timeout: Duration,
 
-    /// Requests that wait while there is no replica at all; further ones are refused with 503.
+    /// Number of requests that wait while no replica is available.
+    ///
+    /// Beyond it: 503, `no_replica`, with `Retry-After`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_WAITING_ROOM",
@@ -253,7 +300,9 @@ pub struct Args {
     )]
     pub waiting_room: u32,
 
-    /// Longest time that a request waits for a replica to appear.
+    /// Time that a request waits for a replica to become available.
+    ///
+    /// Beyond it: 503, `no_replica`, with `Retry-After`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_WAITING_ROOM_TIMEOUT",
@@ -265,19 +314,37 @@ pub struct Args {
     pub waiting_room_timeout: Duration,
 
     /// A file with the keys that clients have to show, one a line, each followed by a name for logs and rates
-    /// if wanted; # begins a comment. It is read again when it changes. Without it everybody is served.
+    /// if wanted; # begins a comment. It is read again when it changes. A file without any key refuses everybody;
+    /// without this option everybody is served.
     #[arg(long, env = "OVFLEET_ROUTER_API_KEYS", value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
-    /// Requests a minute with one key; further ones are refused with 429.
+    /// Number of requests per minute with one API key. Default: unlimited.
+    ///
+    /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After`.
     #[arg(long, env = "OVFLEET_ROUTER_KEY_REQUESTS", value_name = "COUNT", help_heading = "Access")]
     pub key_requests: Option<u32>,
 
-    /// Tokens a minute with one key, prompts and answers together.
+    /// Number of prompt and completion tokens per minute with one API key. Default: unlimited.
+    ///
+    /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After` unless the request alone exceeds the limit.
     #[arg(long, env = "OVFLEET_ROUTER_KEY_TOKENS", value_name = "COUNT", help_heading = "Access")]
     pub key_tokens: Option<u32>,
 
-    /// Bytes of a request's body, e.g. 4MiB; larger ones are refused with 413.
+    /// Which requests share stored responses, conversations and cached prompts. Those of different tenants never do, and
+    /// the `cached_tokens` of one tell nothing about the prompts of another. Needs --api-keys.
+    #[arg(
+        long,
+        env = "OVFLEET_ROUTER_KEY_ISOLATION",
+        value_enum,
+        default_value = "key",
+        help_heading = "Access"
+    )]
+    pub key_isolation: KeyIsolation,
+
+    /// Size of a request body. Accepts a unit, such as 4MiB.
+    ///
+    /// Beyond it: 413, `request_too_large`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_MAX_BODY_BYTES",
@@ -287,28 +354,48 @@ pub struct Args {
     )]
     pub max_body_bytes: ByteSize,
 
-    /// Bytes of a request's head; larger ones are refused with 431.
+    /// Total size of the request bodies in memory. A body counts as it arrives, and until it is no longer needed for
+    /// a retry.
+    ///
+    /// Beyond it: 429, `too_many_body_bytes`, with `Retry-After`.
+    #[arg(
+        long,
+        env = "OVFLEET_ROUTER_MAX_BUFFERED_BODY_BYTES",
+        value_name = "SIZE",
+        default_value = "128MiB",
+        help_heading = "Limits"
+    )]
+    pub max_buffered_body_bytes: ByteSize,
+
+    /// Size of the head of a request. Values below 8KiB have the effect of 8KiB with HTTP/1.1.
+    ///
+    /// Beyond it: 431 without a body.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_MAX_HEADER_BYTES",
         value_name = "SIZE",
-        default_value = "64KiB",
+        default_value = "16KiB",
         help_heading = "Limits"
     )]
     pub max_header_bytes: ByteSize,
 
-    /// Open connections of clients; further ones wait.
+    /// Number of open client connections to the API.
+    ///
+    /// Beyond it: further connections wait, and connections without a request are closed after one second to make
+    /// room for them.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_MAX_CONNECTIONS",
         value_name = "COUNT",
-        default_value_t = 16_384,
+        default_value_t = 8192,
         value_parser = clap::value_parser!(u32).range(1..=1_048_576),
         help_heading = "Limits"
     )]
     pub max_connections: u32,
 
-    /// Requests in work at once, waiting ones included; further ones are refused with 429.
+    /// Number of requests that the router handles at the same time, including waiting ones.
+    ///
+    /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_MAX_CONCURRENT_REQUESTS",
@@ -319,7 +406,11 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time a client may take to send the head of a request, and again for its body.
+    /// Time in which a client must send the head of a request, and again its body. A connection without a request is
+    /// closed after the same time.
+    ///
+    /// Beyond it: late head: the connection is closed; late body: 408, `request_incomplete`, and the connection is
+    /// closed.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_READ_TIMEOUT",
@@ -330,7 +421,22 @@ pub struct Args {
     )]
     pub read_timeout: Duration,
 
-    /// Time in which requests are finished after SIGTERM or SIGINT, before they are cut off.
+    /// Time for which a client may leave an answer unread.
+    ///
+    /// Beyond it: the answer is cut off, and the request is cancelled at its replica.
+    #[arg(
+        long,
+        env = "OVFLEET_ROUTER_WRITE_TIMEOUT",
+        value_name = "TIME",
+        default_value = "60s",
+        value_parser = duration,
+        help_heading = "Limits"
+    )]
+    pub write_timeout: Duration,
+
+    /// Time in which requests must finish after SIGTERM or SIGINT.
+    ///
+    /// Beyond it: the remaining requests are cut off.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_DRAIN_TIMEOUT",

@@ -10,7 +10,10 @@ use serde_yaml::Value;
 
 use crate::args::Args;
 
-/// Bytes of a configuration file.
+/// Size of a configuration file or a file of API keys.
+///
+/// Beyond it: the router does not start; if the file changes while the router runs, the previous version stays in
+/// effect.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a configuration is not used.

@@ -34,6 +34,19 @@ pub struct Found {
     pub grpc: Option<SocketAddr>,
     /// What it is called in logs, headers and metrics.
     pub name: String,
+    /// The pod behind the address, where Kubernetes names it.
+    pub pod: Option<Pod>,
+}
+
+/// A Kubernetes pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID; empty if the EndpointSlice does not contain it.
+    pub uid: String,
 }
 
 /// What to look for, and how.
@@ -146,6 +159,7 @@ async fn follow(source: Source, reports: Reports) {
                 http: SocketAddr::new(address, *port),
                 grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                 name: names::with_port(host, *port),
+                pod: None,
             };
             if let Ok(address) = IpAddr::from_str(host) {
                 return tell(vec![replica(address)]).await;
@@ -160,6 +174,7 @@ async fn follow(source: Source, reports: Reports) {
                     http: SocketAddr::new(address, *port),
                     grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                     name: SocketAddr::new(address, *port).to_string(),
+                    pod: None,
                 };
                 tell(addresses.into_iter().map(replica).collect())
             };

@@ -4,8 +4,7 @@
 //!
 //! ```text
 //! place ─► try_place ─► a Placed (RAII) ─► the proxy sends
-//!   └► queue (full) ─► pump, when a report or an end makes room ─► Placed
-//!   └► waiting room (no replica) ─► a replica comes
+//!   └► queue (all replicas are full, or there is none) ─► pump, when there is room ─► Placed
 //! ```
 
 use std::cell::RefCell;
@@ -19,7 +18,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use crate::app::Settings;
-use crate::fleet::{Fleet, Waiting};
+use crate::fleet::Fleet;
 use crate::health::{Health, HealthConfig, RetryBudget, Standing};
 use crate::later::later;
 use crate::ledger::Booking;
@@ -30,6 +29,7 @@ use crate::queue;
 use crate::replicas::{Replica, Replicas};
 
 mod placed;
+mod pump;
 mod recent;
 mod waiting;
 
@@ -37,7 +37,9 @@ pub use placed::{Outcome, Placed};
 pub use recent::{Judged, Pick, Recent};
 pub use waiting::Refused;
 
-/// Retries that are saved up while all goes well.
+/// Number of unused retries that the router saves under `--retry-share`. It starts with that many.
+///
+/// Beyond it: further unused retries are lost.
 const RETRIES_SAVED_MAX: u32 = 256;
 /// Picks that may find the ledger changed under them before one books all the same.
 const RACES_MAX: u32 = 3;
@@ -53,6 +55,15 @@ pub struct Wanted {
     pub tried: Vec<u64>,
     /// The one that will do, if no other will: it keeps what the request refers to.
     pub only: Option<Arc<Replica>>,
+}
+
+/// Which replicas are candidates for a request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Search<'a> {
+    /// Only this one, where room is known to have appeared. Without it all replicas of the model are.
+    at: Option<&'a Arc<Replica>>,
+    /// The one whose room is reserved for this request.
+    reserved: Option<&'a Arc<Replica>>,
 }
 
 /// What a single attempt came to.
@@ -73,7 +84,11 @@ pub struct Dispatch {
     retries: Mutex<RetryBudget>,
     rng: Mutex<StdRng>,
     picks: AtomicU64,
+    /// Requests in the queues of all models, for whatever reason.
     waiting: AtomicUsize,
+    /// Of them, those that wait for a replica to appear.
+    held: AtomicUsize,
+    /// Requests that wait for a replica to appear, in a queue or because their model is not known yet.
     room: AtomicUsize,
     recent: Mutex<Recent>,
     /// For hashes of prompts.
@@ -92,6 +107,12 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Candidates that this thread has looked at: the work of a search.
+    static GATHERED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl Dispatch {
     /// Without replicas as yet.
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
@@ -107,6 +128,7 @@ impl Dispatch {
             rng: Mutex::new(StdRng::seed_from_u64(random.hash_one("picks"))),
             picks: AtomicU64::new(1),
             waiting: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             room: AtomicUsize::new(0),
             recent: Mutex::default(),
             seed: random.hash_one("prompts"),
@@ -135,7 +157,8 @@ impl Dispatch {
 
     /// Requests that wait for room, and for a replica.
     pub fn waiters(&self) -> (usize, usize) {
-        (self.waiting.load(Ordering::Relaxed), self.room.load(Ordering::Relaxed))
+        let queued = self.waiting.load(Ordering::Relaxed).saturating_sub(self.held.load(Ordering::Relaxed));
+        (queued, self.room.load(Ordering::Relaxed))
     }
 
     /// Counts a request, for the budget of retries.
@@ -172,80 +195,52 @@ impl Dispatch {
         if let Some(replica) = wanted.only.clone() {
             return self.place_at(fleet, &replica, &wanted).await;
         }
-        // Who comes has to queue behind those who wait, but not who has waited already and comes back.
+        // Newcomers queue behind those who wait, but a request that has waited already and comes back does not.
         if fleet.waiters() == 0 || !wanted.tried.is_empty() {
-            match self.try_place(fleet, &wanted, Instant::now()) {
+            match self.try_place(fleet, &wanted, Search::default(), Instant::now()) {
                 Attempt::Placed(placed) => return Ok(placed),
-                Attempt::Nobody => return self.await_replica(fleet, wanted).await,
+                Attempt::Nobody => return self.await_replica(fleet, wanted, waiter).await,
                 Attempt::Full => {}
             }
+        } else if !self.is_able(fleet) {
+            return self.await_replica(fleet, wanted, waiter).await;
         }
-        self.queue(fleet, wanted, waiter).await
-    }
-
-    /// Gives room to those who wait for any model, for as long as there is some.
-    pub fn pump_all(self: &Arc<Self>) {
-        if self.waiting.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        for fleet in self.replicas.fleets().values() {
-            self.pump(fleet);
-        }
-    }
-
-    /// Gives room to those who wait, for as long as there is some.
-    fn pump(self: &Arc<Self>, fleet: &Arc<Fleet>) {
-        while fleet.waiters() > 0 {
-            let now = Instant::now();
-            let (unclaimed, more) = fleet.with_waiting(|Waiting { queue, waiters }| {
-                let Some(ticket) = queue.head() else { return (None, false) };
-                let waiter = waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
-                let Some(waiter) = waiter else {
-                    waiters.remove(&ticket);
-                    queue.cancel(ticket, now);
-                    return (None, true);
-                };
-                let placed = match self.try_place(fleet, &waiter.wanted, now) {
-                    Attempt::Placed(placed) => placed,
-                    Attempt::Nobody if !waiter.wanted.tried.is_empty() => {
-                        // There is nothing but what it was tried on: it is not to hold up the others.
-                        waiter.wanted.tried.clear();
-                        return (None, true);
-                    }
-                    Attempt::Full | Attempt::Nobody => return (None, false),
-                };
-                queue.take(ticket, now);
-                let waiter = waiters.remove(&ticket).expect("invariant: it was just there");
-                (waiter.wake.send(placed).err(), true)
-            });
-            // Not within the lock: its end makes room, which is given to the next.
-            drop(unclaimed);
-            if !more {
-                return;
-            }
-        }
+        self.await_room(fleet, wanted, waiter).await
     }
 
     /// Whether any replica of a model takes requests, as far as is known.
     pub fn is_able(&self, fleet: &Fleet) -> bool {
         let now = Instant::now();
         let settings = self.settings.load();
-        fleet.replicas().iter().any(|replica| {
+        let replicas = fleet.replicas();
+        let is_serving = |replica: &&Arc<Replica>| {
             let state = replica.ledger.view(now, settings.report_ttl).state;
             state.is_none_or(|state| state == State::Serving)
-                && self.health().standing(replica.identity, now) != Standing::Ejected
-        })
+        };
+        let health = self.health();
+        let mut serving = replicas.iter().filter(is_serving).peekable();
+        serving.peek().is_some()
+            && (serving.any(|replica| health.standing(replica.identity, now) != Standing::Ejected)
+                || health.is_panicking(identities(&replicas), now))
     }
 
     /// Picks and books, if there is room now.
-    fn try_place(self: &Arc<Self>, fleet: &Arc<Fleet>, wanted: &Wanted, now: Instant) -> Attempt {
+    fn try_place(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        wanted: &Wanted,
+        search: Search<'_>,
+        now: Instant,
+    ) -> Attempt {
         SCRATCH.with_borrow_mut(|scratch| {
             let settings = self.settings.load();
             let started = Instant::now();
             for race in 0.. {
-                self.gather(scratch, (fleet, wanted), now);
+                self.gather(scratch, (fleet, wanted), search, now);
                 match capacity(&wanted.demand, &scratch.candidates) {
                     Capacity::Later => return Attempt::Full,
+                    // Other replicas may take what this one never will.
+                    Capacity::Never if search.at.is_some() => return Attempt::Full,
                     Capacity::Now | Capacity::Never => {}
                 }
                 let Ok(index) = self.pick(&settings.policy, &wanted.demand, scratch) else {
@@ -273,7 +268,7 @@ impl Dispatch {
     /// Books at the one replica that will do. There is nothing to wait for here: it says itself if it is full.
     fn book_at(self: &Arc<Self>, fleet: &Arc<Fleet>, wanted: &Wanted, now: Instant) -> Option<Placed> {
         SCRATCH.with_borrow_mut(|scratch| {
-            self.gather(scratch, (fleet, wanted), now);
+            self.gather(scratch, (fleet, wanted), Search::default(), now);
             let (candidate, replica) = (scratch.candidates.first()?, scratch.replicas.first()?);
             let booking = replica.ledger.book(candidate.cost(&wanted.demand), now);
             scratch.terms.clear();
@@ -283,22 +278,31 @@ impl Dispatch {
     }
 
     /// The candidates for a request as they are known now.
-    fn gather(&self, scratch: &mut Scratch, (fleet, wanted): (&Fleet, &Wanted), now: Instant) {
+    fn gather(
+        &self,
+        scratch: &mut Scratch,
+        (fleet, wanted): (&Fleet, &Wanted),
+        search: Search<'_>,
+        now: Instant,
+    ) {
         let settings = self.settings.load();
         let bytes_per_token = fleet.expectations().estimates.bytes_per_token();
         let looks_up = settings.policy.uses_prefixes() && wanted.chain.blocks() > 0;
         scratch.candidates.clear();
         scratch.replicas.clear();
-        let replicas = fleet.replicas();
+        let all = fleet.replicas();
+        let replicas = search.at.map_or(all.as_slice(), std::slice::from_ref);
         let will_do = |replica: &Arc<Replica>| match &wanted.only {
             Some(only) => Arc::ptr_eq(only, replica),
             None => !wanted.tried.contains(&replica.identity),
         };
         let untried = || replicas.iter().filter(|replica| will_do(replica));
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
-        // That all seem to hang says more about the reports than about the replicas.
-        let all_hang = untried().all(hangs);
+        // That all seem to hang says more about the reports than about the replicas. Of one alone it says nothing.
+        let all_hang = search.at.is_none() && untried().all(hangs);
         let health = self.health();
+        // Found out once, and only if there is a replica for which it matters.
+        let mut is_panicking = None;
         for replica in untried() {
             let cached_tokens = if looks_up {
                 let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -306,20 +310,28 @@ impl Dispatch {
             } else {
                 0
             };
-            let weight = if hangs(replica) && !all_hang {
-                0.0
-            } else {
-                health.standing(replica.identity, now).weight()
+            let weight = match health.standing(replica.identity, now) {
+                _ if hangs(replica) && !all_hang => 0.0,
+                Standing::Ejected
+                    if *is_panicking.get_or_insert_with(|| health.is_panicking(identities(&all), now)) =>
+                {
+                    1.0
+                }
+                standing => standing.weight(),
             };
+            let is_own = search.reserved.is_some_and(|reserved| Arc::ptr_eq(reserved, replica));
             scratch.candidates.push(Candidate {
                 identity: replica.identity,
                 view: replica.ledger.view(now, settings.report_ttl),
                 cached_tokens,
                 weight,
+                is_reserved: replica.is_reserved() && !is_own,
                 last_pick: replica.last_pick.load(Ordering::Relaxed),
             });
             scratch.replicas.push(Arc::clone(replica));
         }
+        #[cfg(test)]
+        GATHERED.set(GATHERED.get() + scratch.candidates.len());
     }
 
     fn pick(&self, policy: &Policy, demand: &Demand, scratch: &mut Scratch) -> Result<usize, NoReplica> {
@@ -358,6 +370,10 @@ impl Dispatch {
         later(move || dispatch.recent().record(pick));
         Placed::new(self, Arc::clone(fleet), replica, (booking, sent))
     }
+}
+
+fn identities(replicas: &[Arc<Replica>]) -> impl Iterator<Item = u64> {
+    replicas.iter().map(|replica| replica.identity)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
 use crate::dispatch::Refused;
@@ -35,6 +35,8 @@ pub(crate) enum Error {
     Method { method: String, path: String },
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(u64),
+    #[error("the bodies of all requests together are larger than {0} bytes (--max-buffered-body-bytes)")]
+    TooManyBodyBytes(u64),
     /// It did not arrive: the connection broke, or it took too long.
     #[error("the request body did not arrive: {0}")]
     Body(String),
@@ -55,6 +57,17 @@ pub(crate) enum Error {
     /// As often as may be, or as the budget allows.
     #[error("no replica could answer the request, tried {attempts} times: {last}")]
     AllFailed { attempts: u32, last: &'static str },
+    /// The request may be what ended them.
+    #[error("{0} replicas failed after they had received the request; it is not sent to another")]
+    BrokeReplicas(u32),
+    /// The connection broke under a request that may have stored something.
+    #[error(
+        "the replica failed after it may have received the request; the request was not repeated, because it may have \
+         changed what is stored"
+    )]
+    OutcomeUnknown,
+    #[error("the request has passed this router before: a replica of the router leads back to it")]
+    Loop,
     #[error("no replica answered in time, tried {attempts} times")]
     AllTimedOut { attempts: u32 },
 }
@@ -65,6 +78,9 @@ fn kind_name(kind: RateKind) -> &'static str {
         RateKind::Tokens => "tokens",
     }
 }
+
+/// The header by which OpenAI's clients are told whether to repeat a request.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// OpenAI's error object.
 #[derive(Debug, Serialize)]
@@ -96,6 +112,7 @@ impl Error {
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "request_too_large", None),
+            Self::TooManyBodyBytes(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "too_many_body_bytes", None),
             Self::Body(_) => (StatusCode::REQUEST_TIMEOUT, REQUEST, "request_incomplete", None),
             Self::NoKey | Self::WrongKey => {
                 (StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", None)
@@ -106,6 +123,9 @@ impl Error {
             Self::QueueTimeout { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_timeout", None),
             Self::NoReplica => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_replica", None),
             Self::AllFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "replicas_failed", None),
+            Self::BrokeReplicas(_) => (StatusCode::BAD_GATEWAY, SERVER, "replicas_failed", None),
+            Self::OutcomeUnknown => (StatusCode::BAD_GATEWAY, SERVER, "outcome_unknown", None),
+            Self::Loop => (StatusCode::LOOP_DETECTED, SERVER, "loop_detected", None),
             Self::AllTimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "replicas_timed_out", None),
         }
     }
@@ -121,6 +141,7 @@ impl Error {
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
+            Self::TooManyBodyBytes(_) => "too_many_body_bytes",
             Self::Body(_) => "body_incomplete",
             Self::NoKey => "no_key",
             Self::WrongKey => "wrong_key",
@@ -133,6 +154,9 @@ impl Error {
             Self::QueueTimeout { .. } => "queue_timeout",
             Self::NoReplica => "no_replica",
             Self::AllFailed { .. } => "replicas_failed",
+            Self::BrokeReplicas(_) => "broke_replicas",
+            Self::OutcomeUnknown => "outcome_unknown",
+            Self::Loop => "loop_detected",
             Self::AllTimedOut { .. } => "replicas_timed_out",
         }
     }
@@ -141,11 +165,17 @@ impl Error {
         self.told().0
     }
 
+    /// Whether sending the request again could do harm: end one more replica, or store something twice.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::BrokeReplicas(_) | Self::OutcomeUnknown | Self::Loop)
+    }
+
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::OverRate(over) => over.retry_after,
             Self::QueueFull { retry_after } | Self::QueueTimeout { retry_after } => Some(*retry_after),
             Self::TooManyRequests(_)
+            | Self::TooManyBodyBytes(_)
             | Self::NoReplica
             | Self::AllFailed { .. }
             | Self::AllTimedOut { .. } => Some(RETRY_AFTER_MIN),
@@ -171,11 +201,15 @@ impl Error {
             let seconds = retry_after.max(RETRY_AFTER_MIN).as_secs_f64().ceil() as u64;
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.is_final() {
+            // Official clients repeat a request after a 5xx unless they are told not to.
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
         match self {
             Self::NoKey | Self::WrongKey => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Self::BodyTooLarge(_) | Self::Body(_) => {
+            Self::BodyTooLarge(_) | Self::TooManyBodyBytes(_) | Self::Body(_) => {
                 // What is left of the body is not read.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

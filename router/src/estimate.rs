@@ -6,6 +6,7 @@
 pub struct Estimates {
     bytes_per_token: f64,
     output_tokens: f64,
+    tokens_per_event: f64,
 }
 
 /// The part of an expectation that one observation makes up.
@@ -13,7 +14,7 @@ const WEIGHT: f64 = 0.02;
 
 impl Default for Estimates {
     fn default() -> Self {
-        Self { bytes_per_token: 4.0, output_tokens: 128.0 }
+        Self { bytes_per_token: 4.0, output_tokens: 128.0, tokens_per_event: 1.0 }
     }
 }
 
@@ -29,6 +30,20 @@ impl Estimates {
     /// Learns from an answer: a sequence of it had this many tokens.
     pub fn observe_output(&mut self, tokens: u32) {
         self.output_tokens += WEIGHT * (f64::from(tokens) - self.output_tokens);
+    }
+
+    /// Learns from a stream that so many events had so many tokens: more than one each where tokens are drafted.
+    pub fn observe_events(&mut self, events: u32, tokens: u32) {
+        if events > 0 && tokens > 0 {
+            let ratio = (f64::from(tokens) / f64::from(events)).clamp(0.5, 64.0);
+            self.tokens_per_event += WEIGHT * (ratio - self.tokens_per_event);
+        }
+    }
+
+    /// Tokens that so many events of a stream have.
+    #[must_use]
+    pub fn tokens_of_events(&self, events: u32) -> u32 {
+        (f64::from(events) * self.tokens_per_event).ceil().min(f64::from(u32::MAX)) as u32
     }
 
     /// Bytes of text that are a token.
@@ -58,11 +73,15 @@ mod tests {
     #[test]
     fn expectations_follow_what_is_observed() {
         let mut estimates = Estimates::default();
+        assert_eq!(estimates.tokens_of_events(7), 7);
         for _ in 0..1000 {
             estimates.observe_prompt(3000, 1000);
             estimates.observe_prompt(0, 5);
             estimates.observe_output(10);
+            estimates.observe_events(100, 300);
+            estimates.observe_events(0, 300);
         }
+        assert_eq!(estimates.tokens_of_events(7), 21);
         assert!((estimates.bytes_per_token() - 3.0).abs() < 1e-3);
         assert_eq!(estimates.output_tokens(None), 10);
         assert_eq!(estimates.output_tokens(Some(4)), 4);

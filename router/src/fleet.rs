@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use tokio::sync::oneshot;
@@ -12,7 +13,7 @@ use crate::dispatch::{Placed, Wanted};
 use crate::estimate::Estimates;
 use crate::prefix::BlockBytes;
 use crate::queue::{Queue, QueueConfig, Ticket};
-use crate::replicas::Replica;
+use crate::replicas::{Replica, Reservation};
 
 /// Tokens of a block where no replica has said.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
@@ -43,6 +44,8 @@ pub struct Expectations {
 pub(crate) struct Waiting {
     pub(crate) queue: Queue,
     pub(crate) waiters: HashMap<Ticket, Waiter>,
+    /// The request that has been first for too long, and the replica that drains until the request fits.
+    pub(crate) reservation: Option<(Ticket, Reservation)>,
 }
 
 /// One that waits.
@@ -50,6 +53,34 @@ pub(crate) struct Waiting {
 pub(crate) struct Waiter {
     pub(crate) wanted: Wanted,
     pub(crate) wake: oneshot::Sender<Placed>,
+    /// When it entered the queue.
+    pub(crate) since: Instant,
+}
+
+impl Waiting {
+    /// Takes out a request that leaves without a place.
+    pub(crate) fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
+        self.release(ticket);
+        self.queue.cancel(ticket, now);
+        self.waiters.remove(&ticket)
+    }
+
+    /// Takes out a request that has got a place.
+    pub(crate) fn take(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
+        self.release(ticket);
+        self.queue.take(ticket, now);
+        self.waiters.remove(&ticket)
+    }
+
+    /// The replica that is reserved for a request.
+    pub(crate) fn reserved_for(&self, ticket: Ticket) -> Option<&Arc<Replica>> {
+        let (holder, reservation) = self.reservation.as_ref()?;
+        (*holder == ticket).then(|| reservation.replica())
+    }
+
+    fn release(&mut self, ticket: Ticket) {
+        self.reservation.take_if(|(holder, _)| *holder == ticket);
+    }
 }
 
 impl Fleet {
@@ -64,6 +95,7 @@ impl Fleet {
             waiting: Mutex::new(Waiting {
                 queue: Queue::new(QueueConfig::default()),
                 waiters: HashMap::new(),
+                reservation: None,
             }),
             waiters: AtomicUsize::new(0),
         }
@@ -105,6 +137,12 @@ impl Fleet {
         if let Some(tokens) = output_tokens {
             estimates.observe_output(tokens);
         }
+    }
+
+    /// Learns from a stream: so many events had so many tokens.
+    pub(crate) fn learn_events(&self, events: u32, tokens: u32) {
+        let mut expectations = self.expectations.lock().unwrap_or_else(PoisonError::into_inner);
+        expectations.estimates.observe_events(events, tokens);
     }
 
     /// How many requests wait.

@@ -2,8 +2,10 @@
 //!
 //! A replica that fails several times in a row, or much more often than it answers, is ejected for a while;
 //! then a few requests try it (half open), and if they go well it is taken back. No more than a part of the
-//! replicas is ejected at any time: if most of them fail, the fault is likely elsewhere. Beside it, how many
-//! requests may be sent a second time. No clock is read here.
+//! replicas of a model is ejected at any time: if most of them fail, the fault is likely elsewhere. If so many of
+//! them are ejected all the same (because healthy ones were removed), ejections are ignored for that model, as
+//! Envoy does below its panic threshold. Beside it, how many requests may be sent a second time. No clock is
+//! read here.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -21,8 +23,11 @@ pub struct HealthConfig {
     pub ejection: Duration,
     /// up to this.
     pub ejection_max: Duration,
-    /// The part of the replicas that may be ejected at a time. One may be wherever there are two.
+    /// The part of a model's replicas that may be ejected at a time. One may be wherever there are two.
     pub ejected_part_max: f32,
+    /// The part of a model's replicas below which too few are trusted to carry the load of the others: all of them
+    /// are used then, ejected or not.
+    pub panic_threshold: f32,
     /// Requests that try a replica at a time after its ejection, and must go well for it to be taken back.
     pub probes: u32,
 }
@@ -36,6 +41,7 @@ impl Default for HealthConfig {
             ejection: Duration::from_secs(2),
             ejection_max: Duration::from_secs(60),
             ejected_part_max: 0.5,
+            panic_threshold: 0.5,
             probes: 3,
         }
     }
@@ -144,6 +150,17 @@ impl Health {
         }
     }
 
+    /// Whether so few of a model's replicas may be picked that ejections are ignored. `replicas` are all of them.
+    #[must_use]
+    pub fn is_panicking(&self, replicas: impl IntoIterator<Item = u64>, now: Instant) -> bool {
+        let (mut count, mut usable) = (0_u32, 0_u32);
+        for replica in replicas {
+            count += 1;
+            usable += u32::from(self.standing(replica, now) != Standing::Ejected);
+        }
+        count > 0 && (usable as f32) < count as f32 * self.config.panic_threshold.clamp(0.0, 1.0)
+    }
+
     /// A request goes to the replica. Exactly one of [`Self::succeeded`], [`Self::failed`] and
     /// [`Self::unknown`] follows for each.
     #[must_use]
@@ -182,9 +199,16 @@ impl Health {
     }
 
     /// It failed: no connection, no answer in time, a 5xx other than one that says "busy", a stream cut off.
-    /// Returns whether that ejected the replica.
-    pub fn failed(&mut self, replica: u64, sent: Sent, now: Instant) -> bool {
-        let may_eject = self.may_eject(replica, now);
+    /// Returns whether that ejected the replica. `fleet` is every replica of the request's model: the part of
+    /// replicas that may be ejected is a part of these.
+    pub fn failed(
+        &mut self,
+        replica: u64,
+        sent: Sent,
+        fleet: impl IntoIterator<Item = u64>,
+        now: Instant,
+    ) -> bool {
+        let may_eject = self.may_eject(replica, fleet, now);
         let config = self.config;
         let Some(record) = self.replicas.get_mut(&replica) else { return false };
         record.count(true);
@@ -213,14 +237,17 @@ impl Health {
         }
     }
 
-    /// Whether one more may be ejected beside those that are.
-    fn may_eject(&self, replica: u64, now: Instant) -> bool {
-        let others = self.replicas.iter().filter(|(id, _)| **id != replica);
-        let ejected = others.filter(|(id, _)| self.standing(**id, now) != Standing::Trusted).count();
-        let count = self.replicas.len();
+    /// Whether `replica` may be ejected beside those of `fleet` that are.
+    fn may_eject(&self, replica: u64, fleet: impl IntoIterator<Item = u64>, now: Instant) -> bool {
+        let (mut others, mut ejected) = (0_usize, 0_usize);
+        for other in fleet.into_iter().filter(|&other| other != replica) {
+            others += 1;
+            ejected += usize::from(self.standing(other, now) != Standing::Trusted);
+        }
+        let count = others + 1;
         let most = (count as f32 * self.config.ejected_part_max.clamp(0.0, 1.0)) as usize;
         let most = if count >= 2 { most.max(1) } else { most };
-        ejected < most.min(count.saturating_sub(1)).max(usize::from(self.config.ejected_part_max >= 1.0))
+        ejected < most.min(others).max(usize::from(self.config.ejected_part_max >= 1.0))
     }
 }
 

@@ -93,6 +93,8 @@ pub struct View {
     pub reported: Option<Reported>,
     /// The age of the last report, however old.
     pub report_age: Option<Duration>,
+    /// The time since the reported speeds changed: the replica has computed nothing since.
+    pub speed_age: Option<Duration>,
     /// The state in the last report that is not too old; `None` without one.
     pub state: Option<State>,
     /// What this router has sent.
@@ -136,6 +138,8 @@ struct LastReport {
     at: Instant,
     state: State,
     figures: Reported,
+    /// When the speeds in the figures were first reported.
+    speeds_at: Instant,
     /// What of the figures' uncomputed tokens is of this router's dispatches.
     own_uncached: u64,
 }
@@ -199,6 +203,7 @@ impl Ledger {
             reported: last.map(|last| inner.figures_since(last)),
             state: last.map(|last| last.state),
             report_age,
+            speed_age: inner.last.as_ref().map(|last| now.saturating_duration_since(last.speeds_at)),
             booked: inner.booked,
             version: inner.version,
         }
@@ -279,13 +284,16 @@ impl Inner {
             None => self.include_before(now.checked_sub(INCLUDED_AFTER)),
         }
         let own_uncached = self.booked.uncached_reported();
+        let figures = Reported::of(load);
+        let speeds_at = self.last.as_ref().filter(|last| !new_epoch && last.figures.has_speeds_of(&figures));
         self.last = Some(LastReport {
+            speeds_at: speeds_at.map_or(now, |last| last.speeds_at),
             own_uncached,
             epoch: load.epoch,
             number: load.report,
             at: now,
             state: load.state(),
-            figures: Reported::of(load),
+            figures,
         });
         if new_epoch { Observed::NewEpoch } else { Observed::Taken }
     }
@@ -366,6 +374,13 @@ impl Booked {
 }
 
 impl Reported {
+    fn has_speeds_of(&self, other: &Self) -> bool {
+        let speeds = |reported: &Self| {
+            [reported.prefill_tokens_per_second, reported.decode_tokens_per_second].map(f32::to_bits)
+        };
+        speeds(self) == speeds(other)
+    }
+
     fn of(load: &Load) -> Self {
         let speed = |value: f32| if value.is_finite() { value.max(0.0) } else { 0.0 };
         Self {

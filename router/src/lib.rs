@@ -16,6 +16,7 @@ pub mod access;
 mod admin;
 pub mod app;
 pub mod args;
+pub mod body_budget;
 pub mod config;
 pub mod discovery;
 pub mod dispatch;
@@ -37,7 +38,9 @@ pub mod replicas;
 mod run;
 mod sync;
 mod telemetry;
+pub mod tenant;
 pub mod trace;
+mod watch_replicas;
 
 pub use app::App;
 pub use args::Args;

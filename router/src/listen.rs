@@ -11,47 +11,97 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use hyper::body::Incoming;
 use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::Admin;
+use crate::admin::Pages;
 use crate::app::App;
 use crate::later::Keeper;
-use crate::proxy::upstream::Pool;
-use crate::proxy::{Worker, serve};
+use crate::proxy::{Body, Worker, serve};
+
+mod connection;
+
+use connection::{Activity, Ending, Limits};
 
 /// Accepted connections that wait for a thread to take them.
 const HANDOVER_MAX: usize = 256;
-/// Streams of one HTTP/2 connection.
-const H2_STREAMS_MAX: u32 = 1024;
+/// Number of concurrent streams of an HTTP/2 connection.
+///
+/// Beyond it: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
+const H2_STREAMS_MAX: u32 = 256;
+/// Bytes that a client may send ahead on a stream, and that a stream buffers for its client,
+const H2_STREAM_BYTES: u32 = 256 * 1024;
+/// and those that it may send ahead on all streams of a connection.
+const H2_CONNECTION_BYTES: u32 = 1024 * 1024;
 /// hyper does not take less.
 const H1_BUFFER_MIN: usize = 8192;
 /// How often those who wait for an answer look whether it is time to give up.
 const TICK: Duration = Duration::from_millis(500);
 /// How often idle connections to replicas are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// An HTTP/2 connection that says nothing is asked whether it is there,
+/// The time without traffic after which an HTTP/2 connection is probed with a ping.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// and closed if it is not.
+/// Time in which an HTTP/2 client must answer a ping.
+///
+/// Beyond it: the connection is closed.
 const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Bytes that the kernel buffers of a connection in each direction. It would let them grow to megabytes for each
+/// client that does not read, or that sends ahead.
+const SOCKET_BUFFER_BYTES: u32 = 256 * 1024;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// While no more connections may be open, how often those without a request are told to make room.
+const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A client's connection, and its place among those that may be open.
 type Accepted = (std::net::TcpStream, OwnedSemaphorePermit);
+
+/// What is served on a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Surface {
+    /// The API, with health, metrics and the console beside it.
+    Api,
+    /// Health and metrics alone.
+    Admin,
+    /// The gRPC service for the operator.
+    Grpc,
+}
+
+impl Surface {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Api => "serve",
+            Self::Admin => "admin",
+            Self::Grpc => "grpc",
+        }
+    }
+}
 
 /// Takes `port` of `host`.
 ///
 /// # Errors
 /// It is taken already, or may not be.
-pub(crate) async fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(host, port);
-    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address}"))
+    let listen = || {
+        let socket = if host.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        // Connections inherit these.
+        socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+        socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().with_context(|| format!("failed to listen on {address}"))
 }
 
 /// The threads that serve.
@@ -59,6 +109,8 @@ pub(crate) struct Threads {
     threads: Vec<Thread>,
     /// Ends what is left of them.
     cut: CancellationToken,
+    /// Tells connections without a request that others wait for their place.
+    pressure: Arc<Notify>,
     /// Nothing is ever sent: it closes when the last of them ends, however that does.
     running: mpsc::Receiver<Infallible>,
 }
@@ -74,7 +126,13 @@ impl Threads {
     ///
     /// # Errors
     /// The operating system has none left.
-    pub(crate) fn start(app: &App, count: usize, stop: &CancellationToken) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        app: &App,
+        surface: Surface,
+        count: usize,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let pressure = Arc::new(Notify::new());
         let cut = CancellationToken::new();
         let (runs, running) = mpsc::channel(1);
         let start = |number| {
@@ -84,10 +142,12 @@ impl Threads {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));
             let (stop, cut, runs) = (stop.clone(), cut.clone(), runs.clone());
-            let handle = std::thread::Builder::new().name(format!("serve-{number}")).spawn(move || {
+            let ending = Ending { stop, pressure: Arc::clone(&pressure) };
+            let name = format!("{}-{number}", surface.name());
+            let handle = std::thread::Builder::new().name(name).spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = serve_connections(app, connections_in, &count, stop) => {}
+                        () = serve_connections(app, surface, connections_in, &count, ending) => {}
                         () = cut.cancelled() => {}
                     }
                 });
@@ -96,7 +156,7 @@ impl Threads {
             Ok::<_, std::io::Error>(Thread { inbox, connections, handle })
         };
         let threads: Result<Vec<_>, _> = (0..count).map(start).collect();
-        Ok(Self { threads: threads.context("failed to start a thread")?, cut, running })
+        Ok(Self { threads: threads.context("failed to start a thread")?, cut, pressure, running })
     }
 
     /// Waits until all is served after `stop`.
@@ -125,7 +185,7 @@ impl Threads {
         let room = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
         loop {
             let next = async {
-                let permit = Arc::clone(&room).acquire_owned().await.expect("invariant: it is never closed");
+                let permit = self.free_place(&room).await;
                 (accept(&listener).await, permit)
             };
             let (connection, permit) = tokio::select! {
@@ -138,6 +198,19 @@ impl Threads {
                 thread.connections.fetch_add(1, Ordering::Relaxed);
                 // A thread that is gone has been told to end.
                 let _ = thread.inbox.send((connection, permit)).await;
+            }
+        }
+    }
+}
+
+impl Threads {
+    /// A place for one more connection. While there is none, connections without a request are told to make room.
+    async fn free_place(&self, room: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+        loop {
+            let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
+            match permit {
+                Ok(permit) => return permit.expect("invariant: it is never closed"),
+                Err(_) => self.pressure.notify_waiters(),
             }
         }
     }
@@ -177,6 +250,9 @@ fn builder(app: &App) -> auto::Builder<TokioExecutor> {
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(H2_STREAMS_MAX)
+        .initial_stream_window_size(H2_STREAM_BYTES)
+        .initial_connection_window_size(H2_CONNECTION_BYTES)
+        .max_send_buf_size(H2_STREAM_BYTES as usize)
         .max_header_list_size(u32::try_from(head_bytes).unwrap_or(u32::MAX))
         .keep_alive_interval(H2_PING_INTERVAL)
         .keep_alive_timeout(H2_PING_TIMEOUT);
@@ -193,21 +269,48 @@ async fn tick(worker: Arc<Worker>) {
     }
 }
 
-/// Serves the connections that come in until `stop`, then finishes the requests that are under way.
+/// What answers the requests of a thread.
+enum Service {
+    Api(Arc<Worker>),
+    Pages(Pages),
+}
+
+impl Service {
+    fn new(app: App, surface: Surface) -> Self {
+        match surface {
+            Surface::Api => Self::Api(Arc::new(Worker::new(app))),
+            Surface::Admin => Self::Pages(Pages::probes(app)),
+            Surface::Grpc => Self::Pages(Pages::grpc(app)),
+        }
+    }
+
+    async fn answer(&self, client: IpAddr, request: Request<Incoming>) -> Response<Body> {
+        match self {
+            Self::Api(worker) => {
+                let Ok(response) = serve(Arc::clone(worker), client, request).await;
+                response
+            }
+            Self::Pages(pages) => pages.answer(request).await,
+        }
+    }
+}
+
+/// Serves the connections that come in until `ending`, then finishes the requests that are under way.
 async fn serve_connections(
     app: App,
+    surface: Surface,
     mut inbox: mpsc::Receiver<Accepted>,
     count: &AtomicUsize,
-    stop: CancellationToken,
+    ending: Ending,
 ) {
     let builder = Arc::new(builder(&app));
-    let worker = Worker { admin: Admin::new(app.clone()), app, pool: Pool::default(), tick: Notify::new() };
-    let worker = Arc::new(worker);
+    let service = Arc::new(Service::new(app.clone(), surface));
     let _keeper = Keeper::start();
-    // Goes on while requests are finished after `stop`.
+    // Goes on while requests are finished after `ending`.
     let mut ticking = JoinSet::new();
-    ticking.spawn(tick(Arc::clone(&worker)));
-    let graceful = GracefulShutdown::new();
+    if let Service::Api(worker) = &*service {
+        ticking.spawn(tick(Arc::clone(worker)));
+    }
     let mut connections = JoinSet::new();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -222,27 +325,35 @@ async fn serve_connections(
                 continue;
             }
             _ = sweep.tick() => {
-                worker.pool.sweep();
+                if let Service::Api(worker) = &*service {
+                    worker.pool.sweep();
+                }
                 continue;
             }
-            () = stop.cancelled() => break,
+            () = ending.stop.cancelled() => break,
         };
-        let Ok(connection) = TcpStream::from_std(connection) else {
+        let (Ok(client), Ok(connection)) = (connection.peer_addr(), TcpStream::from_std(connection)) else {
             count.fetch_sub(1, Ordering::Relaxed);
             continue;
         };
-        let (builder, worker, watcher) = (Arc::clone(&builder), Arc::clone(&worker), graceful.watcher());
+        let (builder, service, ending) = (Arc::clone(&builder), Arc::clone(&service), ending.clone());
+        let limits = Limits::of(&app);
         connections.spawn(async move {
-            let service = service_fn(move |request| serve(Arc::clone(&worker), request));
+            let activity = Activity::new();
+            let watched = Arc::clone(&activity);
+            let service = service_fn(move |request| {
+                let (service, request_under_way) = (Arc::clone(&service), watched.begin());
+                async move {
+                    let response = service.answer(client.ip(), request).await;
+                    Ok::<_, Infallible>(response.map(|body| request_under_way.answer(body)))
+                }
+            });
             let connection = builder.serve_connection(TokioIo::new(connection), service);
-            // That a client goes away or talks nonsense is its own affair.
-            if let Err(error) = watcher.watch(connection).await {
-                tracing::trace!(%error, "a connection ended");
-            }
+            connection::supervise(connection, &activity, limits, &ending).await;
             drop(permit);
         });
     }
-    graceful.shutdown().await;
+    while connections.join_next().await.is_some() {}
 }
 
 #[cfg(test)]
@@ -255,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_client_is_sent_does_not_wait_for_acknowledgements() {
-        let listener = bind(IpAddr::from([127, 0, 0, 1]), 0).await.unwrap();
+        let listener = bind(IpAddr::from([127, 0, 0, 1]), 0).unwrap();
         let address = listener.local_addr().unwrap();
         let (_client, accepted) = tokio::join!(TcpStream::connect(address), accept(&listener));
         assert!(accepted.nodelay().unwrap());
@@ -265,7 +376,7 @@ mod tests {
     async fn threads_have_finished_once_the_last_has_ended() {
         let stop = CancellationToken::new();
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
-        let mut threads = Threads::start(&app, 2, &stop).unwrap();
+        let mut threads = Threads::start(&app, Surface::Api, 2, &stop).unwrap();
         let mut finished = Box::pin(threads.finished());
         assert!((&mut finished).now_or_never().is_none());
         stop.cancel();

@@ -7,22 +7,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use bytes::Bytes;
+use http::{Request, Uri, header};
 use proto::v1alpha1::WatchLoadRequest;
 use proto::v1alpha1::replica_client::ReplicaClient;
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::MissedTickBehavior;
 use tonic::transport::Endpoint;
 
 use crate::discovery::Found;
 use crate::dispatch::Dispatch;
-use crate::proxy::upstream::Link;
+use crate::proxy::request_body::RequestBody;
+use crate::proxy::upstream::{Link, rejects_router};
 use crate::replicas::Replica;
 
-/// Time to open a stream.
+/// Time in which a replica must open a stream of load reports.
+///
+/// Beyond it: the router tries again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A stream that says nothing for so long is opened anew: reports come every second.
+/// Time for which a replica may send no load report on an open stream. Replicas report every second.
+///
+/// Beyond it: the router opens the stream again.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// The pause before a stream is opened again: at first,
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -30,12 +36,18 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How often a replica that reports nothing is asked for its models.
 const MODELS_INTERVAL: Duration = Duration::from_secs(2);
-/// Bytes of a list of models.
+/// Size of the list of models that a replica returns.
+///
+/// Beyond it: the router ignores the list and requests it again later.
 const MODELS_BYTES_MAX: usize = 256 * 1024;
-/// Bytes of a report.
+/// Size of a load report.
+///
+/// Beyond it: the router opens the stream again.
 const REPORT_BYTES_MAX: usize = 256 * 1024;
 /// How often the ledgers are looked through for dispatches that were lost.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
+/// How often requests that wait are compared with all replicas, for room that no report announces.
+const PUMP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Follows what discovery finds, and listens to each replica for as long as it is there.
 ///
@@ -44,6 +56,8 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
 pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>) {
     let mut tasks = JoinSet::new();
     let mut listening: Vec<(Arc<Replica>, AbortHandle)> = Vec::new();
+    let mut expiries = interval(EXPIRE_INTERVAL);
+    let mut pumps = interval(PUMP_INTERVAL);
     loop {
         let present = found.borrow_and_update().clone();
         let (new, gone) = dispatch.replicas.update(&present);
@@ -73,10 +87,17 @@ pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>
                     Err(_) => return,
                 },
                 Some(_) = tasks.join_next() => {}
-                () = tokio::time::sleep(EXPIRE_INTERVAL) => expire(&dispatch),
+                _ = expiries.tick() => expire(&dispatch),
+                _ = pumps.tick() => dispatch.pump_all(),
             }
         }
     }
+}
+
+fn interval(period: Duration) -> tokio::time::Interval {
+    let mut interval = tokio::time::interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
 }
 
 fn expire(dispatch: &Dispatch) {
@@ -135,7 +156,8 @@ async fn reports(
         .http2_keep_alive_interval(SILENCE_MAX);
     let channel = endpoint.connect().await.context("failed to connect")?;
     let mut client = ReplicaClient::new(channel).max_decoding_message_size(REPORT_BYTES_MAX);
-    let request = WatchLoadRequest { router: dispatch.replicas.router() };
+    let mut request = tonic::Request::new(WatchLoadRequest { router: dispatch.replicas.router() });
+    dispatch.replicas.authenticate(request.metadata_mut().as_mut());
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
     let mut stream = opened.context("it did not answer in time")?.context("failed to listen")?.into_inner();
     {
@@ -143,7 +165,7 @@ async fn reports(
         told.is_connected = true;
         told.problem = None;
     }
-    let mut described = std::pin::pin!(describe(replica));
+    let mut described = std::pin::pin!(describe(dispatch, replica));
     loop {
         let message = tokio::select! {
             message = tokio::time::timeout(SILENCE_MAX, stream.message()) => message,
@@ -156,7 +178,7 @@ async fn reports(
         if changed.is_new_process {
             dispatch.health().reset(replica.identity);
         }
-        dispatch.pump_all();
+        dispatch.pump_at(replica);
     }
 }
 
@@ -177,9 +199,9 @@ fn lengths(models: &[Model]) -> BTreeMap<String, u64> {
 }
 
 /// Asks a replica that reports for what its reports do not say of its models, until it has answered. Never ends.
-async fn describe(replica: &Replica) {
+async fn describe(dispatch: &Dispatch, replica: &Replica) {
     loop {
-        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
+        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(dispatch, replica)).await;
         if let Ok(Ok((models, _))) = asked
             && !models.is_empty()
         {
@@ -193,12 +215,12 @@ async fn describe(replica: &Replica) {
 /// Asks for the models again and again.
 async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
-        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(replica)).await;
+        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(dispatch, replica)).await;
         let (models, keeper) = asked.context("it did not answer in time")??;
         replica.told().lengths = lengths(&models);
         let names = models.into_iter().map(|model| model.id).collect();
         dispatch.replicas.observe_models(replica, names, keeper);
-        dispatch.pump_all();
+        dispatch.pump_at(replica);
         tokio::time::sleep(MODELS_INTERVAL).await;
     }
 }
@@ -207,11 +229,14 @@ async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Res
 const KEEPER: &str = "x-ovfleet-keeper";
 
 /// Its models, and the number in the names of what it keeps; 0 if it does not say.
-async fn ask_models(replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
+async fn ask_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
     let mut link = Link::connect(replica.found.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
-    let request = format!("GET /v3/models HTTP/1.1\r\nhost: {}\r\n\r\n", replica.found.http);
-    let write = |output: &mut Vec<u8>| output.extend_from_slice(request.as_bytes());
-    let head = link.send(write, &Bytes::new(), true).await.context("failed to ask")?;
+    let mut request = Request::new(RequestBody::default());
+    *request.uri_mut() = Uri::from_static("/v3/models");
+    request.headers_mut().insert(header::HOST, replica.authority.clone());
+    dispatch.replicas.authenticate(request.headers_mut());
+    let head = link.send(request).await.context("failed to ask")?;
+    anyhow::ensure!(!rejects_router(&head), "it rejected the replica token of this router");
     anyhow::ensure!(head.status.is_success(), "it answered {}", head.status);
     let mut body = Vec::new();
     while let Some(bytes) = link.next().await {

@@ -18,6 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::app::App;
 use crate::health::Standing;
 use crate::policy::Terms;
+use crate::proxy::Endpoint;
 
 /// All metrics of the process. Clones are of the same.
 #[derive(Clone, Debug)]
@@ -133,6 +134,11 @@ impl Metrics {
             ready: Gauge::default(),
         };
         inner.registry = registry(&inner);
+        // An alert is about the increase of these, and Prometheus sees none when a series appears with its first count.
+        for endpoint in Endpoint::ALL {
+            let labels = RequestLabels { endpoint: endpoint.name(), outcome: "broken", status: "2xx" };
+            drop(inner.requests.get_or_create(&labels));
+        }
         Self(Arc::new(inner))
     }
 

@@ -47,6 +47,8 @@ pub struct Candidate {
     pub cached_tokens: u32,
     /// The share of work it is to have, 0 to 1: 0 for none, less than 1 while it is on probation.
     pub weight: f32,
+    /// Whether its room is reserved for another request, which has waited too long.
+    pub is_reserved: bool,
     /// When it was picked last, counted in picks: 0 for never.
     pub last_pick: u64,
 }
@@ -137,7 +139,8 @@ impl Policy {
             .iter()
             .any(|candidate| !candidate.is_asleep() && candidate.capacity(demand) == Capacity::Now);
         let able = |candidate: &Candidate| {
-            !(awake_has_room && candidate.is_asleep()) && candidate.capacity(demand) != Capacity::Never
+            let is_left_asleep = awake_has_room && candidate.is_asleep();
+            !is_left_asleep && !candidate.is_reserved && candidate.capacity(demand) != Capacity::Never
         };
         match self {
             Self::Kv(config) => kv::score(config, demand, candidates, terms),
@@ -218,13 +221,15 @@ pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
 
 impl Candidate {
     /// Whether there is room for the request. Without a report the answer is [`Capacity::Now`]: a fleet whose
-    /// reports are late goes on serving, and a replica that is full says so itself.
+    /// reports are late goes on serving, and a replica that is full says so itself. A reserved replica has room
+    /// later at best.
     #[must_use]
     pub fn capacity(&self, demand: &Demand) -> Capacity {
         if !self.takes_requests() {
             return Capacity::Never;
         }
-        let Some(reported) = &self.view.reported else { return Capacity::Now };
+        let now = if self.is_reserved { Capacity::Later } else { Capacity::Now };
+        let Some(reported) = &self.view.reported else { return now };
         let sequences = demand.sequences.max(1);
         if (reported.sequences_max > 0 && sequences > reported.sequences_max)
             || (reported.blocks_total > 0 && self.blocks_least(demand) > u64::from(reported.blocks_total))
@@ -241,7 +246,7 @@ impl Candidate {
         if is_beyond(reported.sequences_max) || is_beyond(reported.requests_max) || is_out_of_blocks {
             Capacity::Later
         } else {
-            Capacity::Now
+            now
         }
     }
 

@@ -12,10 +12,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Most blocks of a prompt that are looked at: what is beyond is not expected in any cache.
+/// Number of blocks of a prompt that the router compares with the prefix caches of replicas.
+///
+/// Beyond it: the rest of the prompt counts as not cached.
 pub const CHAIN_BLOCKS_MAX: usize = 4096;
 
-/// Most blocks that are remembered of one replica, however large its cache is.
+/// Number of cached blocks that the router remembers of each replica, however large its cache is.
+///
+/// Beyond it: the least recently used blocks are forgotten.
 pub const INDEX_BLOCKS_MAX: usize = 1 << 15;
 
 /// The hashes of a prompt's leading full blocks, each of all that goes before it.
@@ -37,9 +41,33 @@ pub enum Unit {
     Tokens,
 }
 
+/// What a replica's cache depends on beside the prompt's text: prompts that differ in it share no blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptContext<'a> {
+    /// The model, which may be an adapter on the same replicas.
+    pub model: &'a str,
+    /// The tenant that replicas are told, whose cached blocks no other shares; empty if there is none.
+    pub tenant: &'a [u8],
+    /// The salt that separates the cached blocks of clients.
+    pub cache_salt: &'a [u8],
+    /// The tools, which templates put before the messages.
+    pub tools: &'a [u8],
+}
+
+impl PromptContext<'_> {
+    /// The seed of the chains of such prompts. `secret` is the router's own and random, so that nobody can prepare
+    /// prompts that collide.
+    #[must_use]
+    pub fn seed(&self, secret: u64) -> u64 {
+        let Self { model, tenant, cache_salt, tools } = *self;
+        [model.as_bytes(), tenant, cache_salt, tools]
+            .into_iter()
+            .fold(secret, |seed, part| xxh3_64_with_seed(part, seed))
+    }
+}
+
 impl Chain {
-    /// The chain of a text, in blocks of `block_bytes` (see [`BlockBytes`]). `seed` is the router's own and
-    /// random, so that nobody can prepare texts that collide.
+    /// The chain of a text, in blocks of `block_bytes` (see [`BlockBytes`]), with a seed of [`PromptContext`].
     ///
     /// # Panics
     /// If `block_bytes` is 0.

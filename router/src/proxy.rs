@@ -6,17 +6,18 @@
 //!                                  └── elsewhere ◄──┘  only before the first byte
 //! ```
 //!
-//! Bytes are passed on as they are. What this module may not do is to write anything of its own into an
-//! answer that has begun, but for the one event that says that it has broken.
+//! Bodies are passed on as they are, with two exceptions: a stream that breaks ends with an event that says so, and
+//! where a token quota applies the router requests the usage of a stream and removes it from the events again.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, header};
-use http_body_util::{BodyExt as _, Limited};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,14 +25,17 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::access::Client;
 use crate::admin::Admin;
 use crate::app::App;
-use crate::dispatch::Wanted;
+use crate::body_budget::BudgetExceeded;
+use crate::dispatch::{Placed, Wanted};
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::later;
 use crate::limits::Rates;
 use crate::policy::Demand;
-use crate::prefix::Chain;
+use crate::prefix::{Chain, PromptContext};
 use crate::queue::{Class, Waiter};
+use crate::replicas::Replicas;
+use crate::tenant;
 
 mod attempt;
 mod body;
@@ -39,8 +43,12 @@ mod failure;
 pub mod fields;
 mod headers;
 mod kept;
+mod metering;
 mod record;
 mod relay;
+mod repeat;
+pub(crate) mod request_body;
+mod request_id;
 mod retry;
 mod sse;
 pub(crate) mod upstream;
@@ -48,7 +56,12 @@ mod usage;
 
 pub(crate) use body::Body;
 use fields::Fields;
-use record::Record;
+use headers::{Forwarding, Via};
+use record::{Record, Spent};
+use repeat::Repeat;
+use request_body::RequestBody;
+use request_id::RequestIds;
+use retry::Destination;
 use upstream::Pool;
 
 /// The header by which a client says how urgent a request is.
@@ -66,6 +79,22 @@ pub(crate) struct Worker {
     pub(crate) pool: Pool,
     /// Wakes those who wait for an answer, twice a second.
     pub(crate) tick: Notify,
+    via: Via,
+    request_ids: RequestIds,
+}
+
+impl Worker {
+    /// A thread without connections to replicas as yet.
+    pub(crate) fn new(app: App) -> Self {
+        Self {
+            admin: Admin::new(app.clone()),
+            pool: Pool::default(),
+            tick: Notify::new(),
+            via: Via::new(app.dispatch().replicas.router()),
+            request_ids: RequestIds::new(),
+            app,
+        }
+    }
 }
 
 /// Which part of the API a request is for.
@@ -80,6 +109,9 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Chat, Self::Completions, Self::Responses, Self::Conversations, Self::Models, Self::Other];
+
     /// By the path; `None` if that is not of the API.
     fn of(path: &str) -> Option<Self> {
         // vLLM has these two without a prefix.
@@ -113,9 +145,17 @@ impl Endpoint {
     }
 }
 
-/// Answers a request, whatever it is for.
+/// What is known of a request before it is read.
+struct Arrival {
+    endpoint: Endpoint,
+    client_address: IpAddr,
+    request_id: HeaderValue,
+}
+
+/// Answers a request of the client at this address, whatever it is for.
 pub(crate) async fn serve(
     worker: Arc<Worker>,
+    client_address: IpAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let Some(endpoint) = Endpoint::of(request.uri().path()) else {
@@ -123,43 +163,76 @@ pub(crate) async fn serve(
         later::catch_up();
         return Ok(worker.admin.answer(request).await);
     };
-    let mut record = Record::new(&worker.app, endpoint, request.headers());
-    let answer = forward(&worker, endpoint, request, &mut record).await;
-    Ok(answer.unwrap_or_else(|error| {
+    let request_id = worker.request_ids.of(request.headers());
+    let arrival = Arrival { endpoint, client_address, request_id };
+    let mut record = Record::new(&worker.app, &arrival, request.headers());
+    let answer = forward(&worker, &arrival, request, &mut record).await;
+    let mut answer = answer.unwrap_or_else(|error| {
         record.refused(&error);
         error.into_response()
-    }))
+    });
+    answer.headers_mut().insert(headers::REQUEST_ID, arrival.request_id);
+    Ok(answer)
 }
 
 /// A request as it is sent to replicas.
 pub(crate) struct Outgoing {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) method: Method,
-    /// What all replicas are sent of the head.
-    pub(crate) head: Vec<u8>,
-    pub(crate) body: Bytes,
+    endpoint: Endpoint,
+    request_id: HeaderValue,
+    method: Method,
+    uri: Uri,
+    /// Those that all replicas get.
+    headers: HeaderMap,
+    body: RequestBody,
+    /// Whether it may be sent again once a replica may have received it.
+    repeat: Repeat,
     /// Its answer is streamed.
-    pub(crate) stream: bool,
+    stream: bool,
+    /// The router requested the usage, and the client did not.
+    hides_usage: bool,
     /// Bytes of its prompt, and its choices, to learn by.
-    pub(crate) prompt_bytes: usize,
-    pub(crate) choices: u32,
+    prompt_bytes: usize,
+    choices: u32,
+}
+
+impl Outgoing {
+    /// The request for this replica, which is one of `replicas`.
+    fn request(&self, placed: &Placed, replicas: &Replicas) -> Request<RequestBody> {
+        let mut request = Request::new(self.body.clone());
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        let headers = request.headers_mut();
+        *headers = self.headers.clone();
+        headers.insert(header::HOST, placed.replica.authority.clone());
+        if let Ok(dispatch) = HeaderValue::try_from(placed.header()) {
+            headers.insert(headers::DISPATCH, dispatch);
+        }
+        replicas.authenticate(headers);
+        request
+    }
 }
 
 async fn forward(
     worker: &Arc<Worker>,
-    endpoint: Endpoint,
+    arrival: &Arrival,
     request: Request<Incoming>,
     record: &mut Record,
 ) -> Result<Response<Body>, Error> {
-    let app = &worker.app;
+    let (app, endpoint) = (&worker.app, arrival.endpoint);
     let client = app.access().client(request.headers())?;
+    if worker.via.has_passed(request.headers()) {
+        return Err(Error::Loop);
+    }
     if endpoint == Endpoint::Models && matches!(*request.method(), Method::GET | Method::HEAD) {
         let answer = worker.admin.models(app, request.uri().path());
-        record.whole(answer.is_ok(), None);
+        if answer.is_ok() {
+            record.whole(StatusCode::OK, Spent::Nothing);
+        }
         return answer;
     }
     record.admitted(app.admit()?, client.clone());
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    tenant::set_header(&mut parts.headers, client.as_ref(), app.settings().key_isolation);
     let waiter = waiter(&parts)?;
     let body = read(app, body).await?;
     let fields = routing_fields(endpoint, &parts, &body)?;
@@ -172,20 +245,41 @@ async fn forward(
         None => (fleet(app, &fields).await?, None),
     };
     let wanted = Wanted { only, ..wanted(app, &fleet, &parts, &fields) };
-    if let Some(client) = &client {
-        take(app, client, &wanted.demand, record)?;
-    }
+    let has_token_quota = match &client {
+        Some(client) => take(app, client, &wanted.demand, record)?,
+        None => false,
+    };
+    let metered = match endpoint {
+        Endpoint::Chat | Endpoint::Completions if has_token_quota && fields.stream => {
+            metering::request_usage(&body, &fields)
+        }
+        // Responses report it in any case.
+        _ => None,
+    };
     let waiter = Waiter { tokens: wanted.demand.prompt_tokens, ..waiter };
+    let forwarding = Forwarding {
+        client_address: arrival.client_address,
+        request_id: &arrival.request_id,
+        via: &worker.via,
+        hides_key: client.is_some(),
+        trace: record.trace(),
+        has_body: !body.is_empty(),
+    };
+    let repeat = Repeat::of(&parts.method, parts.uri.path(), &fields);
     let outgoing = Outgoing {
         endpoint,
+        request_id: arrival.request_id.clone(),
+        repeat,
         stream: fields.stream,
+        hides_usage: metered.is_some(),
         prompt_bytes: fields.prompt.len(),
         choices: wanted.demand.sequences,
-        head: headers::for_replica(&parts, client.is_some(), record.trace().as_ref(), body.len()),
+        headers: headers::for_replica(&mut parts, forwarding),
+        uri: parts.uri.path_and_query().cloned().map_or(Uri::default(), Uri::from),
         method: parts.method,
-        body: body.clone(),
+        body: metered.unwrap_or_else(|| RequestBody::whole(body)),
     };
-    retry::until_answered(worker, (&fleet, wanted, waiter), &outgoing, record).await
+    retry::until_answered(worker, Destination { fleet, wanted, waiter }, &outgoing, record).await
 }
 
 /// What the headers say of how it may wait.
@@ -202,7 +296,7 @@ fn waiter(parts: &Parts) -> Result<Waiter, Error> {
                 .ok_or(Error::Header { header: TIMEOUT, problem: "this is no number of seconds".to_owned() })
         })
         .transpose()?;
-    Ok(Waiter { class, tokens: 0, deadline })
+    Ok(Waiter { class, tokens: 0, arrived: Instant::now(), deadline })
 }
 
 /// The body, no larger and no slower than the limits have it.
@@ -216,19 +310,25 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Error> {
     if body.size_hint().lower() > limit {
         return Err(Error::BodyTooLarge(limit));
     }
-    let limited = Limited::new(body, usize::try_from(limit).unwrap_or(usize::MAX));
-    let collected = tokio::time::timeout(time, limited.collect())
-        .await
-        .map_err(|_| Error::Body(format!("it took longer than {time:?}")))?;
-    let collected = collected.map_err(|error| {
-        if error.is::<http_body_util::LengthLimitError>() {
-            Error::BodyTooLarge(limit)
-        } else {
-            Error::Body("the connection broke".to_owned())
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let received = tokio::time::timeout(time, receive(app, body, announced, limit)).await;
+    received.map_err(|_| Error::Body(format!("it took longer than {time:?}")))?
+}
+
+/// The body, counted against the limit for it and the one for all bodies as it comes.
+async fn receive(app: &App, mut body: Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
+    let total = app.settings().max_buffered_body_bytes.0;
+    let mut received = app.bodies().body(announced);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
+        // Trailers are of no use here.
+        let Ok(part) = frame.into_data() else { continue };
+        if received.len() + part.len() as u64 > limit {
+            return Err(Error::BodyTooLarge(limit));
         }
-    })?;
-    // Not copied if it came in one piece.
-    Ok(collected.to_bytes())
+        received.push(part, total).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
+    }
+    Ok(received.into_bytes())
 }
 
 fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Result<Fields<'a>, Error> {
@@ -281,21 +381,22 @@ fn wanted(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> Wante
     };
     app.metrics().prompt(demand.prompt_tokens);
     let chain = if app.settings().policy.uses_prefixes() {
-        // Tools come before all messages: with others there is nothing in common.
-        let seed = app.dispatch().seed ^ if fields.tools.is_empty() { 0 } else { xxh3_64(fields.tools) };
-        Chain::of_text(fields.prompt, expectations.block_bytes.get(), seed)
+        let tenant = parts.headers.get(tenant::HEADER).map_or(&[][..], HeaderValue::as_bytes);
+        let context =
+            PromptContext { model: &fleet.model, tenant, cache_salt: fields.cache_salt, tools: fields.tools };
+        Chain::of_text(fields.prompt, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
     } else {
         Chain::default()
     };
     Wanted { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
-/// Takes the request from what its client may use.
-fn take(app: &App, client: &Client, demand: &Demand, record: &mut Record) -> Result<(), Error> {
+/// Takes the request from what its client may use; returns whether the client's tokens are limited.
+fn take(app: &App, client: &Client, demand: &Demand, record: &mut Record) -> Result<bool, Error> {
     let settings = app.settings();
     let rates = Rates { requests_per_minute: settings.key_requests, tokens_per_minute: settings.key_tokens };
     let tokens = demand.prompt_tokens.saturating_add(demand.output_tokens.saturating_mul(demand.sequences));
     app.access().take(client, rates, tokens)?;
-    record.taken(tokens);
-    Ok(())
+    record.taken(tokens, demand);
+    Ok(rates.tokens_per_minute.is_some())
 }

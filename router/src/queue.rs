@@ -62,6 +62,8 @@ pub struct Waiter {
     pub class: Class,
     /// Tokens of its prompt, as estimated.
     pub tokens: u32,
+    /// When it arrived at the router: a request that comes back to the queue has its former place.
+    pub arrived: Instant,
     /// When its client has no more use for an answer, if it said.
     pub deadline: Option<Instant>,
 }
@@ -129,7 +131,7 @@ impl Queue {
         self.next += 1;
         let deadline = now + wait_max;
         let deadline = waiter.deadline.map_or(deadline, |wanted| wanted.min(deadline));
-        let rank = now + class_step * waiter.class as u32;
+        let rank = waiter.arrived + class_step * waiter.class as u32;
         self.entries.insert(ticket, Entry { waiter, since: now, rank, deadline });
         self.order.insert((rank, ticket));
         self.deadlines.insert((deadline, ticket));
@@ -141,6 +143,17 @@ impl Queue {
     #[must_use]
     pub fn head(&self) -> Option<Ticket> {
         self.order.first().map(|&(_, ticket)| ticket)
+    }
+
+    /// The first `count` requests in the order of service.
+    pub fn upcoming(&self, count: usize) -> impl Iterator<Item = Ticket> {
+        self.order.iter().take(count).map(|&(_, ticket)| ticket)
+    }
+
+    /// Whether a request is among the first `count`.
+    #[must_use]
+    pub fn is_upcoming(&self, ticket: Ticket, count: usize) -> bool {
+        self.upcoming(count).any(|upcoming| upcoming == ticket)
     }
 
     /// Takes a request out to be sent, and returns how long it waited; `None` if it is not there any more.
@@ -214,9 +227,11 @@ impl Queue {
     }
 }
 
-/// The least that is told to a client that is to come again.
+/// The least `Retry-After` that a client is given.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// The most.
+/// Greatest `Retry-After` of a request that finds the queue full or waits too long in it.
+///
+/// Beyond it: the header has this value even if the wait may be longer.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// How fast the queue empties, over the time in which there was something in it.

@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
+use proto::replica_token::ReplicaTokenFile;
 use proto::v1alpha1::{Load, State};
 use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_64;
@@ -18,9 +19,14 @@ use crate::fleet::Fleet;
 use crate::ledger::{Ledger, Observed};
 use crate::prefix::PrefixIndex;
 
-/// Most models that are known at a time, those included that no replica serves any more.
+/// Number of models that the router knows, including those that no replica serves any more.
+///
+/// Beyond it: models without a replica are forgotten; if that is not enough, the new model is not served: 404,
+/// `model_not_found`.
 pub const MODELS_MAX: usize = 4096;
-/// Most models of one replica; further ones are ignored.
+/// Number of models of one replica.
+///
+/// Beyond it: further models of the replica are ignored.
 const REPLICA_MODELS_MAX: usize = 64;
 
 /// One replica.
@@ -47,10 +53,18 @@ pub struct Replica {
     /// The number in the names of what it keeps; 0 if it keeps nothing, or has not said.
     keeper: AtomicU64,
     told: Mutex<Told>,
+    /// The models it serves, for those who look for requests that wait for it.
+    fleets: ArcSwap<Vec<Weak<Fleet>>>,
     /// When the last report came, in milliseconds after `since`; [`NEVER`] before the first.
     reported: AtomicU64,
+    /// When it was last seen to compute something, in milliseconds after `since`; [`NEVER`] before that.
+    progressed: AtomicU64,
     since: Instant,
     is_removed: AtomicBool,
+    is_reserved: AtomicBool,
+    is_draining: AtomicBool,
+    /// Whether the models that it reported can be looked up: reports arrive while requests look up models.
+    is_listed: AtomicBool,
 }
 
 /// No report has come.
@@ -86,9 +100,14 @@ impl Replica {
             failed: AtomicU64::new(0),
             keeper: AtomicU64::new(0),
             told: Mutex::default(),
+            fleets: ArcSwap::default(),
             reported: AtomicU64::new(NEVER),
+            progressed: AtomicU64::new(NEVER),
             since: Instant::now(),
             is_removed: AtomicBool::new(false),
+            is_reserved: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            is_listed: AtomicBool::new(false),
             found,
         })
     }
@@ -103,17 +122,78 @@ impl Replica {
         self.is_removed.load(Ordering::Relaxed)
     }
 
-    /// Whether it used to report and has been silent for `limit` although it is still wanted.
+    /// Whether it used to report and has been silent for `limit` although it should report. A replica that leaves
+    /// finishes its requests, and its reports may end before them: that nobody listens to them any more, or that it
+    /// stops to send them, says nothing about the requests.
     pub fn hangs(&self, now: Instant, limit: Duration) -> bool {
         let reported = self.reported.load(Ordering::Relaxed);
         reported != NEVER
+            && !self.is_removed()
+            && !self.is_draining.load(Ordering::Relaxed)
             && now.saturating_duration_since(self.since + Duration::from_millis(reported)) >= limit
     }
 
     fn has_reported(&self, now: Instant) {
-        let after = now.saturating_duration_since(self.since).as_millis();
-        self.reported.store(u64::try_from(after).unwrap_or(NEVER - 1), Ordering::Relaxed);
+        self.reported.store(self.millis(now), Ordering::Relaxed);
     }
+
+    /// Notes that it computes: an answer of it began, or its reported figures changed.
+    pub(crate) fn has_progressed(&self, now: Instant) {
+        self.progressed.store(self.millis(now), Ordering::Relaxed);
+    }
+
+    /// Whether it was seen to compute something after `moment`. A replica that did is not broken, however long one
+    /// of its requests takes.
+    #[must_use]
+    pub fn has_progressed_since(&self, moment: Instant) -> bool {
+        let progressed = self.progressed.load(Ordering::Relaxed);
+        progressed != NEVER && progressed > self.millis(moment)
+    }
+
+    fn millis(&self, moment: Instant) -> u64 {
+        let after = moment.saturating_duration_since(self.since).as_millis();
+        u64::try_from(after).unwrap_or(NEVER - 1)
+    }
+
+    /// The models it serves.
+    pub(crate) fn fleets(&self) -> impl Iterator<Item = Arc<Fleet>> + use<> {
+        let fleets = self.fleets.load_full();
+        (0..fleets.len()).filter_map(move |index| fleets[index].upgrade())
+    }
+
+    /// Whether its room is reserved for a request that has waited too long.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        self.is_reserved.load(Ordering::Relaxed)
+    }
+
+    /// Reserves its room for one request, unless it is reserved already.
+    pub(crate) fn reserve(self: &Arc<Self>) -> Option<Reservation> {
+        let was_reserved = self.is_reserved.swap(true, Ordering::Relaxed);
+        (!was_reserved).then(|| Reservation(Arc::clone(self)))
+    }
+}
+
+/// A replica whose room is reserved. Dropping it ends the reservation.
+#[derive(Debug)]
+pub(crate) struct Reservation(Arc<Replica>);
+
+impl Reservation {
+    pub(crate) fn replica(&self) -> &Arc<Replica> {
+        &self.0
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.0.is_reserved.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Whether the figures of two reports show that the replica computed something in between.
+fn shows_progress(before: &Load, after: &Load) -> bool {
+    let figures = |load: &Load| (load.running, load.waiting, load.uncomputed_tokens, load.blocks_active);
+    figures(before) != figures(after)
 }
 
 /// The same for the same address, whatever happens to the process there.
@@ -139,6 +219,8 @@ pub struct Replicas {
     /// One at a time changes the two.
     writing: Mutex<()>,
     changes: watch::Sender<u64>,
+    /// The tokens by which replicas recognize this router, if they need any.
+    token_file: OnceLock<ReplicaTokenFile>,
 }
 
 impl Replicas {
@@ -151,6 +233,25 @@ impl Replicas {
             fleets: ArcSwap::default(),
             writing: Mutex::default(),
             changes: watch::Sender::new(0),
+            token_file: OnceLock::new(),
+        }
+    }
+
+    /// Sets the file with the tokens by which replicas recognize this router. A second call has no effect.
+    pub fn set_token_file(&self, file: ReplicaTokenFile) {
+        let _ = self.token_file.set(file);
+    }
+
+    /// The file with the tokens by which replicas recognize this router, if there is one.
+    #[must_use]
+    pub fn token_file(&self) -> Option<&ReplicaTokenFile> {
+        self.token_file.get()
+    }
+
+    /// Adds to the headers of a request or call to a replica what shows that it comes from this router.
+    pub fn authenticate(&self, headers: &mut HeaderMap) {
+        if let Some(file) = self.token_file() {
+            file.tokens().add_to(headers);
         }
     }
 
@@ -173,7 +274,10 @@ impl Replicas {
     /// The replica that keeps what has this number in its name.
     pub fn keeper(&self, keeper: u64) -> Option<Arc<Replica>> {
         let all = self.all.load();
-        all.iter().find(|replica| keeper != 0 && replica.keeper.load(Ordering::Relaxed) == keeper).cloned()
+        let keeps = |replica: &&Arc<Replica>| {
+            replica.is_listed.load(Ordering::Acquire) && replica.keeper.load(Ordering::Relaxed) == keeper
+        };
+        all.iter().find(|replica| keeper != 0 && keeps(replica)).cloned()
     }
 
     /// A model that a replica serves.
@@ -200,7 +304,7 @@ impl Replicas {
     /// Whether every replica has said what it serves, so that a model unknown now is one that is not served.
     pub fn are_known(&self) -> bool {
         let all = self.all.load();
-        !all.is_empty() && all.iter().all(|replica| !replica.told().models.is_empty())
+        !all.is_empty() && all.iter().all(|replica| replica.is_listed.load(Ordering::Acquire))
     }
 
     /// Tells of replicas that come, go, or begin to serve.
@@ -258,12 +362,16 @@ impl Replicas {
             prefixes.trim(blocks.saturating_add(usize::try_from(to_come).unwrap_or(usize::MAX)));
         }
         replica.keeper.store(load.keeper, Ordering::Relaxed);
+        replica.is_draining.store(load.state() == State::Draining, Ordering::Relaxed);
         let mut told = replica.told();
         let serves = |load: &Load| load.state() == State::Serving;
         let models = &load.models[..load.models.len().min(REPLICA_MODELS_MAX)];
         let is_routing = told.models != models || serves(&told.load) != serves(&load);
         if told.models != models {
             told.models = models.to_vec();
+        }
+        if shows_progress(&told.load, &load) {
+            replica.has_progressed(now);
         }
         told.load = load;
         drop(told);
@@ -322,7 +430,17 @@ impl Replicas {
             let fleet = fleets.entry(model.clone()).or_insert_with(|| Arc::new(Fleet::new(model)));
             fleet.set_replicas(replicas);
         }
+        let mut listed = Vec::new();
+        for replica in self.all.load().iter() {
+            let models = replica.told().models.clone();
+            let served = models.iter().filter_map(|model| fleets.get(model)).map(Arc::downgrade);
+            replica.fleets.store(Arc::new(served.collect()));
+            listed.push((Arc::clone(replica), !models.is_empty()));
+        }
         self.fleets.store(Arc::new(fleets));
+        for (replica, has_models) in listed {
+            replica.is_listed.store(has_models, Ordering::Release);
+        }
     }
 }
 
@@ -335,7 +453,8 @@ mod tests {
     use super::*;
 
     fn found(port: u16) -> Found {
-        Found { http: SocketAddr::from(([127, 0, 0, 1], port)), grpc: None, name: format!("r{port}") }
+        let http = SocketAddr::from(([127, 0, 0, 1], port));
+        Found { http, grpc: None, name: format!("r{port}"), pod: None }
     }
 
     fn load(epoch: u64, report: u64, models: &[&str]) -> Load {
@@ -362,6 +481,27 @@ mod tests {
     }
 
     #[test]
+    fn a_replica_that_leaves_does_not_hang_though_it_reports_no_more() {
+        let limit = Duration::from_secs(10);
+        let replicas = Replicas::new(1);
+        let (new, _) = replicas.update(&[found(1), found(2)]);
+        let (draining, removed) = (&new[0], &new[1]);
+        let now = Instant::now();
+        assert!(!draining.hangs(now + limit, limit), "it never reported");
+        for replica in &new {
+            replicas.observe(replica, load(1, 1, &["a"]), now).unwrap();
+            assert!(!replica.hangs(now + limit / 2, limit) && replica.hangs(now + limit, limit));
+        }
+        let drains = Load { state: State::Draining.into(), ..load(1, 2, &["a"]) };
+        replicas.observe(draining, drains, now).unwrap();
+        replicas.update(&[found(1)]);
+        assert!(!draining.hangs(now + limit, limit) && !removed.hangs(now + limit, limit));
+        // Another process in its place serves again.
+        replicas.observe(draining, load(2, 1, &["a"]), now).unwrap();
+        assert!(draining.hangs(now + limit, limit));
+    }
+
+    #[test]
     fn what_is_kept_is_found_where_it_is_kept_and_not_when_another_process_is_there() {
         let replicas = Replicas::new(1);
         let (new, _) = replicas.update(&[found(1), found(2)]);
@@ -376,6 +516,54 @@ mod tests {
         assert!(replicas.keeper(7).is_none() && replicas.keeper(9).is_some());
         replicas.update(&[found(2)]);
         assert!(replicas.keeper(9).is_none(), "it is gone");
+    }
+
+    #[test]
+    fn a_replica_that_can_be_found_by_what_it_stores_can_be_found_by_its_model() {
+        for _ in 0..500 {
+            let replicas = Replicas::new(1);
+            let (new, _) = replicas.update(&[found(1)]);
+            std::thread::scope(|scope| {
+                let report = Load { keeper: 7, ..load(1, 1, &["a"]) };
+                scope.spawn(|| replicas.observe(&new[0], report, Instant::now()));
+                let stored = loop {
+                    let is_known = replicas.are_known();
+                    let stored = replicas.keeper(7);
+                    assert!(!is_known || stored.is_some() && replicas.fleet("a").is_some());
+                    if let Some(stored) = stored {
+                        break stored;
+                    }
+                };
+                assert!(replicas.fleet_of(&stored).is_some());
+            });
+        }
+    }
+
+    #[test]
+    fn a_replica_makes_progress_when_its_figures_change_and_not_by_reporting_alone() {
+        let replicas = Replicas::new(1);
+        let (new, _) = replicas.update(&[found(1)]);
+        let (replica, sent) = (&new[0], Instant::now());
+        let report = |number, uncomputed_tokens, seconds| {
+            let load = Load { uncomputed_tokens, running: 1, ..load(1, number, &["a"]) };
+            replicas.observe(replica, load, sent + Duration::from_secs(seconds)).unwrap();
+        };
+        assert!(!replica.has_progressed_since(sent));
+        report(1, 9000, 1);
+        report(2, 8000, 2);
+        report(3, 8000, 3);
+        assert!(replica.has_progressed_since(sent));
+        assert!(!replica.has_progressed_since(sent + Duration::from_secs(2)), "its engine stands still");
+    }
+
+    #[test]
+    fn a_replica_is_reserved_for_one_request_at_a_time() {
+        let replicas = Replicas::new(1);
+        let (new, _) = replicas.update(&[found(1)]);
+        let reservation = new[0].reserve().unwrap();
+        assert!(new[0].is_reserved() && new[0].reserve().is_none());
+        drop(reservation);
+        assert!(!new[0].is_reserved());
     }
 
     #[test]

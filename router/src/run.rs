@@ -5,6 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
+use futures_util::future::join_all;
+use proto::replica_token::ReplicaTokenFile;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -14,7 +17,7 @@ use crate::app::App;
 use crate::args::Args;
 use crate::config::{self, CommandLine};
 use crate::discovery::{self, Sources};
-use crate::listen::{self, Threads};
+use crate::listen::{self, Surface, Threads};
 use crate::trace::Tracer;
 use crate::{load, telemetry};
 
@@ -50,7 +53,12 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         bail!("no replicas: give --replica, --replicas-dns or --replicas-service");
     }
     let mut signals = Signals::new()?;
-    let listener = listen::bind(args.host, args.port).await?;
+    let listener = listen::bind(args.host, args.port)?;
+    let beside = [(Surface::Admin, args.admin_port), (Surface::Grpc, args.grpc_port)];
+    let beside = beside.into_iter().filter_map(|(surface, port)| Some((surface, port?)));
+    let beside: anyhow::Result<Vec<_>> =
+        beside.map(|(surface, port)| Ok((surface, listen::bind(args.host, port)?))).collect();
+    let beside = beside?;
     let threads = match args.threads {
         Some(threads) => threads as usize,
         None => std::thread::available_parallelism().map_or(1, usize::from),
@@ -61,10 +69,24 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     let (sources, wanted) = watch::channel(Sources::of(&args));
     let app = App::new(args, tracer);
     files.read_keys(&app)?;
-    tracing::info!("listening on http://{}", listener.local_addr()?);
+    if let Some(path) = &app.settings().replica_token_file {
+        app.dispatch().replicas.set_token_file(ReplicaTokenFile::open(path)?);
+    }
+    let address_of =
+        |wanted| beside.iter().find(|(surface, _)| *surface == wanted).map(|(_, port)| port.local_addr());
+    let http = listener.local_addr()?;
+    match address_of(Surface::Grpc).transpose()? {
+        Some(grpc) => tracing::info!("listening on http://{http}, gRPC on {grpc}"),
+        None => tracing::info!("listening on http://{http}"),
+    }
+    if let Some(admin) = address_of(Surface::Admin).transpose()? {
+        tracing::info!("metrics and probes on {admin}");
+    }
 
     let stop = CancellationToken::new();
-    let mut threads = Threads::start(&app, threads, &stop)?;
+    let mut threads = Threads::start(&app, Surface::Api, threads, &stop)?;
+    let beside = Beside::start(&app, beside)?;
+    let mut beside_runs = std::pin::pin!(beside.run());
     let mut services = JoinSet::new();
     let (found, replicas) = watch::channel(Vec::new());
     services.spawn(discovery::run(wanted, found));
@@ -73,6 +95,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     services.spawn(tell_ready(app.clone()));
     tokio::select! {
         () = threads.accept(listener, connections_max, &stop) => {}
+        () = &mut beside_runs => {}
         () = signals.next() => {}
         Some(ended) = services.join_next() => {
             return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a part of the router ended")));
@@ -80,13 +103,49 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     }
     app.stop();
     stop.cancel();
-    let outcome = drain(&app, &mut threads, drain_timeout, &mut signals).await;
+    // Probes are answered until the end.
+    let outcome = tokio::select! {
+        outcome = drain(&app, &mut threads, drain_timeout, &mut signals) => outcome,
+        () = &mut beside_runs => Ok(()),
+    };
     threads.cut_off();
     // It blocks, and what it sends goes through this thread's runtime.
     tokio::task::spawn_blocking(move || app.tracer().map(Tracer::flush))
         .await
         .context("failed to send spans")?;
     outcome
+}
+
+/// Number of open connections to the port given by `--admin-port`, and to the one given by `--grpc-port`.
+///
+/// Beyond it: further connections wait, and connections without a request are closed after one second to make room
+/// for them.
+const BESIDE_CONNECTIONS_MAX: usize = 64;
+
+/// The ports beside the API's, each with a thread and connections of its own.
+struct Beside {
+    listeners: Vec<(TcpListener, Threads)>,
+    stop: CancellationToken,
+}
+
+impl Beside {
+    fn start(app: &App, listeners: Vec<(Surface, TcpListener)>) -> anyhow::Result<Self> {
+        let stop = CancellationToken::new();
+        let start = |(surface, listener): (Surface, TcpListener)| {
+            Ok((listener, Threads::start(app, surface, 1, &stop)?))
+        };
+        let listeners: anyhow::Result<_> = listeners.into_iter().map(start).collect();
+        Ok(Self { listeners: listeners?, stop })
+    }
+
+    /// Accepts connections for as long as it is polled.
+    async fn run(self) {
+        let Self { listeners, stop } = self;
+        let (listeners, threads): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
+        let accept = |(listener, threads)| Threads::accept(threads, listener, BESIDE_CONNECTIONS_MAX, &stop);
+        join_all(listeners.into_iter().zip(&threads).map(accept)).await;
+        std::future::pending().await
+    }
 }
 
 impl Sources {
@@ -146,7 +205,7 @@ impl Files {
         let keys =
             app.access().read(&path).with_context(|| format!("failed to read keys of {}", path.display()))?;
         self.keys = config::read(&path).ok();
-        tracing::info!(keys, "only requests with a key are served");
+        tell_keys(keys);
         Ok(())
     }
 
@@ -174,6 +233,7 @@ impl Files {
 async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources>) {
     loop {
         tokio::time::sleep(FILES_INTERVAL).await;
+        reload_token(&app);
         let (config, keys) = {
             let settings = app.settings();
             (settings.config.clone(), settings.api_keys.clone())
@@ -206,7 +266,7 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
             && Files::changed(&mut files.keys, &path).is_some()
         {
             match app.access().read(&path) {
-                Ok(keys) => tracing::info!(keys, "the API keys have changed"),
+                Ok(keys) => tell_keys(keys),
                 Err(error) => {
                     let error = anyhow::Error::from(error);
                     tracing::error!(
@@ -219,12 +279,37 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
     }
 }
 
+/// Reads the file of replica tokens again.
+fn reload_token(app: &App) {
+    let Some(file) = app.dispatch().replicas.token_file() else { return };
+    match file.reload() {
+        Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
+        Ok(None) => {}
+        Err(error) => {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            tracing::error!(error, "failed to reload the replica token: the previous one stays in effect");
+        }
+    }
+}
+
+/// Says how many keys are valid, and warns if that is none.
+fn tell_keys(keys: usize) {
+    if keys == 0 {
+        tracing::warn!("the file of API keys has no key: every request is refused");
+    } else {
+        tracing::info!(keys, "only requests with a key are served");
+    }
+}
+
 /// Says which changes have to wait for the next start.
 fn tell_fixed(present: &Args, wanted: &Args) {
     let differs = [
         ("host", present.host != wanted.host),
         ("port", present.port != wanted.port),
+        ("admin-port", present.admin_port != wanted.admin_port),
+        ("grpc-port", present.grpc_port != wanted.grpc_port),
         ("threads", present.threads != wanted.threads),
+        ("replica-token-file", present.replica_token_file != wanted.replica_token_file),
         ("max-header-bytes", present.max_header_bytes != wanted.max_header_bytes),
         ("max-connections", present.max_connections != wanted.max_connections),
         ("drain-timeout", present.drain_timeout != wanted.drain_timeout),

@@ -54,7 +54,7 @@ fn the_metrics_are_described() {
     let args = Args::try_parse_from(["router"]).expect("no option is required");
     let app = App::new(args, None);
     // A family shows itself once it has a member.
-    let found = Found { http: ([127, 0, 0, 1], 1).into(), grpc: None, name: "replica".to_owned() };
+    let found = Found { http: ([127, 0, 0, 1], 1).into(), grpc: None, name: "replica".to_owned(), pod: None };
     let (new, _) = app.dispatch().replicas.update(&[found]);
     app.dispatch().replicas.observe(&new[0], Load { report: 1, ..Load::default() }, Instant::now());
     app.metrics().count("models", "ok", http::StatusCode::OK);

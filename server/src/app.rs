@@ -3,14 +3,15 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use server_engine::EngineHandle;
 
 use crate::dispatches::Dispatches;
-use crate::error::Error;
+use crate::error::{Error, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
-use crate::limits::{Admission, Limits};
+use crate::limits::{Admission, ByteBudget, Limits, Preparations, STORED_OBJECT_REQUESTS_MAX};
 use crate::metrics::Metrics;
 use crate::mix::mix;
 use crate::model::Model;
@@ -27,6 +28,10 @@ struct Inner {
     requests: AtomicU64,
     limits: Limits,
     admission: Admission,
+    /// The bytes of all bodies that are in memory.
+    body_bytes: Arc<ByteBudget>,
+    preparations: Preparations,
+    stored_objects: Admission,
     lifecycle: Lifecycle,
     metrics: Metrics,
     dispatches: Dispatches,
@@ -69,6 +74,9 @@ impl App {
             epoch: RandomState::new().hash_one("epoch").max(1),
             requests: AtomicU64::new(0),
             admission: Admission::new(limits.requests_max),
+            body_bytes: ByteBudget::new(limits.buffered_body_bytes_max),
+            preparations: Preparations::of_this_machine(),
+            stored_objects: Admission::new(STORED_OBJECT_REQUESTS_MAX),
             limits,
             lifecycle: Lifecycle::default(),
             metrics,
@@ -118,6 +126,29 @@ impl App {
 
     pub(crate) fn admission(&self) -> &Admission {
         &self.0.admission
+    }
+
+    pub(crate) fn body_bytes(&self) -> &Arc<ByteBudget> {
+        &self.0.body_bytes
+    }
+
+    pub(crate) fn preparations(&self) -> &Preparations {
+        &self.0.preparations
+    }
+
+    /// The refusal of a request for lack of something that all requests share.
+    pub(crate) fn overloaded(&self, resource: Resource) -> Error {
+        let limit = match resource {
+            Resource::BodyBytes => format!("{} bytes", self.0.body_bytes.bytes_max()),
+            Resource::Preparation => self.0.preparations.to_string(),
+        };
+        let retry_after = self.0.admission.retry_after(Instant::now());
+        Error::Overloaded { resource, limit, retry_after }
+    }
+
+    /// Admits requests about stored objects.
+    pub(crate) fn stored_objects(&self) -> &Admission {
+        &self.0.stored_objects
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -2,6 +2,7 @@
 //! text and the reference in the documentation.
 
 mod adapter;
+mod limits;
 mod parsers;
 mod sim;
 mod sleep;
@@ -17,6 +18,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use server_parsers::{ReasoningFormat, ToolFormat};
 
 pub use adapter::NamedAdapter;
+pub use limits::LimitArgs;
 pub use parsers::ParserChoice;
 pub use sim::SimArgs;
 pub use sleep::SleepArgs;
@@ -73,7 +75,8 @@ pub struct Args {
     )]
     pub tool_parser: ParserChoice<ToolFormat>,
 
-    /// How the model writes its reasoning: auto, none, qwen3, deepseek, gptoss, gemma4, minicpm5 or granite.
+    /// How the model writes its reasoning: auto, none, qwen3, deepseek, gptoss, gemma4, minicpm5, granite or
+    /// mistral.
     ///
     /// auto tells it by the chat template. With none reasoning is text.
     #[arg(
@@ -97,6 +100,21 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
+    /// A port for `/metrics`, `/v2/health/live` and `/v2/health/ready` alone, on the same host. 0 takes any free one.
+    ///
+    /// Connections to it are not counted in --max-connections, so that probes and scrapes are answered whatever clients
+    /// do. The API's port serves these paths as well. Default: no such port.
+    #[arg(long, env = "OVFLEET_ADMIN_PORT", value_name = "PORT", help_heading = "Network")]
+    pub admin_port: Option<u16>,
+
+    /// A file with the replica token: requests to the API and load reports need it, so that only routers reach them.
+    ///
+    /// The file has one token per line, 16 to 256 letters, digits and -._~+/=, each of which is accepted. It is read again
+    /// when it changes. Routers get the same file with the same flag. The admin port needs no token. Default: no token
+    /// is needed.
+    #[arg(long, env = "OVFLEET_REPLICA_TOKEN_FILE", value_name = "PATH", help_heading = "Network")]
+    pub replica_token_file: Option<PathBuf>,
+
     /// What computes: the OpenVINO runtime, or a simulator that answers gibberish at a set speed.
     #[arg(long, env = "OVFLEET_BACKEND", value_enum, default_value = "openvino", help_heading = "Engine")]
     pub backend: Backend,
@@ -112,10 +130,13 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_NUMA_NODE", value_name = "NUMBER", help_heading = "Engine")]
     pub numa_node: Option<u32>,
 
-    /// Bytes of the KV cache, e.g. 2GiB; with --draft-model of both models' caches together.
+    /// Size of the KV cache. Accepts a unit, such as 2GiB. With --draft-model it covers the caches of both models.
     ///
-    /// Default: half of the memory that is free once the model is loaded, but no more than --max-num-seqs
-    /// sequences of the greatest length need.
+    /// Default: half of the memory that is free once the model is loaded, but no more than --max-num-seqs sequences
+    /// of the maximum length need.
+    ///
+    /// Beyond it: cached prefixes are evicted first; then waiting sequences are not started, and the youngest running
+    /// sequences are preempted and computed again later.
     #[arg(long, env = "OVFLEET_KV_CACHE_SIZE", value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
@@ -150,7 +171,10 @@ pub struct Args {
     )]
     pub plugin_config: Vec<Properties>,
 
-    /// Most sequences that run at once.
+    /// Number of sequences that run at the same time.
+    ///
+    /// Beyond it: further sequences wait; a request that alone has more sequences gets 400,
+    /// `integer_above_max_value`.
     #[arg(
         long,
         env = "OVFLEET_MAX_NUM_SEQS",
@@ -161,7 +185,9 @@ pub struct Args {
     )]
     pub max_num_seqs: u32,
 
-    /// Most tokens computed in one step. A longer prompt is computed in chunks.
+    /// Number of tokens computed in one step.
+    ///
+    /// Beyond it: the rest of a prompt is computed in the following steps.
     #[arg(
         long,
         env = "OVFLEET_MAX_BATCHED_TOKENS",
@@ -172,9 +198,11 @@ pub struct Args {
     )]
     pub max_batched_tokens: u32,
 
-    /// Most tokens computed in one step in which sequences generate while there are prompts to compute: less
-    /// makes for smaller gaps in what they stream, more computes long prompts faster. Where several prompts wait for
-    /// each sequence that generates, the step is so many times as large.
+    /// Number of tokens computed in one step that both generates tokens and computes prompts. A lower value shortens
+    /// the pauses between streamed tokens; a higher value computes long prompts faster. If several prompts wait for
+    /// each generating sequence, the step may be that many times as large.
+    ///
+    /// Beyond it: the rest of the prompts is computed in the following steps.
     #[arg(
         long,
         env = "OVFLEET_MAX_CHUNK_TOKENS",
@@ -209,9 +237,11 @@ pub struct Args {
     )]
     pub sparse_attention: Option<f32>,
 
-    /// Most tokens of a sequence that stay in the KV cache while it generates, whole blocks of them: long ones leave the blocks that
-    /// their last tokens gave the least weight to, so that they go on faster and others have room. What follows is not exact any
-    /// more, nor found by later prompts. At least four blocks. Default: all stay
+    /// Number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The minimum
+    /// is four blocks. Eviction makes long sequences faster and leaves room for others, but their output is no longer
+    /// exact, and later prompts cannot reuse their blocks. Default: all tokens stay.
+    ///
+    /// Beyond it: the blocks to which the latest tokens paid the least attention are evicted.
     #[arg(
         long,
         env = "OVFLEET_KV_EVICTION_TOKENS",
@@ -221,8 +251,10 @@ pub struct Args {
     )]
     pub kv_eviction_tokens: Option<u32>,
 
-    /// Most tokens of a prompt and its answer together. Default: what the model was made for, or what the
-    /// KV cache holds if that is less.
+    /// Number of tokens of a prompt and its completion together. Default: the context length of the model, or what
+    /// the KV cache holds if that is less.
+    ///
+    /// Beyond it: 400, `context_length_exceeded`.
     #[arg(
         long,
         env = "OVFLEET_MAX_MODEL_LEN",
@@ -250,74 +282,11 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_DRAFT_MODEL", value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
 
-    /// Requests in work at once; further ones are refused with 429.
-    #[arg(
-        long,
-        env = "OVFLEET_MAX_CONCURRENT_REQUESTS",
-        value_name = "COUNT",
-        default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
-        help_heading = "Limits"
-    )]
-    pub max_concurrent_requests: u32,
-
-    /// Sequences that wait to be started; requests beyond are refused with 429.
-    #[arg(
-        long,
-        env = "OVFLEET_MAX_QUEUE",
-        value_name = "COUNT",
-        default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
-        help_heading = "Limits"
-    )]
-    pub max_queue: u32,
-
-    /// Bytes of a request's body, e.g. 4MiB; larger ones are refused with 413.
-    #[arg(
-        long,
-        env = "OVFLEET_MAX_BODY_BYTES",
-        value_name = "SIZE",
-        default_value = "8MiB",
-        help_heading = "Limits"
-    )]
-    pub max_body_bytes: ByteSize,
-
-    /// Open HTTP connections; further ones wait.
-    #[arg(
-        long,
-        env = "OVFLEET_MAX_CONNECTIONS",
-        value_name = "COUNT",
-        default_value_t = 4096,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
-        help_heading = "Limits"
-    )]
-    pub max_connections: u32,
-
-    /// Time a client may take to send the head of a request, and again for its body.
-    #[arg(
-        long,
-        env = "OVFLEET_READ_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration,
-        help_heading = "Limits"
-    )]
-    pub read_timeout: Duration,
-
-    /// Time in which requests are finished after SIGTERM or SIGINT, before they are cut off.
-    #[arg(
-        long,
-        env = "OVFLEET_DRAIN_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration,
-        help_heading = "Limits"
-    )]
-    pub drain_timeout: Duration,
-
-    /// Tell errors as OVMS does, `{"error": "what is wrong"}`, to clients that read a string there.
+    /// Follow OVMS's rules where they differ from OpenAI's, for clients that were written for OVMS.
     ///
-    /// In streams too. Statuses stay as they are, and so do the events of responses.
+    /// Errors are `{"error": "what is wrong"}`, in streams too; statuses and the events of responses stay as they are.
+    /// Completions without `max_tokens` run to the end of the text, `best_of` alone searches beams, a message may lack
+    /// its content, `/v3/v1/` and a trailing slash are accepted, and `/v1/config` and `/v2/models/{name}/ready` answer.
     #[arg(long, env = "OVFLEET_OVMS_COMPAT", help_heading = "Network")]
     pub ovms_compat: bool,
 
@@ -329,6 +298,10 @@ pub struct Args {
     /// How logs are written, to standard error.
     #[arg(long, env = "OVFLEET_LOG_FORMAT", value_enum, default_value = "text", help_heading = "Logs")]
     pub log_format: LogFormat,
+
+    /// How much the server takes on.
+    #[command(flatten)]
+    pub limits: LimitArgs,
 
     /// Where blocks go that the KV cache gives up.
     #[command(flatten)]

@@ -16,6 +16,7 @@ use server_text::{LoadOptions, ModelText, RenderInput, TextSource};
 
 use crate::app::Serving;
 use crate::args::{Backend, NamedAdapter, Properties, SimArgs, Unpack, WeightsForm};
+use crate::compat::ApiRules;
 use crate::metrics::Metrics;
 use crate::model::{Model, name_of};
 
@@ -43,9 +44,12 @@ pub(crate) struct Config {
     pub(crate) prefix_caching: bool,
     pub(crate) cached_tokens_max: Option<u32>,
     pub(crate) prompt_lookup: bool,
+    pub(crate) api_rules: ApiRules,
     pub(crate) draft_model: Option<PathBuf>,
     /// Where evicted blocks are kept, and the most bytes of them.
     pub(crate) spill: Option<(PathBuf, u64)>,
+    /// Bytes of memory for texts that are being tokenized.
+    pub(crate) tokenizer_memory: usize,
 }
 
 /// What only the OpenVINO runtime wants to know.
@@ -131,8 +135,10 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     let mut model = Model::new(config.names(), text, &computed)
         .with_formats(config.tool_format, config.reasoning_format)?
-        .with_adapters(config.adapters.clone());
+        .with_adapters(config.adapters.clone())
+        .with_tokenizer_memory(config.tokenizer_memory);
     model.prompt_lookup = config.prompt_lookup;
+    model.api_rules = config.api_rules;
     tracing::info!(
         model = model.name(),
         adapters = config.adapters.len(),

@@ -3,17 +3,21 @@
 //!
 //! A request is included once the engine has taken it; one that was refused on the way is included at once,
 //! as there is nothing of it in any figure. What is remembered is bounded; what is forgotten first is what is
-//! told already.
+//! told already. A router is remembered for as long as it listens, and for some time after, in case that it
+//! reconnects.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::HeaderMap;
 use proto::v1alpha1::{DispatchRange, Dispatches as Told};
 
 /// The header by which a router numbers a request.
 const HEADER: &str = "x-ovfleet-dispatch";
-/// Routers that are listened to; of more, the one that has listened longest is forgotten.
-const ROUTERS_MAX: usize = 64;
+/// Number of disconnected routers whose dispatches the server remembers. The number of connected routers is limited
+/// by the number of open streams.
+///
+/// Beyond it: the router that disconnected first is forgotten.
+const DEPARTED_MAX: usize = 64;
 /// Ranges remembered of a router, the highest ones.
 const RANGES_MAX: usize = 256;
 /// Requests that the engine is about to take, of one router; of more, the first count as taken.
@@ -39,14 +43,24 @@ impl Dispatch {
     }
 }
 
-/// The dispatches of all routers that listen.
-#[derive(Debug, Default)]
-pub(crate) struct Dispatches(Mutex<Vec<Router>>);
+/// The dispatches of all routers that listen. Clones are of the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dispatches(Arc<Mutex<Vec<Router>>>);
+
+/// A router listens for as long as this lives.
+#[derive(Debug)]
+#[must_use = "a router that does not listen any more is forgotten in time"]
+pub(crate) struct Listening {
+    dispatches: Dispatches,
+    router: u64,
+}
 
 /// Those of one router.
 #[derive(Debug, Default)]
 struct Router {
     router: u64,
+    /// Streams that it has open: after a broken connection there may be two for a while.
+    streams: usize,
     /// First and last; ascending, disjoint, not adjacent.
     included: Vec<(u64, u64)>,
     /// Numbers with the count of submissions by which the engine has taken each.
@@ -55,15 +69,32 @@ struct Router {
 
 impl Dispatches {
     /// A router listens from now on. Zero is none.
-    pub(crate) fn listen(&self, router: u64) {
+    pub(crate) fn listen(&self, router: u64) -> Listening {
+        if router != 0 {
+            let mut routers = self.lock();
+            match routers.iter_mut().find(|known| known.router == router) {
+                Some(known) => known.streams += 1,
+                None => routers.push(Router { router, streams: 1, ..Router::default() }),
+            }
+        }
+        Listening { dispatches: self.clone(), router }
+    }
+
+    fn leave(&self, router: u64) {
         let mut routers = self.lock();
-        if router == 0 || routers.iter().any(|known| known.router == router) {
+        let Some(index) = routers.iter().position(|known| known.router == router) else { return };
+        routers[index].streams -= 1;
+        if routers[index].streams > 0 {
             return;
         }
-        if routers.len() == ROUTERS_MAX {
-            routers.remove(0);
+        // Those that have left are in the order in which they did.
+        let departed = routers.remove(index);
+        routers.push(departed);
+        if routers.iter().filter(|known| known.streams == 0).count() > DEPARTED_MAX
+            && let Some(first) = routers.iter().position(|known| known.streams == 0)
+        {
+            routers.remove(first);
         }
-        routers.push(Router { router, ..Router::default() });
     }
 
     /// A request was handed to the engine, the last one by which the count of submissions became
@@ -109,6 +140,12 @@ impl Dispatches {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Router>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.dispatches.leave(self.router);
     }
 }
 
@@ -166,7 +203,7 @@ mod tests {
     #[test]
     fn what_the_engine_has_not_taken_is_not_told() {
         let dispatches = Dispatches::default();
-        dispatches.listen(7);
+        let _listening = dispatches.listen(7);
         let dispatch = |number| Dispatch { router: 7, number };
         dispatches.arrived(dispatch(1), Some(1));
         dispatches.arrived(dispatch(2), Some(2));
@@ -204,12 +241,32 @@ mod tests {
     }
 
     #[test]
+    fn a_router_that_listens_is_never_forgotten_and_one_that_has_left_may_come_back() {
+        let dispatches = Dispatches::default();
+        let first = dispatches.listen(1);
+        let _again = dispatches.listen(1);
+        dispatches.arrived(Dispatch { router: 1, number: 5 }, None);
+        let others: Vec<Listening> = (2..200).map(|router| dispatches.listen(router)).collect();
+        drop(first);
+        let knows = |router: u64| dispatches.told(router, |told| told.is_some());
+        assert!((1..200).all(knows), "they all listen");
+        drop(others);
+        for router in 1000..1010 {
+            drop(dispatches.listen(router));
+        }
+        assert!(knows(1) && knows(1009) && knows(199) && !knows(2));
+        let told = dispatches.told(1, |told| told.unwrap().ranges[0].first);
+        assert_eq!(told, 5);
+        assert!(!dispatches.told(0, |told| told.is_some()), "zero is no router");
+    }
+
+    #[test]
     fn what_is_remembered_is_bounded() {
         let dispatches = Dispatches::default();
         for router in 1..=1000 {
-            dispatches.listen(router);
+            drop(dispatches.listen(router));
         }
-        assert_eq!(dispatches.lock().len(), ROUTERS_MAX);
+        assert_eq!(dispatches.lock().len(), DEPARTED_MAX);
         let dispatch = |number| Dispatch { router: 1000, number };
         for number in 0..10_000 {
             dispatches.arrived(dispatch(2 * number), Some(u64::MAX));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use proto::replica_token;
 use server_engine::{Failure, Rejected, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, Malformed};
 
@@ -19,12 +20,21 @@ pub(crate) enum Error {
     Invalid { code: &'static str, param: String, message: String },
     /// Prompt and tokens asked for are more than the model takes.
     #[error("{message}")]
-    ContextLength { param: &'static str, message: String },
+    ContextLength { param: String, message: String },
     #[error("the model {0:?} is not served here")]
     UnknownModel(String),
     /// What a name refers to is not kept here, or no more.
     #[error("{message}")]
     NotKept { code: &'static str, param: Option<String>, message: String },
+    /// It has no replica token, or an unknown one.
+    #[error(
+        "this replica serves requests from its routers only, and the request has no valid replica token: send it to the \
+         router"
+    )]
+    Unauthenticated,
+    /// The request conforms to HTTP/1.1 in its syntax only.
+    #[error("{0}")]
+    MalformedHttp(&'static str),
     #[error("there is nothing at {0}")]
     UnknownPath(String),
     #[error("{path} does not take {method}")]
@@ -38,6 +48,9 @@ pub(crate) enum Error {
     TooManyRequests { limit: usize, retry_after: Duration },
     #[error("as many sequences wait as may, {limit}")]
     QueueFull { limit: u32, retry_after: Duration },
+    /// What all requests share before they reach the engine is used up.
+    #[error("{resource} (limit: {limit})")]
+    Overloaded { resource: Resource, limit: String, retry_after: Duration },
     #[error("the model is being loaded")]
     Starting,
     #[error("the server is shutting down")]
@@ -52,11 +65,33 @@ pub(crate) enum Error {
     Failed(Failure),
 }
 
+/// What requests share before they reach the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Resource {
+    #[error("the server holds too many bytes of request bodies")]
+    BodyBytes,
+    #[error("too many requests wait to be prepared")]
+    Preparation,
+}
+
+impl Resource {
+    fn code(self) -> &'static str {
+        match self {
+            Self::BodyBytes => "body_buffer_full",
+            Self::Preparation => "preparation_busy",
+        }
+    }
+}
+
 /// The code of a parameter that has to be there and is not.
 const MISSING: &str = "missing_required_parameter";
-/// Most characters of a message: of a name that a client gives, be it ever so long, the beginning says enough.
+/// Length of an error message in characters. Messages can repeat names from the request, however long.
+///
+/// Beyond it: the message is truncated and ends with `…`.
 const MESSAGE_MAX: usize = 1_000;
-/// Most characters of the parameter's path.
+/// Length of the parameter path in an error, in characters.
+///
+/// Beyond it: the path is truncated and ends with `…`.
 const PARAM_MAX: usize = 200;
 
 /// Time after which a client may ask a server that has no rates to go by.
@@ -103,6 +138,10 @@ impl Error {
             Self::NotKept { code, param, .. } => {
                 (StatusCode::NOT_FOUND, REQUEST, Some(code), param.as_deref())
             }
+            Self::Unauthenticated => {
+                (StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_replica_token"), None)
+            }
+            Self::MalformedHttp(_) => (StatusCode::BAD_REQUEST, REQUEST, Some("malformed_http"), None),
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url"), None),
             Self::Method { .. } => {
                 (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported"), None)
@@ -115,6 +154,9 @@ impl Error {
                 (StatusCode::TOO_MANY_REQUESTS, RATE, Some("too_many_requests"), None)
             }
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, Some("queue_full"), None),
+            Self::Overloaded { resource, .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, RATE, Some(resource.code()), None)
+            }
             Self::Busy => (StatusCode::CONFLICT, REQUEST, Some("requests_in_work"), None),
             Self::Starting => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("starting"), None),
             Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopping"), None),
@@ -123,6 +165,9 @@ impl Error {
             }
             Self::Failed(Failure::NoToken(_)) => {
                 (StatusCode::BAD_REQUEST, REQUEST, Some("no_token_left"), None)
+            }
+            Self::Failed(Failure::TooComplex(_)) => {
+                (StatusCode::BAD_REQUEST, REQUEST, Some("form_too_complex"), None)
             }
             Self::Failed(Failure::Wake(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
@@ -142,17 +187,21 @@ impl Error {
             Self::ContextLength { .. } => "too_long",
             Self::UnknownModel(_) => "unknown_model",
             Self::NotKept { .. } => "not_kept",
+            Self::Unauthenticated => "unauthenticated",
+            Self::MalformedHttp(_) => "malformed_http",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
             Self::Body(_) => "body_incomplete",
             Self::TooManyRequests { .. } => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",
+            Self::Overloaded { resource, .. } => resource.code(),
             Self::Starting => "starting",
             Self::Stopping => "stopping",
             Self::Busy => "busy",
             Self::Internal(_) => "internal",
             Self::Failed(Failure::NoToken(_)) => "no_token_left",
+            Self::Failed(Failure::TooComplex(_)) => "form_too_complex",
             Self::Failed(Failure::Wake(_)) => "wake_failed",
             Self::Failed(Failure::Step(_)) => "step_failed",
             Self::Failed(Failure::Stopped) => "stopped",
@@ -177,9 +226,9 @@ impl Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::TooManyRequests { retry_after, .. } | Self::QueueFull { retry_after, .. } => {
-                Some(*retry_after)
-            }
+            Self::TooManyRequests { retry_after, .. }
+            | Self::QueueFull { retry_after, .. }
+            | Self::Overloaded { retry_after, .. } => Some(*retry_after),
             Self::Starting | Self::Stopping | Self::Failed(Failure::Stopped | Failure::Wake(_)) => {
                 Some(RETRY_AFTER_MIN)
             }
@@ -195,7 +244,7 @@ impl Error {
                 Self::coded("integer_above_max_value", "n", error)
             }
             SubmitError::Rejected(Rejected::TooLong { .. }) => {
-                Self::ContextLength { param: "max_tokens", message: error.to_string() }
+                Self::ContextLength { param: "max_tokens".to_owned(), message: error.to_string() }
             }
             SubmitError::UnknownToken { .. } => Self::invalid("prompt", error),
             SubmitError::Draining => Self::Stopping,
@@ -238,7 +287,13 @@ impl IntoResponse for Error {
             let seconds = retry_after.max(RETRY_AFTER_MIN).as_secs_f64().ceil() as u64;
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if matches!(self, Self::BodyTooLarge(_) | Self::Body(_)) {
+        if self == Self::Unauthenticated {
+            let scheme = HeaderValue::from_static(replica_token::SCHEME);
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        let is_unread =
+            matches!(self, Self::Unauthenticated | Self::Overloaded { resource: Resource::BodyBytes, .. });
+        if is_unread || matches!(self, Self::BodyTooLarge(_) | Self::Body(_)) {
             // What is left of the body is not read.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -25,7 +25,7 @@ mod source;
 
 use download::Downloader;
 pub(crate) use error::Error;
-use finish::{Finished, finish};
+use finish::{Finished, Origin, finish};
 use progress::Progress;
 use source::{Credentials, File};
 
@@ -98,13 +98,32 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PORT")]
     pub progress_port: Option<u16>,
 
-    /// Longest silence of a source, in seconds.
+    /// Time in seconds for which a source of `server fetch` may send nothing.
+    ///
+    /// Beyond it: the attempt fails; see `--attempts`.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
-    /// Attempts in a row that may bring nothing, before it is given up.
+    /// Number of consecutive attempts of `server fetch` that transfer nothing.
+    ///
+    /// Beyond it: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub attempts: u32,
+}
+
+/// What a source consists of.
+#[derive(Debug)]
+pub(crate) struct Source {
+    files: Vec<File>,
+    /// The commit of the repository that they are of, if the source has commits.
+    revision: Option<String>,
+}
+
+impl Source {
+    /// A source without commits.
+    fn of(files: Vec<File>) -> Self {
+        Self { files, revision: None }
+    }
 }
 
 /// What the files are.
@@ -161,7 +180,7 @@ impl FetchArgs {
         told.spawn(progress::log(Arc::clone(progress)));
         let credentials = Credentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;
-        let files = self.files(&client, &credentials).await?;
+        let Source { files, revision } = self.source(&client, &credentials).await?;
         if let Some(total) = files.iter().map(|file| file.bytes).sum::<Option<u64>>() {
             progress.expect(total);
         }
@@ -170,24 +189,25 @@ impl FetchArgs {
         for file in files {
             fetched.push(downloader.fetch(&self.into.join(finish::FILES), &file).await?);
         }
-        finish(&self.into, &self.identity(), fetched, self.format)
+        let identity = self.identity();
+        finish(&self.into, Origin { source: &identity, revision }, fetched, self.format)
     }
 
     /// What the source consists of.
-    async fn files(&self, client: &reqwest::Client, credentials: &Credentials) -> Result<Vec<File>, Error> {
-        let mut files = match (&self.hf_repo, &self.url, &self.s3_object) {
+    async fn source(&self, client: &reqwest::Client, credentials: &Credentials) -> Result<Source, Error> {
+        let mut source = match (&self.hf_repo, &self.url, &self.s3_object) {
             (Some(repo), ..) => {
                 let hub = hub::Hub { endpoint: &self.hf_endpoint, repo, revision: &self.hf_revision };
                 hub.files(client, credentials, &self.hf_files).await?
             }
-            (None, Some(url), _) => vec![source::web(url, credentials)?],
+            (None, Some(url), _) => Source::of(vec![source::web(url, credentials)?]),
             (None, None, Some(object)) => {
                 let place = s3::Place { endpoint: self.s3_endpoint.as_deref(), region: &self.s3_region };
-                s3::files(client, credentials, place, object).await?
+                Source::of(s3::files(client, credentials, place, object).await?)
             }
-            (None, None, None) => Vec::new(),
+            (None, None, None) => Source::of(Vec::new()),
         };
-        match (&self.sha256, &mut files[..]) {
+        match (&self.sha256, &mut source.files[..]) {
             (None, _) => {}
             (Some(sha256), [file]) => file.sha256 = Some(sha256.clone()),
             (Some(_), files) => {
@@ -195,7 +215,7 @@ impl FetchArgs {
                 return Err(Error::Wrong(message));
             }
         }
-        Ok(files)
+        Ok(source)
     }
 
     /// What distinguishes this from other fetches into the same folder.
@@ -214,9 +234,15 @@ impl FetchArgs {
         let Some(path) = &self.report else { return Ok(()) };
         let (bytes, total) = progress.read();
         let report = match outcome {
-            Ok(finished) => serde_json::json!({
-                "reason": "Fetched", "digest": finished.digest, "bytes": finished.bytes(), "bytes_total": finished.bytes(),
-            }),
+            Ok(finished) => {
+                let mut report = serde_json::json!({
+                    "reason": "Fetched", "digest": finished.digest, "bytes": finished.bytes(), "bytes_total": finished.bytes(),
+                });
+                if let Some(revision) = &finished.revision {
+                    report["revision"] = serde_json::json!(revision);
+                }
+                report
+            }
             Err(error) => serde_json::json!({
                 "reason": error.reason(), "message": error.to_string(), "bytes": bytes, "bytes_total": total,
             }),

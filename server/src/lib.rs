@@ -14,6 +14,7 @@
 
 mod app;
 mod args;
+mod authentication;
 mod backend;
 mod compat;
 mod dispatches;
@@ -37,14 +38,16 @@ mod sleep;
 mod sse;
 mod store;
 mod telemetry;
+mod tenant;
 
 pub use app::{App, Serving};
 pub use args::{
-    Args, Backend, ByteSize, Command, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs, SpillArgs,
-    StoreArgs, WeightsForm,
+    Args, Backend, ByteSize, Command, LimitArgs, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs,
+    SpillArgs, StoreArgs, WeightsForm,
 };
+pub use authentication::{RequireToken, authenticated};
 pub use backend::{built_in_text, built_in_text_with, script};
-pub use compat::ovms_errors;
+pub use compat::{ApiRules, ovms_api};
 pub use drain::DrainArgs;
 pub use fetch::{FetchArgs, Format};
 pub use lifecycle::{Lifecycle, Phase};

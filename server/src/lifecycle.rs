@@ -1,6 +1,9 @@
 //! Where the process is between start and end. One value; readiness, the load report and the health service
 //! all follow it.
 
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
 use tokio::sync::watch;
 
 /// Where the process is. It only ever moves down this list.
@@ -20,23 +23,30 @@ pub enum Phase {
 
 /// The process's phase. Clones are of the same.
 #[derive(Clone, Debug)]
-pub struct Lifecycle(watch::Sender<Phase>);
+pub struct Lifecycle {
+    phase: watch::Sender<Phase>,
+    /// When it was first asked to drain or to end.
+    drains_since: Arc<OnceLock<Instant>>,
+}
 
 impl Default for Lifecycle {
     fn default() -> Self {
-        Self(watch::Sender::new(Phase::Starting))
+        Self { phase: watch::Sender::new(Phase::Starting), drains_since: Arc::default() }
     }
 }
 
 impl Lifecycle {
     /// The present phase.
     pub fn phase(&self) -> Phase {
-        *self.0.borrow()
+        *self.phase.borrow()
     }
 
     /// Moves on to `phase`; never back.
     pub fn advance(&self, phase: Phase) {
-        self.0.send_if_modified(|present| {
+        if phase >= Phase::Draining {
+            self.drains_since.get_or_init(Instant::now);
+        }
+        self.phase.send_if_modified(|present| {
             let later = phase > *present;
             if later {
                 *present = phase;
@@ -45,9 +55,15 @@ impl Lifecycle {
         });
     }
 
+    /// What is left of `timeout`, counted from when the process was first asked to drain or to end: the time in which a
+    /// `preStop` hook drains and the time after SIGTERM are one, as a pod's grace period is.
+    pub fn drain_time_left(&self, timeout: Duration) -> Duration {
+        self.drains_since.get().map_or(timeout, |since| timeout.saturating_sub(since.elapsed()))
+    }
+
     /// Tells of changes.
     pub fn watch(&self) -> watch::Receiver<Phase> {
-        self.0.subscribe()
+        self.phase.subscribe()
     }
 }
 
@@ -61,5 +77,19 @@ mod tests {
         lifecycle.advance(Phase::Draining);
         lifecycle.advance(Phase::Serving);
         assert_eq!(lifecycle.phase(), Phase::Draining);
+    }
+
+    #[test]
+    fn the_time_to_drain_counts_from_the_first_request_to_drain() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let lifecycle = Lifecycle::default();
+        lifecycle.advance(Phase::Serving);
+        assert_eq!(lifecycle.drain_time_left(HOUR), HOUR);
+        lifecycle.advance(Phase::Draining);
+        let since = *lifecycle.drains_since.get().unwrap();
+        lifecycle.advance(Phase::Stopping);
+        assert_eq!(*lifecycle.drains_since.get().unwrap(), since, "SIGTERM does not start it anew");
+        assert!(lifecycle.drain_time_left(HOUR) <= HOUR);
+        assert_eq!(lifecycle.drain_time_left(Duration::ZERO), Duration::ZERO);
     }
 }

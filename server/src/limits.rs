@@ -3,11 +3,19 @@
 //! Every queue and buffer has its limit here or in the engine's configuration; over it a request is refused
 //! at once and never waits.
 
+mod budget;
+mod preparation;
+mod tokenizer;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
+pub(crate) use preparation::{NoSlot, Preparations};
+pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
 
 use crate::error::Error;
 
@@ -16,36 +24,118 @@ use crate::error::Error;
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes_max: usize,
+    /// Bytes of all request bodies that are in memory at once: while they arrive, and until they are prepared.
+    pub buffered_body_bytes_max: usize,
     /// Requests in work, from their body's arrival to their answer's last byte.
     pub requests_max: usize,
     /// Open connections; more wait to be accepted, in the operating system's queue.
     pub connections_max: usize,
     /// Time a client may take to send the head of a request, and again its body.
     pub read_timeout: Duration,
+    /// Time in which a client has to take part of its answer, once the connection's buffers are full.
+    pub write_timeout: Duration,
 }
 
-/// Most choices of one request, all prompts together.
+impl Default for Limits {
+    /// As on the command line.
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 8 << 20,
+            buffered_body_bytes_max: 256 << 20,
+            requests_max: 1024,
+            connections_max: 4096,
+            read_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Limits {
+    /// Refuses limits that contradict each other.
+    ///
+    /// # Errors
+    /// A body that is allowed would never fit its budget.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let (body, all) = (self.body_bytes_max, self.buffered_body_bytes_max);
+        anyhow::ensure!(
+            all >= body,
+            "--max-buffered-body-bytes: {all} bytes are less than --max-body-bytes, {body} bytes"
+        );
+        Ok(())
+    }
+
+    /// The limits of the port of metrics and probes, whose requests are few and short.
+    pub(crate) fn of_admin_port(self) -> Self {
+        /// Number of open connections to the port given by `--admin-port`.
+        ///
+        /// Beyond it: further connections wait in the queue of the operating system until another one closes.
+        const CONNECTIONS_MAX: usize = 256;
+        /// Time in which a client of the port given by `--admin-port` must send a request, and again read the answer.
+        ///
+        /// Beyond it: the connection is closed.
+        const TIMEOUT: Duration = Duration::from_secs(5);
+        Self { connections_max: CONNECTIONS_MAX, read_timeout: TIMEOUT, write_timeout: TIMEOUT, ..self }
+    }
+}
+
+/// Bytes of memory for texts that are being tokenized, where the command line does not say.
+pub(crate) const TOKENIZER_MEMORY: usize = 512 << 20;
+
+/// Number of choices of one request, over all its prompts.
+///
+/// Beyond it: 400, `integer_above_max_value`; for a list of more prompts than that 400, `array_above_max_length`.
 pub(crate) const CHOICES_MAX: u32 = 128;
-/// Most stop strings.
+/// Number of stop strings of a request (`stop`).
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const STOPS_MAX: usize = 16;
-/// Bytes of a stop string.
+/// Size of a stop string or of a bad word.
+///
+/// Beyond it: 400, `string_above_max_length`.
 pub(crate) const STOP_BYTES_MAX: usize = 1024;
-/// Most stop tokens.
+/// Number of stop tokens of a request (`stop_token_ids`).
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const STOP_TOKENS_MAX: usize = 256;
-/// Most tokens with a bias.
+/// Number of tokens in `logit_bias`.
+///
+/// Beyond it: 400, `object_above_max_properties`.
 pub(crate) const BIASES_MAX: usize = 1024;
-/// Most words that are not to be generated. Each has the bytes of a stop string at most.
+/// Number of texts in `bad_words`. Each has at most [`STOP_BYTES_MAX`] bytes.
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const BAD_WORDS_MAX: usize = 256;
-/// Most tokens of a list of those that alone may be generated.
+/// Number of tokens in `allowed_token_ids`.
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const ALLOWED_TOKENS_MAX: usize = 1 << 18;
-/// Bytes of a name, such as a user's.
+/// Size of an identifier in a request, such as `user`, `cache_salt` or `request_id`.
+///
+/// Beyond it: 400, `string_above_max_length`.
 pub(crate) const NAME_BYTES_MAX: usize = 512;
-/// Most texts that are tokenised at once.
+/// Number of texts in one tokenize request.
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const TEXTS_MAX: usize = 1024;
-/// Most probable tokens reported at a position.
+/// The least `repetition_penalty`: logits that are divided or multiplied by it stay finite.
+pub(crate) const REPETITION_PENALTY_MIN: f64 = 0.001;
+/// Greatest `repetition_penalty`.
+///
+/// Beyond it: 400, `decimal_above_max_value`.
+pub(crate) const REPETITION_PENALTY_MAX: f64 = 1000.0;
+/// Number of most probable tokens reported at a position (`top_logprobs`, `logprobs`, `prompt_logprobs`).
+///
+/// Beyond it: 400, `integer_above_max_value`.
 pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 
-/// Longest time told in `Retry-After`, in seconds.
+/// Number of concurrent requests about stored responses and conversations.
+///
+/// Beyond it: 429, `too_many_requests`, with `Retry-After`.
+pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
+
+/// Greatest `Retry-After` of the server, in seconds.
+///
+/// Beyond it: the header has this value even if the wait may be longer.
 pub const RETRY_AFTER_MAX: u64 = 60;
 
 /// Admits requests up to a limit.

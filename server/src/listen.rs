@@ -1,12 +1,22 @@
 //! The HTTP listener: connections, their limits, and how they end.
 
+mod conformance;
+mod connection;
+mod peer;
+mod protocol_error;
+
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
+use axum::response::Response;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -15,7 +25,11 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use self::connection::Connection;
+use self::peer::Peer;
 use crate::limits::Limits;
+
+pub(crate) use conformance::conforming;
 
 /// Takes `port` of `host`.
 ///
@@ -36,7 +50,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
     let room = Arc::new(Semaphore::new(connections_max));
     let mut connections = JoinSet::new();
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.read_timeout);
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.read_timeout).half_close(true);
     loop {
         let next = async {
             let permit = Arc::clone(&room).acquire_owned().await.expect("invariant: it is never closed");
@@ -48,7 +62,9 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
             Some(_) = connections.join_next() => continue,
             () = stop.cancelled() => break,
         };
-        let service = TowerToHyperService::new(router.clone());
+        let connection = Connection::new(connection, limits.write_timeout);
+        let (peer, router) = (connection.peer(), TowerToHyperService::new(router.clone()));
+        let service = service_fn(move |request| answer(router.clone(), request, peer.clone()));
         let connection = graceful.watch(builder.serve_connection(TokioIo::new(connection), service));
         connections.spawn(async move {
             // That a client goes away or talks nonsense is its own affair.
@@ -60,6 +76,22 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
     }
     drop(listener);
     graceful.shutdown().await;
+}
+
+/// The answer to a request, unless its client goes away before.
+///
+/// # Errors
+/// It did.
+async fn answer(
+    router: TowerToHyperService<Router>,
+    request: Request<Incoming>,
+    peer: Peer,
+) -> io::Result<Response> {
+    let version = request.version();
+    tokio::select! {
+        Ok(response) = router.call(request) => Ok(response),
+        () = peer.gone(version) => Err(io::ErrorKind::ConnectionAborted.into()),
+    }
 }
 
 /// The next connection.

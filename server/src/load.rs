@@ -22,7 +22,9 @@ const COALESCE: Duration = Duration::from_millis(20);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A change of the blocks in use matters if it is this part of all of them.
 const BLOCKS_PART: u32 = 50;
-/// Streams open at once.
+/// Number of open gRPC streams, such as load reports to routers.
+///
+/// Beyond it: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 256;
 
 /// Makes reports for as long as it is polled.
@@ -143,11 +145,11 @@ impl Replica for ReplicaService {
     ) -> Result<Response<Self::WatchLoadStream>, Status> {
         let permit = self.permit()?;
         let router = request.into_inner().router;
-        self.app.dispatches().listen(router);
+        let listening = self.app.dispatches().listen(router);
         let (app, present) = (self.app.clone(), self.reports.clone());
         // The present report comes at once, unless there is none yet.
         let reports = WatchStream::new(self.reports.clone()).filter_map(move |_| {
-            let _open = &permit;
+            let _open = (&permit, &listening);
             // The latest that there is by now, with what it includes.
             let load =
                 app.dispatches().told(router, |dispatches| Load { dispatches, ..present.borrow().clone() });

@@ -3,6 +3,7 @@
 //! Counts of tokens and steps come from the engine's thread, one report a step; those of requests from the
 //! request's [`Record`]; gauges are read off the engine's load when somebody asks.
 
+mod exposition;
 mod record;
 mod spill;
 
@@ -22,6 +23,7 @@ use server_engine::{EngineLoad, Observer, StepReport};
 use crate::app::App;
 use spill::SpillMetrics;
 
+pub(crate) use exposition::Exposition;
 pub(crate) use record::Record;
 
 /// All metrics of the process. Clones are of the same.
@@ -49,6 +51,7 @@ struct Inner {
     cached_prompt_tokens: Counter,
     generated_tokens: Counter,
     preemptions: Counter,
+    suspended_sequences: Counter,
     drafted_tokens: Counter,
     accepted_tokens: Counter,
     failed_step_requests: Counter,
@@ -116,6 +119,7 @@ impl Metrics {
             cached_prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             preemptions: Counter::default(),
+            suspended_sequences: Counter::default(),
             drafted_tokens: Counter::default(),
             accepted_tokens: Counter::default(),
             failed_step_requests: Counter::default(),
@@ -176,6 +180,7 @@ impl Metrics {
         inner.cached_prompt_tokens.inc_by(u64::from(report.cached_tokens));
         inner.generated_tokens.inc_by(u64::from(report.generated_tokens));
         inner.preemptions.inc_by(u64::from(report.preemptions));
+        inner.suspended_sequences.inc_by(u64::from(report.suspended_sequences));
         inner.drafted_tokens.inc_by(u64::from(report.drafted_tokens));
         inner.accepted_tokens.inc_by(u64::from(report.accepted_tokens));
         inner.failed_step_requests.inc_by(u64::from(report.requests_failed));
@@ -237,6 +242,11 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
         ("drafted_tokens", "Guessed tokens that were computed", &inner.drafted_tokens),
         ("accepted_tokens", "Guessed tokens that were right, and so generated", &inner.accepted_tokens),
         ("preemptions", "Times a sequence was sent back to wait because blocks ran out", &inner.preemptions),
+        (
+            "suspended_sequences",
+            "Times a sequence skipped steps because what structured output allows was not known in time",
+            &inner.suspended_sequences,
+        ),
         (
             "failed_step_requests",
             "Requests that failed with a step of the model",

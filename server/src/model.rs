@@ -11,7 +11,9 @@ use server_parsers::{Formats, Incompatible, ReasoningFormat, ToolFormat, Tools};
 use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 
 use crate::args::NamedAdapter;
+use crate::compat::ApiRules;
 use crate::error::Error;
+use crate::limits::{TOKENIZER_MEMORY, TokenizerMemory};
 
 /// A model that is served.
 #[derive(Debug)]
@@ -32,6 +34,10 @@ pub struct Model {
     pub(crate) kept_without_tools: Arc<[TokenId]>,
     /// Whether what comes next is guessed for all requests.
     pub(crate) prompt_lookup: bool,
+    /// The memory that tokenizing requests may take.
+    pub(crate) tokenizer_memory: TokenizerMemory,
+    /// Whose rules requests follow.
+    pub(crate) api_rules: ApiRules,
     /// Its adapters, in the order of their numbers.
     adapters: Vec<NamedAdapter>,
     /// Compiles what answers are held to; made when the first is.
@@ -59,6 +65,8 @@ impl Model {
             kept_with_tools: Arc::default(),
             kept_without_tools: Arc::default(),
             prompt_lookup: false,
+            tokenizer_memory: TokenizerMemory::new(TOKENIZER_MEMORY),
+            api_rules: ApiRules::default(),
             adapters: Vec::new(),
             compiler: OnceLock::new(),
         };
@@ -84,6 +92,18 @@ impl Model {
     #[must_use]
     pub fn with_adapters(self, adapters: Vec<NamedAdapter>) -> Self {
         Self { adapters, ..self }
+    }
+
+    /// The same, with this many bytes of memory for texts that are being tokenized.
+    #[must_use]
+    pub fn with_tokenizer_memory(self, bytes: usize) -> Self {
+        Self { tokenizer_memory: TokenizerMemory::new(bytes), ..self }
+    }
+
+    /// The same, with requests that follow these rules.
+    #[must_use]
+    pub fn with_api_rules(self, api_rules: ApiRules) -> Self {
+        Self { api_rules, ..self }
     }
 
     /// How it writes calls and reasoning.

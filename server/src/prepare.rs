@@ -5,6 +5,8 @@
 
 mod completion;
 mod conversation;
+mod encode;
+mod fitting;
 mod functions;
 mod guide;
 mod infill;
@@ -117,7 +119,9 @@ pub(crate) enum UsageRule {
 /// # Errors
 /// It cannot be served.
 pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepared, Error> {
-    let generation = std::mem::take(&mut request.generation);
+    let mut generation = std::mem::take(&mut request.generation);
+    target.model.api_rules.complete(&mut generation);
+    target.model.api_rules.complete_messages(request.messages.as_deref_mut().unwrap_or_default());
     let wanted = request.logprobs.unwrap_or(false);
     if request.top_logprobs.is_some() && !wanted {
         return Err(Error::invalid("top_logprobs", "is given, but logprobs is not true"));
@@ -161,7 +165,8 @@ pub(crate) fn conversation(
     if let Some(TokensMax { param, tokens: 0 }) = tokens_max {
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
-    let rendered = prompt::render(conversation, target.model)?;
+    resolved.check_choices(1)?;
+    let rendered = prompt::render(conversation, target.model, resolved.prompt_tokens_max(target))?;
     resolved.text.continues_text = conversation.continues;
     resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
     // Whoever wants special tokens wants the text as it is; so it is with OVMS.

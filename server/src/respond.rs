@@ -270,6 +270,8 @@ impl PromptAnswer {
                 }
                 Some(Event::Finished { index, reason, drafts }) => {
                     count(drafts, usage);
+                    // Whatever the token was that is not wanted, none was allowed.
+                    let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }
                 Some(Event::Failed(failure)) => return Err(Error::Failed(failure)),

@@ -3,6 +3,8 @@
 
 mod assembly;
 mod live;
+mod retained;
 
 pub(crate) use assembly::{Assembly, Begun, Show, sent};
-pub(crate) use live::{Background, Followed, Live};
+pub(crate) use live::{Background, Followed, Interruption, Live, LiveResponse};
+pub(crate) use retained::{RetainedInput, json_bytes};

@@ -11,12 +11,14 @@ mod openapi;
 mod probabilities;
 mod responses;
 mod sleep;
+mod stored_objects;
 mod tokenize;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, Uri};
 use axum::middleware;
+use axum::response::IntoResponse as _;
 use axum::routing::{get, post};
 
 use crate::app::App;
@@ -57,13 +59,28 @@ pub fn router_with(app: App, sleep: Sleep) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/openapi.json", get(openapi::openapi))
+        .merge(health_routes())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method)
+        .layer(middleware::from_fn(decodable_path))
+        .layer(middleware::from_fn_with_state(app.clone(), count_unrouted))
+        .with_state(app)
+}
+
+/// Probes and metrics alone, for a port that clients do not reach.
+pub(crate) fn admin_router(app: App) -> Router {
+    Router::new()
+        .merge(health_routes())
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method)
+        .with_state(app)
+}
+
+fn health_routes() -> Router<App> {
+    Router::new()
         .route("/v2/health/live", get(health::live))
         .route("/v2/health/ready", get(health::ready))
         .route("/metrics", get(health::metrics))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(method)
-        .layer(middleware::from_fn_with_state(app.clone(), count_unrouted))
-        .with_state(app)
 }
 
 async fn unknown_path(uri: Uri) -> Error {
@@ -72,6 +89,35 @@ async fn unknown_path(uri: Uri) -> Error {
 
 async fn method(method: Method, uri: Uri) -> Error {
     Error::Method { method: method.to_string(), path: uri.path().to_owned() }
+}
+
+/// Refuses paths whose percent-encoded bytes are not UTF-8: no name in a path is anything else.
+async fn decodable_path(request: Request, next: middleware::Next) -> axum::response::Response {
+    if is_utf8(request.uri().path()) {
+        next.run(request).await
+    } else {
+        Error::MalformedHttp("the path is not UTF-8 once its percent-encoding is undone").into_response()
+    }
+}
+
+fn is_utf8(path: &str) -> bool {
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|digits| byte == b'%' && digits.iter().all(u8::is_ascii_hexdigit));
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(encoded) => {
+                decoded.push(encoded);
+                rest = &after[2..];
+            }
+            None => {
+                decoded.push(byte);
+                rest = after;
+            }
+        }
+    }
+    std::str::from_utf8(&decoded).is_ok()
 }
 
 /// Requests to nowhere are counted too, under one name whatever they ask for.

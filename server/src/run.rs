@@ -2,10 +2,12 @@
 //! probes are already answered; then requests, until a signal; then what is left of them.
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
+use proto::replica_token::ReplicaTokenFile;
 use proto::v1alpha1::replica_server::ReplicaServer;
 use server_engine::{Engine, EngineHandle};
 use tokio::net::TcpListener;
@@ -19,18 +21,28 @@ use tonic_health::server::HealthReporter;
 
 use crate::app::{App, Serving};
 use crate::args::{Args, Command, SleepArgs};
-use crate::compat::ovms_errors;
+use crate::authentication::{RequireToken, authenticated, follow};
+use crate::compat::{ApiRules, ovms_api};
 use crate::lifecycle::Phase;
 use crate::limits::Limits;
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
-use crate::routes::{Sleep, router_with};
+use crate::routes::{Sleep, admin_router, router_with};
 use crate::sleep::{level, sleep_when_idle};
 use crate::store::StoreConfig;
 use crate::{backend, fetch, listen, numa, telemetry};
 
 /// Time for the errors to reach the clients when the engine has died.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// Time to store the background responses that are cut off when the process ends.
+///
+/// Beyond it: they are not stored.
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time in which the engine must stop after the last request, including writing cached blocks to the spill directory.
+/// Together with [`STORE_TIMEOUT`] it is less than what a pod's grace period leaves after `--drain-timeout`.
+///
+/// Beyond it: the process ends with an error, and cached blocks that are not yet written are lost.
+const END_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// What a process ends with that has failed.
 #[must_use]
@@ -72,6 +84,8 @@ impl Args {
             host,
             port,
             grpc_port,
+            admin_port,
+            replica_token_file,
             backend,
             device,
             numa_node: _,
@@ -91,15 +105,10 @@ impl Args {
             no_prefix_caching,
             prompt_lookup,
             draft_model,
-            max_concurrent_requests,
-            max_queue,
-            max_body_bytes,
-            max_connections,
-            read_timeout,
-            drain_timeout,
             ovms_compat,
             log: _,
             log_format: _,
+            limits,
             spill,
             store,
             sleep,
@@ -107,15 +116,10 @@ impl Args {
         } = self;
         Settings {
             host,
-            ports: [port, grpc_port],
-            drain_timeout,
-            limits: Limits {
-                body_bytes_max: usize::try_from(max_body_bytes.0).unwrap_or(usize::MAX),
-                requests_max: max_concurrent_requests as usize,
-                connections_max: max_connections as usize,
-                read_timeout,
-            },
-            ovms_compat,
+            ports: Ports { http: port, grpc: grpc_port, admin: admin_port },
+            replica_token_file,
+            drain_timeout: limits.drain_timeout,
+            limits: limits.http(),
             sleep,
             store: store.config(),
             backend: backend::Config {
@@ -140,13 +144,15 @@ impl Args {
                 batch_tokens_max: max_batched_tokens,
                 chunk_tokens_max: max_chunk_tokens,
                 step_time_max: max_itl,
-                waiting_max: max_queue,
+                waiting_max: limits.max_queue,
                 sequence_tokens_max: max_model_len,
                 prefix_caching: !no_prefix_caching,
                 cached_tokens_max: kv_eviction_tokens,
                 prompt_lookup,
+                api_rules: if ovms_compat { ApiRules::Ovms } else { ApiRules::OpenAi },
                 draft_model,
                 spill: spill.folder(),
+                tokenizer_memory: limits.max_tokenizer_memory.to_usize(),
             },
         }
     }
@@ -154,34 +160,62 @@ impl Args {
 
 struct Settings {
     host: std::net::IpAddr,
-    /// Of HTTP and of gRPC.
-    ports: [u16; 2],
+    ports: Ports,
+    replica_token_file: Option<PathBuf>,
     drain_timeout: Duration,
     limits: Limits,
-    ovms_compat: bool,
     sleep: SleepArgs,
     store: StoreConfig,
     backend: backend::Config,
 }
 
+/// The ports to listen on.
+struct Ports {
+    http: u16,
+    grpc: u16,
+    /// Of metrics and probes, if they have one of their own.
+    admin: Option<u16>,
+}
+
 async fn run(args: Args) -> anyhow::Result<()> {
     let settings = args.split();
     settings.backend.check()?;
+    settings.limits.check()?;
+    let token = settings.replica_token_file.as_deref().map(ReplicaTokenFile::open).transpose()?;
     let mut signals = Signals::new()?;
-    let http = listen::bind(settings.host, settings.ports[0]).await?;
-    let grpc = listen::bind(settings.host, settings.ports[1]).await?;
+    let http = listen::bind(settings.host, settings.ports.http).await?;
+    let grpc = listen::bind(settings.host, settings.ports.grpc).await?;
+    let admin = match settings.ports.admin {
+        Some(port) => Some(listen::bind(settings.host, port).await?),
+        None => None,
+    };
     let names = settings.backend.names();
     let metrics = Metrics::new(&names[0], settings.backend.backend.name());
     let app = App::with_store(settings.limits, metrics.clone(), &settings.store)?;
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
+    // It ends with the process: probes are answered while requests are finished.
+    let mut admin_listener = JoinSet::new();
+    if let Some(admin) = admin {
+        tracing::info!("metrics and probes on {}", admin.local_addr()?);
+        let router = listen::conforming(admin_router(app.clone()));
+        let limits = settings.limits.of_admin_port();
+        admin_listener.spawn(listen::serve(admin, router, limits, CancellationToken::new()));
+    }
     let stop = CancellationToken::new();
     let mut listener = JoinSet::new();
     let sleep = if settings.sleep.enable_sleep_mode { Sleep::OnRequest } else { Sleep::ByItself };
-    let api = router_with(app.clone(), sleep);
-    let api = if settings.ovms_compat { ovms_errors(api) } else { api };
+    let api = listen::conforming(router_with(app.clone(), sleep));
+    let api = match settings.backend.api_rules {
+        ApiRules::OpenAi => api,
+        ApiRules::Ovms => ovms_api(api, app.clone()),
+    };
+    let api = match token.clone() {
+        Some(token) => authenticated(api, token, app.clone()),
+        None => api,
+    };
     listener.spawn(listen::serve(http, api, settings.limits, stop.clone()));
     let mut services = JoinSet::new();
-    spawn_services(&mut services, &app, grpc).await;
+    spawn_services(&mut services, &app, grpc, token).await;
 
     let loading = load(settings.backend, metrics)?;
     let engine = tokio::select! {
@@ -233,12 +267,22 @@ fn load(
 }
 
 /// What runs beside the API, for as long as the process.
-async fn spawn_services(services: &mut JoinSet<anyhow::Result<Infallible>>, app: &App, grpc: TcpListener) {
+async fn spawn_services(
+    services: &mut JoinSet<anyhow::Result<Infallible>>,
+    app: &App,
+    grpc: TcpListener,
+    token: Option<ReplicaTokenFile>,
+) {
+    if let Some(token) = token.clone() {
+        tracing::info!("only requests with the replica token are served");
+        services.spawn(follow(token));
+    }
     let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());
     let (health, health_service) = tonic_health::server::health_reporter();
     // Before anybody can ask: a reporter that was told nothing says that all is well.
     tell(&health, app.lifecycle().phase()).await;
-    let replica = ReplicaServer::new(ReplicaService::new(app.clone(), receiver));
+    let service = ReplicaService::new(app.clone(), receiver);
+    let replica = ReplicaServer::with_interceptor(service, RequireToken(token));
     let publisher = app.clone();
     services.spawn(async move {
         publish(publisher, reports).await;
@@ -276,7 +320,8 @@ fn service_ended(ended: Result<anyhow::Result<Infallible>, tokio::task::JoinErro
     }
 }
 
-/// Finishes what is under way, no longer than `timeout`.
+/// Finishes what is under way, no longer than what is left of `timeout`; then cuts off whatever is left, so that the
+/// engine has nothing more to do.
 async fn drain(
     app: &App,
     (stop, listener): (&CancellationToken, &mut JoinSet<()>),
@@ -285,20 +330,27 @@ async fn drain(
 ) -> anyhow::Result<()> {
     let started = Instant::now();
     app.lifecycle().advance(Phase::Stopping);
+    let left = app.lifecycle().drain_time_left(timeout);
     stop.cancel();
-    tracing::info!(requests = app.requests(), ?timeout, "asked to end: finishing what is under way");
+    tracing::info!(requests = app.requests(), timeout = ?left, "asked to end: finishing what is under way");
     let finished = async {
         listener.join_next().await;
         app.background().finished().await;
     };
     tokio::select! {
         () = finished => {}
-        () = tokio::time::sleep(timeout) => {
+        () = tokio::time::sleep(left) => {
             tracing::warn!(requests = app.requests(), "out of time: cutting off what is left");
             listener.shutdown().await;
+            app.background().stop();
+            if tokio::time::timeout(STORE_TIMEOUT, app.background().finished()).await.is_err() {
+                tracing::warn!(timeout = ?STORE_TIMEOUT, "failed to store all responses in the background in time");
+            }
         }
         () = signals.next() => bail!("asked to end twice: cut off what was under way"),
     }
+    // Whatever still holds a place in the engine lets go of it.
+    app.background().cut_off();
     tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
     Ok(())
 }
@@ -308,6 +360,7 @@ async fn end(engine: Engine, mut signals: Signals) -> anyhow::Result<()> {
     let ended = tokio::task::spawn_blocking(move || engine.shutdown());
     tokio::select! {
         ended = ended => ended.context("the engine's end panicked")?.context("the engine failed at its end"),
+        () = tokio::time::sleep(END_TIMEOUT) => bail!("the engine did not end within {END_TIMEOUT:?}"),
         () = signals.next() => bail!("asked to end twice"),
     }
 }

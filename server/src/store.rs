@@ -1,13 +1,13 @@
-//! What is kept of responses and conversations, so that later requests can refer to it: in memory, or in a
-//! directory that outlives the process. It is bounded in number and in bytes, and over a bound what was used least
-//! recently goes.
+//! Stored responses and conversations, so that later requests can refer to them: in memory, or in a directory that
+//! outlives the process. The store is bounded in records and in bytes; beyond a bound the least recently used records
+//! are evicted. A record is visible to the tenant that created it and to no other.
 //!
-//! What is kept is bytes to [`index`] and [`disk`]; what they mean is in [`record`]. Names say by themselves which
-//! server keeps a thing, see [`id`].
+//! [`index`] and [`disk`] know records as bytes; what those mean is in [`record`]. Names say by themselves which server
+//! stores an object, see [`id`].
 //!
 //! ```text
-//! put, get, remove ─► Store ─┬─ Index: order, bounds (and the bytes, if in memory)
-//!                            └─ Folder: a file for each, written whole or not at all
+//! put, get, append, remove ─► Store ─┬─ Index: tenants, order, bounds (and the bytes, if in memory)
+//!                                    └─ Folder: a file for each record
 //! ```
 
 mod disk;
@@ -20,22 +20,49 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use server_openai::responses::{Conversation, Item};
+use tokio::sync::Semaphore;
+
+use crate::tenant::Tenant;
 use disk::Folder;
 pub(crate) use id::{Id, ItemIds, Kind};
-use index::{Bounds, Index};
-pub(crate) use record::{ConversationRecord, Record, ResponseRecord};
+pub(crate) use index::ChainError;
+use index::{Bounds, Entry, Index, Size};
+pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, Stored, StoredItem};
+use record::{Lines, Tally};
 
-/// Most responses that one may follow, one after the other.
+/// Number of responses in a chain of `previous_response_id`.
+///
+/// Beyond it: 400, `invalid_value`.
 pub(crate) const CHAIN_MAX: usize = 1024;
+/// Number of items at which a conversation accepts no more.
+///
+/// Beyond it: 400, `array_above_max_length`.
+pub(crate) const CONVERSATION_ITEMS_MAX: usize = 8192;
+/// Stored size at which a conversation accepts no more items.
+///
+/// Beyond it: 400, `array_above_max_length`.
+pub(crate) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
+/// Stored size of a response, or of the items that one request adds to a conversation.
+///
+/// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
+const RECORD_BYTES_MAX: u64 = 32 << 20;
+/// Number of threads that read or write stored objects at the same time.
+///
+/// Beyond it: requests wait.
+const WORKERS_MAX: usize = 8;
+/// Locks that the conversations share: one of those with the same lock is changed at a time.
+const LOCKS: usize = 64;
 
-/// Deepest nesting of what is kept: no reader goes deeper. A request that is nested as deep as it may is a little deeper
-/// within its record.
+/// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
+///
+/// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
 const DEPTH_MAX: usize = 127;
 
-/// How much is kept, and where.
+/// How much is stored, and where.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// Most responses and conversations together; 0 keeps none.
+    /// Most responses and conversations together; 0 stores none.
     pub entries_max: usize,
     /// Most bytes of all of them.
     pub bytes_max: u64,
@@ -49,30 +76,29 @@ impl Default for StoreConfig {
     }
 }
 
-/// Why something could not be kept, or not be read.
+/// Why something could not be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It is larger than all that may be kept.
-    #[error("it has {bytes} bytes, and {bytes_max} may be kept in all")]
+    /// The record is larger than a record may be, or than the whole store.
+    #[error("the record has {bytes} bytes; at most {bytes_max} can be stored")]
     TooLarge { bytes: u64, bytes_max: u64 },
+    /// Nothing can be added to the conversation.
+    #[error(
+        "the conversation is full: it has {items} items and {bytes} bytes; the limits are {CONVERSATION_ITEMS_MAX} items \
+         and {CONVERSATION_BYTES_MAX} bytes"
+    )]
+    Full { items: usize, bytes: u64 },
     /// It could not be read again.
-    #[error("it is nested deeper than {DEPTH_MAX}")]
+    #[error("the JSON is nested more than {DEPTH_MAX} levels deep")]
     TooDeep,
-    /// The disk does not do it.
+    /// The disk failed.
     #[error("failed to access {}", path.display())]
     Io {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// What is in the file is not what was written.
-    #[error("failed to understand what is kept as {name}")]
-    Damaged {
-        name: String,
-        #[source]
-        source: serde_json::Error,
-    },
-    /// Another server has the directory.
+    /// Another server uses the directory.
     #[error("{} is used by another server", .0.display())]
     Taken(PathBuf),
 }
@@ -84,26 +110,27 @@ impl Error {
     }
 }
 
-/// Keeps responses and conversations. Clones are of the same.
+/// Stores responses and conversations. Clones share the same records.
 ///
-/// Its functions wait for the disk if there is a directory: see [`Store::with`].
+/// Its functions may block for long, by the size of records and by the disk: see [`Store::run`].
 #[derive(Clone, Debug)]
 pub(crate) struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     keeper: u64,
-    /// From two keys that nobody knows, so that names cannot be guessed.
+    /// Two keys that nobody knows, so that names cannot be guessed.
     random: [RandomState; 2],
     names: AtomicU64,
     folder: Option<Folder>,
     index: Mutex<Index>,
-    /// One at a time changes a conversation.
-    conversations: Mutex<()>,
+    /// Each holds while a conversation is changed.
+    conversations: [Mutex<()>; LOCKS],
+    workers: Arc<Semaphore>,
 }
 
 impl Store {
-    /// Opens the directory, if there is one, with what is in it.
+    /// Opens the directory, if one is configured, with the records in it.
     ///
     /// # Errors
     /// It cannot be used, or another server uses it.
@@ -115,11 +142,11 @@ impl Store {
         if let Some(path) = &config.folder {
             let opened = Folder::open(path, keeper)?;
             keeper = opened.keeper;
-            let mut dropped = Vec::new();
-            for file in opened.files {
-                dropped.extend(index.insert(file.key, (file.bytes, None), file.previous));
+            let mut evicted = Vec::new();
+            for (key, entry) in opened.files {
+                evicted.extend(index.insert(key, entry));
             }
-            opened.folder.remove(&dropped);
+            opened.folder.remove(&evicted);
             folder = Some(opened.folder);
         }
         Ok(Self(Arc::new(Inner {
@@ -128,34 +155,38 @@ impl Store {
             random,
             folder,
             index: Mutex::new(index),
-            conversations: Mutex::default(),
+            conversations: std::array::from_fn(|_| Mutex::default()),
+            workers: Arc::new(Semaphore::new(WORKERS_MAX)),
         })))
     }
 
-    /// The number that is in the names of all that is kept here. Never 0.
+    /// The number that is in the names of everything that is stored here. Never 0.
     pub(crate) fn keeper(&self) -> u64 {
         self.0.keeper
     }
 
-    /// Whether anything is kept at all.
+    /// Whether anything is stored at all.
     pub(crate) fn is_on(&self) -> bool {
         self.index().bounds().entries_max > 0
     }
 
-    /// Does `work` where it may wait for the disk.
+    /// Runs `work` on a thread that may block, no more than [`WORKERS_MAX`] at once.
     ///
     /// # Cancel safety
-    /// Work that has begun is done.
-    pub(crate) async fn with<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> T + Send + 'static) -> T {
-        if self.0.folder.is_none() {
-            return work(self);
-        }
+    /// Work that has begun is completed.
+    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> T + Send + 'static) -> T {
+        let worker = Arc::clone(&self.0.workers).acquire_owned().await;
+        let worker = worker.expect("invariant: the semaphore is never closed");
         let store = self.clone();
-        match tokio::task::spawn_blocking(move || work(&store)).await {
+        let work = move || {
+            let _worker = worker;
+            work(&store)
+        };
+        match tokio::task::spawn_blocking(work).await {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The process is ending: nobody waits for it any more.
+                // The process is ending: nobody waits any longer.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -169,86 +200,182 @@ impl Store {
         Id::new(kind, self.0.keeper, random)
     }
 
-    /// What is kept under this name. It counts as used, and so does what it follows.
+    /// The record of this name, if this tenant has it. It counts as used, and so do the records that it follows.
     ///
     /// # Errors
-    /// It is there and cannot be read.
-    pub(crate) fn get<R: Record>(&self, id: Id) -> Result<Option<R>, Error> {
-        let key = id.key();
-        if key.kind() != R::KIND {
-            return Ok(None);
-        }
-        let Some(data) = self.index().get(key) else { return Ok(None) };
-        let bytes = match (data, &self.0.folder) {
-            (Some(bytes), _) => bytes,
-            (None, Some(folder)) => match folder.read(key)? {
-                Some(bytes) => bytes,
-                // It went in this moment.
-                None => return Ok(None),
-            },
-            (None, None) => return Ok(None),
-        };
-        let damaged = |source| Error::Damaged { name: key.to_string(), source };
-        serde_json::from_slice(&bytes).map(Some).map_err(damaged)
+    /// It exists and cannot be read.
+    pub(crate) fn get(&self, id: Id, tenant: Tenant) -> Result<Option<Stored>, Error> {
+        let entry = self.index().get(id.key(), tenant).cloned();
+        entry.map_or(Ok(None), |entry| self.read(id, entry))
     }
 
-    /// Keeps this under its name, in place of what was kept under it.
+    /// The response of this name and those that it follows, latest first.
+    ///
+    /// # Errors
+    /// One of them does not exist, or there are too many.
+    pub(crate) fn chain(&self, id: Id, tenant: Tenant) -> Result<Vec<Id>, ChainError> {
+        let chain = self.index().chain(id.key(), tenant)?;
+        Ok(chain.into_iter().map(id::Key::id).collect())
+    }
+
+    /// Stores a response in place of the one of the same name.
     ///
     /// # Errors
     /// It is too large, or cannot be written.
-    pub(crate) fn put<R: Record>(&self, record: &R) -> Result<(), Error> {
-        let Some(key) = Id::parse(record.name()).map(Id::key) else { return Ok(()) };
-        let previous = record.previous().and_then(Id::parse).map(Id::key);
-        let bytes = serde_json::to_vec(record).expect("invariant: a record is JSON");
-        let size = bytes.len() as u64;
-        let bytes_max = self.index().bounds().bytes_max;
-        if size > bytes_max {
-            return Err(Error::TooLarge { bytes: size, bytes_max });
-        }
-        if depth(&bytes) > DEPTH_MAX {
-            return Err(Error::TooDeep);
-        }
-        let dropped = match &self.0.folder {
-            None => self.index().insert(key, (size, Some(bytes.into())), previous),
-            Some(folder) => {
-                let written = folder.write(previous, &bytes)?;
-                // As one: what the index has is on the disk.
-                let mut index = self.index();
-                written.place(key)?;
-                let dropped = index.insert(key, (size, None), previous);
-                folder.remove(&dropped);
-                Vec::new()
-            }
-        };
-        drop(dropped);
-        Ok(())
+    pub(crate) fn put_response(&self, record: ResponseRecord, tenant: Tenant) -> Result<(), Error> {
+        let Some(id) = Id::parse(&record.response.id) else { return Ok(()) };
+        let previous = record.response.previous_response_id.as_deref().and_then(Id::parse).map(Id::key);
+        let lines = Lines::of_response(record)?;
+        self.put(id, lines, Entry { tenant, previous, bytes: 0, data: None, tally: None })
     }
 
-    /// Forgets what is kept under this name. Returns whether there was anything.
-    pub(crate) fn remove(&self, id: Id) -> bool {
+    /// Stores a new conversation.
+    ///
+    /// # Errors
+    /// It is too large, or cannot be written.
+    pub(crate) fn put_conversation(&self, record: &ConversationRecord, tenant: Tenant) -> Result<(), Error> {
+        let Some(id) = Id::parse(&record.conversation.id) else { return Ok(()) };
+        let lines = Lines::of_conversation(record)?;
+        let tally = Some(Tally { items: record.items.len(), named: record.named });
+        self.put(id, lines, Entry { tenant, previous: None, bytes: 0, data: None, tally })
+    }
+
+    /// Removes the record of this name, if this tenant has it. Returns whether it existed.
+    pub(crate) fn remove(&self, id: Id, tenant: Tenant) -> bool {
         let key = id.key();
         let mut index = self.index();
-        let removed = index.remove(key);
+        let removed = index.remove(key, tenant);
         if let (true, Some(folder)) = (removed, &self.0.folder) {
             folder.remove(&[key]);
         }
         removed
     }
 
-    /// Reads a conversation, changes it and keeps it, as one. `None` if there is no such.
+    /// Adds items to a conversation; `items` makes them, given what the conversation holds. Returns them, or `None` if
+    /// this tenant has no such conversation.
+    ///
+    /// # Errors
+    /// The conversation is full or cannot be written, or `items` fails.
+    pub(crate) fn append<E: From<Error>>(
+        &self,
+        id: Id,
+        tenant: Tenant,
+        items: impl FnOnce(Tally) -> Result<NewItems, E>,
+    ) -> Result<Option<Vec<Arc<Item>>>, E> {
+        let _one = self.lock(id);
+        let Some(entry) = self.index().get(id.key(), tenant).cloned() else { return Ok(None) };
+        let (bytes, tally) = match entry.tally {
+            Some(tally) => (entry.bytes, tally),
+            // The end of its file may not have been written to its end.
+            None => match self.read(id, entry)? {
+                Some(stored) => (stored.bytes(), stored.tally()),
+                None => return Ok(None),
+            },
+        };
+        check_room(tally, bytes)?;
+        let NewItems { items, named } = items(tally)?;
+        let lines = Lines::of_items(&items, named)?.into_bytes();
+        let tally = Tally { items: tally.items + items.len(), named };
+        let size = Size { bytes: bytes + lines.len() as u64, tally };
+        self.check_size(lines.len() as u64, RECORD_BYTES_MAX)?;
+        self.check_size(size.bytes, u64::MAX)?;
+        let exists = match &self.0.folder {
+            None => self.index().append(id.key(), size, Some(lines.into())).is_some(),
+            Some(folder) => {
+                let exists = folder.append(id.key(), bytes, &lines)?;
+                let mut index = self.index();
+                let evicted = if exists { index.append(id.key(), size, None) } else { None };
+                folder.remove(evicted.as_deref().unwrap_or_default());
+                evicted.is_some()
+            }
+        };
+        Ok(exists.then_some(items))
+    }
+
+    /// Replaces a conversation's head. Returns whether this tenant has such a conversation.
     ///
     /// # Errors
     /// It cannot be read or written.
-    pub(crate) fn change<T>(
+    pub(crate) fn set_head<E: From<Error>>(
         &self,
         id: Id,
-        change: impl FnOnce(&mut ConversationRecord) -> T,
-    ) -> Result<Option<T>, Error> {
-        let _one = self.0.conversations.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut record) = self.get::<ConversationRecord>(id)? else { return Ok(None) };
-        let changed = change(&mut record);
-        self.put(&record)?;
-        Ok(Some(changed))
+        tenant: Tenant,
+        head: impl FnOnce(&Stored) -> Result<Conversation, E>,
+    ) -> Result<Option<Conversation>, E> {
+        self.rewrite(id, tenant, |stored| {
+            let head = head(stored)?;
+            Ok((Lines::with_head(stored, &head)?, head))
+        })
+    }
+
+    /// Removes an item of a conversation; `item` finds its number, and what to return.
+    ///
+    /// # Errors
+    /// The conversation cannot be read or written, or `item` fails.
+    pub(crate) fn remove_item<T, E: From<Error>>(
+        &self,
+        id: Id,
+        tenant: Tenant,
+        item: impl FnOnce(&Stored) -> Result<(usize, T), E>,
+    ) -> Result<Option<T>, E> {
+        self.rewrite(id, tenant, |stored| {
+            let (number, returned) = item(stored)?;
+            Ok((Lines::without(stored, number), returned))
+        })
+    }
+
+    fn rewrite<T, E: From<Error>>(
+        &self,
+        id: Id,
+        tenant: Tenant,
+        rewrite: impl FnOnce(&Stored) -> Result<(Lines, T), E>,
+    ) -> Result<Option<T>, E> {
+        let _one = self.lock(id);
+        let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
+        let (lines, returned) = rewrite(&stored)?;
+        self.put(id, lines, Entry { tenant, previous: None, bytes: 0, data: None, tally: None })?;
+        Ok(Some(returned))
+    }
+
+    /// Stores a record; `entry`: what the index is to know beside its size and content.
+    fn put(&self, id: Id, lines: Lines, entry: Entry) -> Result<(), Error> {
+        let (key, lines) = (id.key(), lines.into_bytes());
+        let bytes = lines.len() as u64;
+        self.check_size(bytes, RECORD_BYTES_MAX)?;
+        match &self.0.folder {
+            None => {
+                let data = Some(Arc::new(vec![lines.into()]));
+                self.index().insert(key, Entry { bytes, data, ..entry });
+            }
+            Some(folder) => {
+                let written = folder.write(entry.tenant, entry.previous, &lines)?;
+                // At once, so that the index and the directory agree.
+                let mut index = self.index();
+                written.place(key)?;
+                let evicted = index.insert(key, Entry { bytes, ..entry });
+                folder.remove(&evicted);
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, id: Id, entry: Entry) -> Result<Option<Stored>, Error> {
+        match (entry.data, &self.0.folder) {
+            (Some(chunks), _) => Ok(Some(Stored::new(chunks))),
+            // It may have been evicted in this moment.
+            (None, Some(folder)) => folder.read(id.key(), entry.bytes),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn check_size(&self, bytes: u64, limit: u64) -> Result<(), Error> {
+        let bytes_max = self.index().bounds().bytes_max.min(limit);
+        if bytes > bytes_max { Err(Error::TooLarge { bytes, bytes_max }) } else { Ok(()) }
+    }
+
+    fn lock(&self, id: Id) -> MutexGuard<'_, ()> {
+        let number = self.0.random[0].hash_one(id.key()) as usize % LOCKS;
+        self.0.conversations[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -256,23 +383,13 @@ impl Store {
     }
 }
 
-/// How deep this JSON is nested.
-fn depth(json: &[u8]) -> usize {
-    let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
-    for byte in json {
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' => is_escaped = in_string,
-            b'"' => in_string = !in_string,
-            b'{' | b'[' if !in_string => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    deepest
+/// Whether items can be added to a conversation of this size.
+///
+/// # Errors
+/// [`Error::Full`]
+pub(crate) fn check_room(tally: Tally, bytes: u64) -> Result<(), Error> {
+    let is_full = tally.items >= CONVERSATION_ITEMS_MAX || bytes >= CONVERSATION_BYTES_MAX;
+    if is_full { Err(Error::Full { items: tally.items, bytes }) } else { Ok(()) }
 }
 
 #[cfg(test)]

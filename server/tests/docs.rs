@@ -58,6 +58,7 @@ async fn the_metrics_are_described() {
         requests_max: 1,
         connections_max: 1,
         read_timeout: Duration::from_secs(1),
+        ..Limits::default()
     };
     let app = App::new(limits, metrics.clone());
     // A family shows itself once it has a member.
@@ -96,6 +97,7 @@ async fn the_parameters_are_described() {
         requests_max: 1,
         connections_max: 1,
         read_timeout: Duration::from_secs(1),
+        ..Limits::default()
     };
     let app = App::new(limits, Metrics::new("MODEL", "BACKEND"));
     let request = Request::get("/openapi.json").body(Body::empty()).expect("a request");

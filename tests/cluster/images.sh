@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # images.sh FOLDER PRODUCT...: makes the images of the products for the node, out of the binaries in FOLDER
-# (target/release), as docker archives in .deps/node/images/. The last stages of deploy/*.Dockerfile are used as they are; what
-# the stages before them would compile is given, and the base is a Debian of the same kind put together here,
-# because there is no registry of images to ask.
+# (target/release), as docker archives in .deps/node/images/. The last stages of deploy/*.Dockerfile are used as they are, over
+# a Debian of the same kind put together here, because there is no registry of images to ask. The stages before them would
+# compile what FOLDER has already: only that they find their sources is checked.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -65,13 +65,29 @@ build() {
   buildah --root "$PWD/.deps/node/buildah" --runroot "$scratch/buildah" --storage-driver overlay "$@"
 }
 
+# The build stage without its commands: each file that it copies must be there, and nothing that was built or fetched here.
+check_build_stage() { # product
+  {
+    sed '/^FROM .*${BASE_IMAGE}/,$d' "deploy/$1.Dockerfile" | sed -E -e ':join' -e '/\\$/{N;s/\\\n//;b join' -e '}' -e '/^RUN /d'
+    echo 'RUN test -f Cargo.lock -a -f rust-toolchain.toml -a -x deploy/stage -a ! -e .git -a ! -e .deps -a ! -e target'
+  } >"$scratch/$1.build.Dockerfile"
+  build bud --quiet --pull=never --isolation chroot --build-arg BUILD_IMAGE=localhost/base:1 \
+    --file "$scratch/$1.build.Dockerfile" . >"$scratch/log" 2>&1 || {
+    cat "$scratch/log" >&2
+    say "the build stage of deploy/$1.Dockerfile does not find its sources"
+    return 1
+  }
+  build rmi "$(tail -n 1 "$scratch/log")" >/dev/null
+}
+
 make_image() { # product
   local product=$1
+  check_build_stage "$product"
   # The last stage of the Dockerfile; the stage it copies from is the folder given instead.
   {
-    grep '^ARG BASE_IMAGE' "deploy/$product.Dockerfile"
+    grep -E '^ARG (BASE_IMAGE|PLATFORM)=' "deploy/$product.Dockerfile"
     # shellcheck disable=SC2016 # as it stands in the file
-    sed -n '/^FROM ${BASE_IMAGE}/,$p' "deploy/$product.Dockerfile"
+    sed -n '/^FROM .*${BASE_IMAGE}/,$p' "deploy/$product.Dockerfile"
   } >"$scratch/$product.Dockerfile"
   deploy/stage "$product" "$binaries" "$scratch/$product/out"
   build bud --quiet --pull=never --isolation chroot --build-arg BASE_IMAGE=localhost/base:1 \

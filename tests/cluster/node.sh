@@ -17,7 +17,7 @@ requirements() {
     say "needs root: namespaces, mounts and cgroups of its own"
     missing=1
   }
-  declare -A packages=([containerd]=containerd [ctr]=containerd [runc]=runc [nft]=nftables [ip]=iproute2
+  declare -A packages=([runc]=runc [nft]=nftables [ip]=iproute2
     [unshare]=util-linux [nsenter]=util-linux [openssl]=openssl [mount]=mount)
   for tool in "${!packages[@]}"; do
     command -v "$tool" >/dev/null || {

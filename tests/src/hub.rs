@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 
-/// The commit that every revision is.
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// The commit of every repository.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A mirror that answers until it is dropped.
 #[derive(Debug)]

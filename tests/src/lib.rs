@@ -5,12 +5,17 @@
 pub mod browser;
 pub mod clients;
 pub mod cluster;
+pub mod external_metrics;
 pub mod http;
 pub mod hub;
+pub mod limits;
+pub mod memory;
 pub mod node;
 pub mod process;
+pub mod registry;
 pub mod router;
 pub mod s3;
+pub mod scene;
 pub mod server;
 pub mod tidy;
 pub mod traffic;

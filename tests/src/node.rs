@@ -1,6 +1,7 @@
 //! The node that `tests/cluster/node.sh` starts, seen from a test that runs inside it: Helm, kubectl, pods and
 //! their processes. It needs what `make e2e` prepares.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -250,4 +251,125 @@ pub fn kill_component(name: &str) -> anyhow::Result<()> {
     let id = std::fs::read_to_string(folder()?.join("pids").join(name))?;
     run("kill", &["-s", "KILL", id.trim()])?;
     Ok(())
+}
+
+/// The IP addresses of the running pods that `selector` selects, without those that are being deleted.
+///
+/// # Errors
+/// As [`run`].
+pub fn addresses(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
+    let pods = get(&["pods", "--namespace", namespace, "--selector", selector])?;
+    let pods = pods["items"].as_array().into_iter().flatten();
+    let staying = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(staying.filter_map(|pod| pod["status"]["podIP"].as_str().map(str::to_owned)).collect())
+}
+
+/// A write to the API server by the operator.
+#[derive(Clone, Debug)]
+pub struct Write {
+    /// When the API server responded, in RFC 3339 with microseconds: comparable as text.
+    pub time: String,
+    /// The IP address of the pod that sent it.
+    pub address: String,
+    /// What was written: verb, resource and name.
+    pub what: String,
+    /// The HTTP status of the response.
+    pub status: u64,
+}
+
+/// All writes by operators since the start of the node, except those of Leases, from the API server's audit log.
+///
+/// # Errors
+/// There is no audit log.
+pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
+    let log = std::fs::read_to_string(folder()?.join("log/audit.log")).context("no audit log")?;
+    // The last line may be incomplete.
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let writes = events.filter(|event| event["objectRef"]["resource"] != "leases").map(|event| {
+        let text =
+            |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let what =
+            ["/verb", "/objectRef/resource", "/objectRef/name", "/objectRef/subresource"].map(text).join(" ");
+        Write {
+            time: text("/stageTimestamp"),
+            address: text("/sourceIPs/0"),
+            what: what.trim_end().to_owned(),
+            status: event["responseStatus"]["code"].as_u64().unwrap_or_default(),
+        }
+    });
+    Ok(writes.collect())
+}
+
+impl Release {
+    /// [`Release::install`] of another chart, such as one of an earlier release. [`Release::upgrade`] then upgrades it to
+    /// the present one.
+    ///
+    /// # Errors
+    /// As [`Release::install`].
+    pub fn install_chart(helm: &'static str, chart: &str, arguments: &[&str]) -> anyhow::Result<Self> {
+        let release = Self { helm, is_installed: true };
+        let fixed = [
+            "install",
+            "--create-namespace",
+            "--namespace",
+            OPERATOR_NAMESPACE,
+            "--wait",
+            "--timeout",
+            "60s",
+        ];
+        let named = ["ovfleet", chart, "--values", "tests/cluster/values.yaml"];
+        run(helm, &[&fixed[..], &named[..], arguments].concat())?;
+        Ok(release)
+    }
+}
+
+/// Waits until a condition of an LLMDeployment has a status and a reason and the whole status is about the present spec.
+/// Returns the message of the condition.
+///
+/// # Errors
+/// It does not become so within two minutes; the error lists the conditions, the pods and the events of the namespace.
+pub fn await_condition(
+    namespace: &str,
+    name: &str,
+    (condition, status, reason): (&str, &str, &str),
+) -> anyhow::Result<String> {
+    const LIMIT: Duration = Duration::from_secs(120);
+    let seen = await_state(&format!("{name}: {condition}={status}, {reason}"), LIMIT, || {
+        let resource = get(&["llmd", name, "--namespace", namespace])?;
+        let is_current = resource["status"]["observedGeneration"] == resource["metadata"]["generation"];
+        let conditions = resource["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = conditions.iter().find(|found| {
+            found["type"] == condition && found["status"] == status && found["reason"] == reason
+        });
+        anyhow::ensure!(is_current && found.is_some(), "{:#}", Value::from(conditions.clone()));
+        Ok(found.map(|found| found["message"].as_str().unwrap_or_default().to_owned()))
+    });
+    seen.with_context(|| kubectl(&["get", "pods,events", "--namespace", namespace]).unwrap_or_default())
+}
+
+/// A PersistentVolume of the storage class `here` that all pods of the node share, and its folder.
+///
+/// # Errors
+/// As [`run`].
+pub fn shared_volume(name: &str) -> anyhow::Result<PathBuf> {
+    let folder = folder()?.join("volumes").join(name);
+    std::fs::create_dir_all(&folder)?;
+    // Pods run as a user that the node does not know.
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777))?;
+    let volume = format!(
+        "
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: {name}}}
+spec:
+  capacity: {{storage: 1Gi}}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: here
+  hostPath: {{path: {}}}
+",
+        folder.display()
+    );
+    run_with_input("kubectl", &["apply", "--filename=-"], &volume)?;
+    Ok(folder)
 }

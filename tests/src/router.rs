@@ -21,14 +21,31 @@ pub fn replica(server: &Server) -> String {
     format!("--replica={}/{}", server.address(), grpc.rsplit(':').next().unwrap_or_default())
 }
 
+/// A router on a free port, with `arguments`, without those that the environment holds.
+///
+/// # Errors
+/// The router has not been built.
+pub fn command(arguments: &[String]) -> anyhow::Result<Command> {
+    let mut command = without_settings(Command::new(built("router")?));
+    command.args(["--host", "127.0.0.1", "--port", "0"]).args(arguments);
+    Ok(command)
+}
+
 impl Router {
     /// Starts a router with `arguments` and waits until it is ready.
     ///
     /// # Errors
     /// It does not become ready within [`START_LIMIT`].
     pub fn start(arguments: &[String]) -> anyhow::Result<Self> {
-        let mut command = without_settings(Command::new(built("router")?));
-        let process = Process::start(command.args(["--host", "127.0.0.1", "--port", "0"]).args(arguments))?;
+        Self::from_command(&mut command(arguments)?)
+    }
+
+    /// Starts `command`, which runs a router on a free port, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not become ready within [`START_LIMIT`].
+    pub fn from_command(command: &mut Command) -> anyhow::Result<Self> {
+        let process = Process::start(command)?;
         let address = process.await_line(START_LIMIT, address)?;
         let router = Self { process, address };
         await_condition("the router to be ready", START_LIMIT, || {

@@ -221,7 +221,9 @@ impl Server {
     }
 
     fn is_ready(&self) -> bool {
-        let address = self.address.clone();
+        // The API's port may need a token.
+        let has_admin_port = self.process.output().contains(ADMIN_MARK);
+        let address = if has_admin_port { admin_address(&self.process) } else { self.address.clone() };
         probe(&address, "/v2/health/ready").is_ok_and(|status| status == 200)
     }
 }
@@ -240,6 +242,20 @@ pub fn probe(address: &str, path: &str) -> anyhow::Result<u16> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no HTTP answer")
+}
+
+/// What precedes the address of the admin port in the log.
+const ADMIN_MARK: &str = "metrics and probes on ";
+
+/// Host and port at which a process serves metrics and probes, of a server or a router with `--admin-port`.
+///
+/// # Panics
+/// If the process does not say where they are, which it does before it is ready.
+#[must_use]
+pub fn admin_address(process: &Process) -> String {
+    let output = process.output();
+    let (_, address) = output.split_once(ADMIN_MARK).expect("it says where its probes are");
+    address.lines().next().unwrap_or_default().trim().to_owned()
 }
 
 /// The HTTP address in the line of the log that tells it.

@@ -11,7 +11,7 @@ mod sources;
 
 pub use documents::{decisions, links, mentioned_flags};
 pub use manifests::manifests;
-pub use sources::sources;
+pub use sources::{long_files, sources};
 
 /// Folders that hold what was fetched or built, wherever they are.
 const SKIPPED_FOLDERS: [&str; 6] = [".git", ".deps", ".venv", "target", "node_modules", "__pycache__"];
@@ -134,12 +134,37 @@ pub fn contents(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Checks that base images are pinned by digest: a tag is another image tomorrow.
+#[must_use]
+pub fn base_images(tree: &Tree) -> Vec<Finding> {
+    let dockerfiles = tree.files.iter().filter(|file| file.path.ends_with("Dockerfile"));
+    let is_base = |line: &&str| {
+        let is_literal = line.starts_with("FROM ") && !line.contains('$');
+        is_literal || (line.starts_with("ARG ") && line.contains("_IMAGE="))
+    };
+    let of_file = |file: &File| -> Vec<Finding> {
+        let lines = file.text.lines().filter(is_base).filter(|line| !line.contains("@sha256:"));
+        lines.map(|line| Finding::new(&file.path, format!("{line}: add @sha256:DIGEST"))).collect()
+    };
+    dockerfiles.flat_map(of_file).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn tree(files: Vec<File>) -> Tree {
         Tree { files }
+    }
+
+    #[test]
+    fn finds_base_images_without_a_digest() {
+        let text = "ARG BASE_IMAGE=debian:12\nARG PLATFORM=linux/amd64\nFROM ${BASE_IMAGE} AS build\nFROM scratch:1\n";
+        assert_eq!(base_images(&tree(vec![File::new("a.Dockerfile", text)])).len(), 2);
+        assert_eq!(
+            base_images(&tree(vec![File::new("Dockerfile", "ARG BASE_IMAGE=debian:12@sha256:1")])),
+            []
+        );
     }
 
     #[test]

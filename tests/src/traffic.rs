@@ -114,7 +114,10 @@ impl Account {
 /// Traffic that flows until it is stopped.
 #[derive(Debug)]
 pub struct Traffic {
+    started: Instant,
     stop: watch::Sender<bool>,
+    /// The API key of the next requests.
+    key: watch::Sender<Option<String>>,
     clients: JoinSet<()>,
     ended: Arc<Mutex<Account>>,
     counted: watch::Receiver<usize>,
@@ -124,7 +127,14 @@ impl Traffic {
     /// Starts it.
     #[must_use]
     pub fn start(plan: &Plan) -> Self {
+        Self::start_with_key(plan, None)
+    }
+
+    /// [`Traffic::start`], with an API key.
+    #[must_use]
+    pub fn start_with_key(plan: &Plan, key: Option<&str>) -> Self {
         let (stop, stopped) = watch::channel(false);
+        let (key, key_in_use) = watch::channel(key.map(str::to_owned));
         let (count, counted) = watch::channel(0);
         let count = Arc::new(count);
         let ended = Arc::new(Mutex::new(Account::default()));
@@ -133,6 +143,7 @@ impl Traffic {
         for client in 0..plan.clients {
             let (plan, stopped, ended, count) =
                 (plan.clone(), stopped.clone(), Arc::clone(&ended), Arc::clone(&count));
+            let key = key_in_use.clone();
             clients.spawn(async move {
                 // Connections are kept between requests, as clients do it.
                 let http = crate::http::client();
@@ -142,7 +153,8 @@ impl Traffic {
                     }
                     let mark = format!("{client}-{number}");
                     let sent = started.elapsed();
-                    let (outcome, retries) = ask(&http, &plan, &mark).await;
+                    let key = key.borrow().clone();
+                    let (outcome, retries) = ask(&http, &plan, &mark, key.as_deref()).await;
                     let request = Request { mark, sent, took: started.elapsed() - sent, retries, outcome };
                     let mut account = ended.lock().unwrap_or_else(PoisonError::into_inner);
                     account.requests.push(request);
@@ -150,7 +162,18 @@ impl Traffic {
                 }
             });
         }
-        Self { stop, clients, ended, counted }
+        Self { started, stop, key, clients, ended, counted }
+    }
+
+    /// Sends the next requests with another API key.
+    pub fn use_key(&self, key: &str) {
+        self.key.send_replace(Some(key.to_owned()));
+    }
+
+    /// The time since the start of the traffic, comparable to [`Request::sent`].
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Waits until `more` further requests have ended, so that what was done before is behind them.
@@ -168,7 +191,7 @@ impl Traffic {
     }
 }
 
-async fn ask(http: &reqwest::Client, plan: &Plan, mark: &str) -> (Outcome, u32) {
+async fn ask(http: &reqwest::Client, plan: &Plan, mark: &str, key: Option<&str>) -> (Outcome, u32) {
     let body = json!({
         "model": plan.model,
         "stream": true,
@@ -178,11 +201,14 @@ async fn ask(http: &reqwest::Client, plan: &Plan, mark: &str) -> (Outcome, u32) 
         "messages": [{"role": "user", "content": format!("Request {mark}: count from one to twenty.")}],
     });
     for retries in 0.. {
-        let request = http
+        let mut request = http
             .post(format!("{}/v3/chat/completions", plan.url))
             .header("x-request-id", mark)
             .timeout(ANSWER_LIMIT)
             .json(&body);
+        if let Some(key) = key {
+            request = request.bearer_auth(key);
+        }
         // That there is an answer means that its head has come. From then on nothing is sent again: the client may
         // have seen a part of it.
         match request.send().await {

@@ -94,6 +94,16 @@ fn both_helms_render_the_same() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `helm upgrade --reuse-values` renders this chart with the values of the installed one, whose chart may be older.
+#[test]
+fn values_of_the_chart_before_render() -> anyhow::Result<()> {
+    for version in HELMS {
+        let text = render(version, &["--set", "upgrades=null"])?;
+        assert!(!text.contains("--max-concurrent-upgrades"), "{version}: the operator's default applies");
+    }
+    Ok(())
+}
+
 /// The schema of each kind the API server has, strict, in files as kubeconform wants them.
 fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
     let mut definitions = open_api["definitions"].clone();
@@ -182,6 +192,7 @@ fn what_is_not_a_value_is_refused() -> anyhow::Result<()> {
             ("log.format=xml", "format"),
             ("replicas=-1", "replicas"),
             ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
+            ("upgrades.maxConcurrent=0", "maxConcurrent"),
         ] {
             let error = render(version, &["--set", wrong]).expect_err(wrong).to_string();
             assert!(error.contains(named), "{version} {wrong}: {error}");
@@ -198,6 +209,97 @@ fn a_namespaced_install_touches_nothing_of_the_cluster() -> anyhow::Result<()> {
     assert_eq!(namespaces, BTreeSet::from(["ovfleet", "team-a", "team-b"]));
     for object in &objects {
         assert!(!field(object, "/kind").starts_with("Cluster"), "{object}");
+    }
+    Ok(())
+}
+
+#[test]
+fn openshift_chooses_the_user_of_the_operator() -> anyhow::Result<()> {
+    let user = |arguments: &[&str]| -> anyhow::Result<Value> {
+        let objects = objects(&render("helm4", arguments)?)?;
+        let deployment =
+            objects.iter().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
+        Ok(deployment["spec"]["template"]["spec"]["securityContext"]["runAsUser"].clone())
+    };
+    assert_eq!(user(&[])?, json!(65532));
+    assert_eq!(user(&["--api-versions", "security.openshift.io/v1"])?, Value::Null);
+    Ok(())
+}
+
+#[test]
+fn the_operator_can_change_its_own_lease_only() -> anyhow::Result<()> {
+    let objects = objects(&render("helm4", &[])?)?;
+    let rules = objects.iter().filter(|object| object["kind"] == "Role");
+    let rules = rules.flat_map(|role| role["rules"].as_array().cloned().unwrap_or_default());
+    for rule in rules.filter(|rule| rule["resources"] == json!(["leases"])) {
+        let is_create = rule["verbs"] == json!(["create"]);
+        assert!(is_create || rule["resourceNames"] == json!(["fleet"]), "{rule}");
+    }
+    Ok(())
+}
+
+/// As who installs from a download of it does.
+#[test]
+fn the_chart_of_the_definition_works_alone() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let chart = folder.path().join("ovfleet-crds");
+    let copied = Command::new("cp")
+        .args(["-R", "-P", "charts/ovfleet-crds"])
+        .arg(&chart)
+        .current_dir(tests::root())
+        .status()?;
+    assert!(copied.success());
+    for version in HELMS {
+        let output =
+            helm(version, &["template", "crds", &chart.to_string_lossy(), "--kube-version", "1.35"])?;
+        assert!(output.status.success(), "{version}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("kind: CustomResourceDefinition"));
+    }
+    Ok(())
+}
+
+/// One LLMDeployment is one model: alerts about requests and replicas have to say which it is.
+#[test]
+fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
+    let read = |file: &str| std::fs::read_to_string(tests::root().join("charts/ovfleet").join(file));
+    let alerts: Value = serde_yaml::from_str(&read("alerts/ovfleet.yaml")?)?;
+    let dashboard: Value = serde_json::from_str(&read("dashboards/ovfleet.json")?)?;
+    let mut expressions = Vec::new();
+    for rule in alerts["groups"][0]["rules"].as_array().into_iter().flatten() {
+        expressions.push(field(rule, "/expr").to_owned());
+    }
+    for panel in dashboard["panels"].as_array().into_iter().flatten() {
+        let targets = panel["targets"].as_array().into_iter().flatten();
+        expressions.extend(targets.map(|target| field(target, "/expr").to_owned()));
+    }
+    assert!(expressions.len() > 40, "{expressions:#?}");
+    for expression in expressions.iter().filter(|expression| !expression.contains("ovfleet_operator_")) {
+        // What is not aggregated keeps all labels.
+        assert!(
+            expression.contains("llmdeployment") || !expression.contains("sum"),
+            "{expression} is of all models together"
+        );
+    }
+    Ok(())
+}
+
+/// Each alert fires for the model that is in trouble and for no other, and says what its text promises.
+#[test]
+fn alerts_fire_when_they_should_and_not_otherwise() -> anyhow::Result<()> {
+    const VECTORS: &str = "tests/tests/charts/alerts.yaml";
+    let output = tool("promtool")?.args(["test", "rules", VECTORS]).output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let read = |file: &str| std::fs::read_to_string(tests::root().join(file));
+    let rules: Value = serde_yaml::from_str(&read("charts/ovfleet/alerts/ovfleet.yaml")?)?;
+    let vectors: Value = serde_yaml::from_str(&read(VECTORS)?)?;
+    let tests = vectors["tests"].as_array().into_iter().flatten();
+    let tests: Vec<&Value> = tests.flat_map(|test| test["alert_rule_test"].as_array()).flatten().collect();
+    for rule in rules["groups"][0]["rules"].as_array().into_iter().flatten() {
+        let of_rule = || tests.iter().filter(|test| test["alertname"] == rule["alert"]);
+        let fires = |test: &&&Value| test["exp_alerts"].as_array().is_some_and(|alerts| !alerts.is_empty());
+        assert!(of_rule().any(|test| fires(&test)), "nothing shows that {} fires", rule["alert"]);
+        assert!(of_rule().any(|test| !fires(&test)), "nothing shows when {} does not fire", rule["alert"]);
     }
     Ok(())
 }
@@ -249,9 +351,12 @@ fn rights(objects: &[Value]) -> String {
 #[test]
 fn its_rights_are_those_listed_and_none_is_dangerous() -> anyhow::Result<()> {
     let rights = rights(&objects(&render("helm4", &[])?)?);
-    for forbidden in ["secrets", "pods/exec", "pods/attach", "*", "escalate", "bind ", "impersonate", "nodes"]
-    {
+    for forbidden in ["pods/exec", "pods/attach", "*", "escalate", "bind ", "impersonate", "nodes"] {
         assert!(!rights.contains(forbidden), "{forbidden} is among the rights:\n{rights}");
+    }
+    // The replica token is created and never read.
+    for right in rights.lines().filter(|right| right.contains("secrets")) {
+        assert_eq!(right, "  secrets (core): create");
     }
     expect_file!["charts/rights.txt"].assert_eq(&rights);
     Ok(())

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use tests::hub::Hub;
+use tests::hub::{COMMIT, Hub};
 use tests::process::Process;
 use tests::s3::{Keys, S3};
 use tests::server::{START_LIMIT, bare_command};
@@ -89,8 +89,11 @@ async fn from_a_hub_comes_what_is_like_the_pattern_and_nobody_is_asked_again() {
     let digest: String =
         Sha256::digest(format!("{hex}  model-Q4.gguf\n")).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(fetched.report["digest"], format!("sha256:{digest}"));
+    assert_eq!(fetched.report["revision"], COMMIT, "the commit that the branch led to");
     drop(hub);
-    fetch(folder.path(), &arguments).assert_ended(0, "Fetched");
+    let again = fetch(folder.path(), &arguments);
+    again.assert_ended(0, "Fetched");
+    assert_eq!(again.report["revision"], COMMIT);
 }
 
 #[tokio::test(flavor = "multi_thread")]

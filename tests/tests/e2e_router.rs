@@ -238,6 +238,78 @@ async fn the_same_with_four_servers_of_the_sample_model() {
     killed_stopped_and_restarted(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_replica_token_is_replaced_under_load_and_no_request_fails() {
+    const OLD: &str = "old-0123456789abcdef";
+    const NEW: &str = "new-0123456789abcdef";
+    let folder = tempfile::tempdir().unwrap();
+    // Kubelets do not update the files of all pods at the same time: each process has its own.
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let flag = |name: &str| {
+        write(name, OLD);
+        format!("--replica-token-file={}", folder.path().join(name).display())
+    };
+    let arguments = |name: &str| {
+        [&SIM[..], &["--admin-port=0"]]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .chain([flag(name)])
+            .collect::<Vec<_>>()
+    };
+    let places = ["0", "1"].map(|name| {
+        let arguments = arguments(name);
+        Place::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    });
+    let names = places.each_ref().map(|place| place.server().address().to_owned());
+    let mut all = places.each_ref().map(|place| replica(place.server())).to_vec();
+    all.extend(["--threads=1".to_owned(), flag("router")]);
+    let router = Router::start(&all).expect("the router starts");
+    let by_client = (0..CLIENTS).map(|_| AtomicUsize::default()).collect();
+    let tally = Arc::new(Tally { by_client, ..Tally::default() });
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let url = router.url("/v3/chat/completions");
+        clients.spawn(client(number, url, json!("sim"), Arc::clone(&tally)));
+    }
+    let processes = [
+        ("router", router.process()),
+        ("0", places[0].server().process()),
+        ("1", places[1].server().process()),
+    ];
+    let both = format!("{NEW}\n{OLD}\n");
+    for (order, text, tokens) in [([0, 1, 2], both.as_str(), "tokens=2"), ([1, 0, 2], NEW, "tokens=1")] {
+        for process in order.map(|index| &processes[index]) {
+            let (name, process) = process;
+            write(name, text);
+            let has_read = |line: &str| {
+                (line.contains("the replica token has changed") && line.contains(tokens)).then_some(())
+            };
+            process.await_line(LIMIT, has_read).unwrap();
+            for replica in &names {
+                tally.await_more(2, replica).await;
+            }
+        }
+    }
+    tally.is_over.store(true, Ordering::Relaxed);
+    while let Some(ended) = clients.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(tally.broken.load(Ordering::Relaxed), 0);
+    let retries = http::get(&router.url("/metrics")).await.unwrap().body;
+    let retries = metric(retries.as_str().unwrap(), "ovfleet_router_retries_total").unwrap_or(0.0);
+    assert!(retries.abs() < f64::EPSILON, "{retries} requests were rejected by a replica");
+    let client = http::client();
+    for (token, status) in [(OLD, 401), (NEW, 200)] {
+        for place in &places {
+            let url = place.server().url("/v3/models");
+            let answer = client.get(url).header("x-ovfleet-replica-token", token).send().await.unwrap();
+            assert_eq!(answer.status().as_u16(), status);
+        }
+    }
+    nothing_is_left(&router).await;
+}
+
 #[tokio::test]
 async fn load_reports_include_what_was_sent_and_a_full_fleet_makes_requests_wait() {
     // One sequence at a time at either of two.

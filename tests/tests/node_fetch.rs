@@ -2,11 +2,8 @@
 //! replicas that keeps what is used. On the node that `make e2e` starts.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use serde_json::Value;
 use tests::node::{self, Namespace, Release, kubectl};
 use tests::s3::{Keys, S3};
 
@@ -57,22 +54,6 @@ spec:
     )
 }
 
-/// Waits until a condition has a status and a reason, and the status is about what the resource says now; gives the
-/// message.
-fn await_condition(name: &str, (condition, status, reason): (&str, &str, &str)) -> anyhow::Result<String> {
-    let seen = node::await_state(&format!("{name}: {condition}={status}, {reason}"), LIMIT, || {
-        let resource = node::get(&["llmd", name, "--namespace", NAMESPACE])?;
-        let is_current = resource["status"]["observedGeneration"] == resource["metadata"]["generation"];
-        let conditions = resource["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let found = conditions.iter().find(|found| {
-            found["type"] == condition && found["status"] == status && found["reason"] == reason
-        });
-        anyhow::ensure!(is_current && found.is_some(), "{:#}", Value::from(conditions.clone()));
-        Ok(found.map(|found| found["message"].as_str().unwrap_or_default().to_owned()))
-    });
-    seen.with_context(|| kubectl(&["get", "pods,events", "--namespace", NAMESPACE]).unwrap_or_default())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_are_tried_and_a_full_disk_is_told() -> anyhow::Result<()> {
     let s3 = s3().await?;
@@ -81,42 +62,18 @@ async fn credentials_are_tried_and_a_full_disk_is_told() -> anyhow::Result<()> {
     secret("wrong", "guess")?;
     secret("right", "right")?;
     node::apply(NAMESPACE, &manifest("chat", &s3, ("a", "wrong"), ""))?;
-    let message = await_condition("chat", ("ModelAvailable", "False", "Unauthorized"))?;
+    let message = node::await_condition(NAMESPACE, "chat", ("ModelAvailable", "False", "Unauthorized"))?;
     assert!(message.contains("refuses these credentials") && !message.contains("guess"), "{message}");
     node::apply(NAMESPACE, &manifest("chat", &s3, ("a", "right"), ""))?;
-    await_condition("chat", ("Ready", "True", "Serving"))?;
+    node::await_condition(NAMESPACE, "chat", ("Ready", "True", "Serving"))?;
 
     let small =
         "  podTemplate: {spec: {volumes: [{name: model, emptyDir: {medium: Memory, sizeLimit: 20Mi}}]}}";
     node::apply(NAMESPACE, &manifest("small", &s3, ("a", "right"), small))?;
-    let message = await_condition("small", ("ModelAvailable", "False", "DiskFull"))?;
+    let message = node::await_condition(NAMESPACE, "small", ("ModelAvailable", "False", "DiskFull"))?;
     assert!(message.contains("no room for /model/"), "{message}");
-    await_condition("small", ("Degraded", "True", "DiskFull"))?;
+    node::await_condition(NAMESPACE, "small", ("Degraded", "True", "DiskFull"))?;
     Ok(())
-}
-
-/// A volume that pods of one node share.
-fn volume() -> anyhow::Result<std::path::PathBuf> {
-    let folder = node::folder()?.join("volume");
-    std::fs::create_dir_all(&folder)?;
-    // Pods are nobody in particular.
-    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777))?;
-    let volume = format!(
-        "
-apiVersion: v1
-kind: PersistentVolume
-metadata: {{name: models}}
-spec:
-  capacity: {{storage: 1Gi}}
-  accessModes: [ReadWriteOnce]
-  persistentVolumeReclaimPolicy: Retain
-  storageClassName: here
-  hostPath: {{path: {}}}
-",
-        folder.display()
-    );
-    node::apply(NAMESPACE, &volume)?;
-    Ok(folder)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,13 +82,13 @@ async fn a_shared_volume_keeps_the_model_that_is_served_and_the_one_before() -> 
     let _release = Release::install("helm4", &[])?;
     let _namespace = Namespace::new(NAMESPACE)?;
     secret("right", "right")?;
-    let folder = volume()?;
+    let folder = node::shared_volume("models")?;
     let shared = "    cache: {mode: shared, size: 1Gi, storageClass: here, accessMode: ReadWriteOnce}";
     let mut kept: Vec<Vec<String>> = Vec::new();
     for source in ["a", "b", "c", "b"] {
         node::apply(NAMESPACE, &manifest("chat", &s3, (source, "right"), shared))?;
-        await_condition("chat", ("Progressing", "False", "Done"))?;
-        await_condition("chat", ("Ready", "True", "Serving"))?;
+        node::await_condition(NAMESPACE, "chat", ("Progressing", "False", "Done"))?;
+        node::await_condition(NAMESPACE, "chat", ("Ready", "True", "Serving"))?;
         // What is leaving still uses what it has loaded, and the next fetch would let it be.
         node::await_state("the former replica to be gone", LIMIT, || {
             let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;

@@ -1,47 +1,24 @@
 //! What clients see while a deployment is scaled, changed and hurt under continuous streaming traffic: nothing. Each
 //! request is marked and accounted for. On the node that `make e2e` starts.
 
-use std::path::Path;
-use std::time::Duration;
-
-use anyhow::Context as _;
 use serde_json::Value;
 use tests::hub::Hub;
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::traffic::{Account, Outcome, Plan, Traffic};
+use tests::scene::{self, AROUND, LIMIT, ROUTER, SERVER, assert_none_failed};
+use tests::traffic::{Account, Outcome, Traffic};
 
-const LIMIT: Duration = Duration::from_secs(120);
-/// Requests that are let pass before and after each change, so that it happens among traffic.
-const AROUND: usize = 12;
 const CLIENTS: usize = 4;
 const NAMESPACE: &str = "traffic";
-const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
-const ROUTER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=router";
 
 fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
-    format!(
+    let more = format!(
         "
-apiVersion: ovfleet.dev/v1alpha1
-kind: LLMDeployment
-metadata: {{name: chat, namespace: {NAMESPACE}}}
-spec:
-  model:
-    name: chat
-    source:
-      hf:
-        endpoint: {}
-        repo: owner/model
-        files: ['*.gguf']
   engine:
     kvCache: {{size: 256Mi}}
     extraArgs: ['--max-queue={queue}']
-  resources:
-    limits: {{memory: 1536Mi}}
-  replicas: {replicas}
-  router: {{replicas: 2}}
-",
-        hub.url()
-    )
+  router: {{replicas: 2}}"
+    );
+    scene::manifest(NAMESPACE, hub, replicas, &more)
 }
 
 /// An installed chart, a deployment that is ready, and traffic through its Service.
@@ -57,20 +34,10 @@ impl Scene {
     async fn set(replicas: u32) -> anyhow::Result<Self> {
         let release = Release::install("helm4", &[])?;
         let namespace = Namespace::new(NAMESPACE)?;
-        let model = tests::sample_model();
-        let hub = Hub::start(node::ADDRESS, "owner/model", &[Path::new(&model)]).await?;
+        let hub = scene::hub().await?;
         node::apply(NAMESPACE, &manifest(&hub, replicas, 100))?;
         settled(replicas)?;
-        let service = node::get(&["service", "chat", "--namespace", NAMESPACE])?;
-        let address = service["spec"]["clusterIP"].as_str().context("a Service without an address")?;
-        let address = format!("{address}:{}", service["spec"]["ports"][0]["port"]);
-        node::await_state("the Service to answer", LIMIT, || {
-            Ok(tests::server::probe(&address, "/v3/models").is_ok_and(|status| status == 200).then_some(()))
-        })?;
-        let url = format!("http://{address}");
-        let plan = Plan { url, model: "chat".to_owned(), clients: CLIENTS, tokens: 48 };
-        let mut traffic = Traffic::start(&plan);
-        traffic.flow(AROUND).await;
+        let traffic = scene::traffic(NAMESPACE, CLIENTS, None).await?;
         Ok(Self { hub, traffic, _namespace: namespace, _release: release })
     }
 
@@ -88,34 +55,13 @@ impl Scene {
     }
 }
 
-/// Waits until the status is about what the resource says now, and all is as it should be.
 fn settled(replicas: u32) -> anyhow::Result<()> {
-    node::await_state("the deployment to be settled", LIMIT, || {
-        let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
-        let status = &resource["status"];
-        let condition = |name: &str| {
-            let conditions = status["conditions"].as_array().into_iter().flatten();
-            conditions.filter(|found| found["type"] == name).any(|found| found["status"] == "True")
-        };
-        let counts = ["replicas", "readyReplicas", "routableReplicas", "updatedReplicas"];
-        let is_settled = status["observedGeneration"] == resource["metadata"]["generation"]
-            && counts.iter().all(|name| status[*name] == replicas)
-            && condition("Ready")
-            && !condition("Progressing");
-        anyhow::ensure!(is_settled, "{status:#}");
-        Ok(Some(()))
-    })
-    .with_context(|| kubectl(&["get", "pods,events", "--namespace", NAMESPACE]).unwrap_or_default())
+    scene::settled(NAMESPACE, replicas)
 }
 
 fn scale(replicas: u32) -> anyhow::Result<()> {
     kubectl(&["scale", "llmd/chat", "--namespace", NAMESPACE, &format!("--replicas={replicas}")])?;
     settled(replicas)
-}
-
-fn assert_none_failed(account: &Account) {
-    assert!(account.requests.len() > 3 * AROUND, "{}", account.summary());
-    assert_eq!(account.failures().len(), 0, "{}", account.summary());
 }
 
 #[tokio::test(flavor = "multi_thread")]

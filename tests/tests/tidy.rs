@@ -1,6 +1,8 @@
 //! The tree keeps its own rules. `tests/src/tidy.rs` says what they are.
 
-use tests::tidy::{Finding, Tree, contents, decisions, links, manifests, mentioned_flags, sources};
+use tests::tidy::{
+    Finding, Tree, base_images, contents, decisions, links, long_files, manifests, mentioned_flags, sources,
+};
 
 fn tree() -> Tree {
     let tree = Tree::read(&tests::root()).expect("the repository can be read");
@@ -20,13 +22,23 @@ fn crates_are_named_by_their_path_and_depend_as_allowed() {
 }
 
 #[test]
-fn rust_files_are_short_described_and_safe() {
+fn rust_files_are_described_and_safe() {
     assert_none(&sources(&tree()));
+    for long in long_files(&tree()) {
+        eprintln!("{}: {}", long.path, long.message);
+    }
 }
 
 #[test]
 fn nothing_names_a_machine_or_a_registry_and_no_file_is_large() {
     assert_none(&contents(&tree()));
+}
+
+#[test]
+fn base_images_are_pinned_by_digest() {
+    let tree = tree();
+    assert!(tree.file("deploy/server.Dockerfile").is_some());
+    assert_none(&base_images(&tree));
 }
 
 #[test]

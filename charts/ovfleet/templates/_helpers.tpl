@@ -24,8 +24,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ $image.repository }}:{{ $image.tag | default $context.Chart.AppVersion }}
 {{- end }}
 
-{{- /* What the operator may do in each namespace it watches. It cannot read Secrets, cannot exec into pods
-and grants no more than it has. */ -}}
+{{- /* What the operator may do in each namespace it watches. It cannot read, change or delete Secrets, cannot exec into
+pods and grants no more than it has. */ -}}
 {{- define "ovfleet.rules" -}}
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments]
@@ -40,6 +40,10 @@ and grants no more than it has. */ -}}
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: [get, list, watch, create, patch, delete]
+# The replica token, which is not read again once it was created.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
@@ -72,4 +76,8 @@ and grants no more than it has. */ -}}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+# Why a Job creates no pod and a pod mounts no volume is reported in events only.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, watch]
 {{- end }}

@@ -6,10 +6,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::rules;
+use crate::flags::{ExtraArgs, SERVER_FLAGS};
+use crate::{formats, rules};
 
-/// The flags of the server that are none of `engine.extraArgs`, and what to do instead.
-pub const TAKEN_FLAGS: [(&str, &str); 16] = [
+/// The flags of the server that `engine.extraArgs` may not hold, and what to use instead.
+pub const TAKEN_FLAGS: [(&str, &str); 18] = [
+    ("--admin-port", "the operator sets it"),
     ("--device", "use engine.device"),
     ("--drain-timeout", "use drain.timeout"),
     ("--grpc-port", "the operator sets it"),
@@ -26,29 +28,12 @@ pub const TAKEN_FLAGS: [(&str, &str); 16] = [
     ("--no-prefix-caching", "use engine.kvCache.prefixCaching"),
     ("--plugin-config", "use engine.pluginConfig"),
     ("--port", "the operator sets it"),
+    ("--replica-token-file", "use security.replicaTokenSecretRef"),
 ];
 
-/// What may be in `engine.extraArgs`; which of them may not be is said by its name.
+/// Which flags `engine.extraArgs` may hold.
 fn extra_args_rules() -> serde_json::Value {
-    let flags: Vec<String> = TAKEN_FLAGS.iter().map(|(flag, _)| format!("'{flag}'")).collect();
-    let instead: Vec<String> =
-        TAKEN_FLAGS.iter().map(|(flag, instead)| format!("'{flag}': '{instead}'")).collect();
-    let is_taken = format!("argument.split('=')[0] in [{}]", flags.join(", "));
-    let first = format!("self.extraArgs.filter(argument, {is_taken})[0].split('=')[0]");
-    serde_json::json!([
-        {
-            "rule": "self.extraArgs.all(argument, argument.startsWith('--'))",
-            "message": "each of engine.extraArgs begins with -- and has its value behind =, as in --weights=compact",
-        },
-        {
-            "rule": format!("!self.extraArgs.exists(argument, {is_taken})"),
-            "message": "engine.extraArgs may not repeat a flag that has a field of its own, nor one that the operator sets",
-            "messageExpression": format!(
-                "'engine.extraArgs may not have ' + {first} + ': ' + {{{}}}[{first}]",
-                instead.join(", ")
-            ),
-        },
-    ])
+    ExtraArgs { field: "engine", program: "server", known: SERVER_FLAGS, taken: &TAKEN_FLAGS }.rules()
 }
 
 /// The server of each replica.
@@ -58,11 +43,11 @@ fn extra_args_rules() -> serde_json::Value {
 pub struct Engine {
     /// The server's image. Default: the one of the operator's own version.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[^\s]+$"))]
+    #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
 
     /// The device that computes, in OpenVINO's words: `CPU`, `GPU`, `GPU.1`, `NPU`, `AUTO`, `HETERO:GPU,CPU`.
-    #[schemars(length(max = 128), regex(pattern = r"^[A-Z][A-Za-z0-9_.:,]*$"))]
+    #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
 
     /// The cache of keys and values, by which a replica's capacity is counted.
@@ -133,6 +118,8 @@ impl Default for KvCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPrecision {
+    /// 4 bits with scales: half the memory of `u8`, less exact, and computed by the kernels of OpenVINO's plugin.
+    U4,
     /// 8 bits with scales.
     U8,
     /// 16 bits, the range of 32.
@@ -148,6 +135,7 @@ impl KvPrecision {
     #[must_use]
     pub fn flag(self) -> &'static str {
         match self {
+            Self::U4 => "u4",
             Self::U8 => "u8",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",

@@ -1,26 +1,29 @@
 //! Which model, and how its files come to the replicas.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::rules;
+use crate::{formats, resources, rules};
 
 /// The model that is served.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.cache) || self.cache.mode == 'none' || !(has(self.source.pvc) || has(self.source.oci))", "a model in a volume or an image is not fetched, so there is nothing to cache: leave model.cache out"), ("!has(self.credentialsSecretRef) || !(has(self.source.pvc) || has(self.source.oci))", "model.credentialsSecretRef is for models that are fetched (hf, http, s3); for a private image use \
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.cache) || self.cache.mode == 'none' || !(has(self.source.pvc) || has(self.source.oci))", "a model in a volume or an image is not fetched, so there is nothing to cache: leave model.cache out"), ("!has(self.fetch) || !(has(self.source.pvc) || has(self.source.oci))", "a model in a volume or an image is not fetched: leave model.fetch out"), ("!has(self.credentialsSecretRef) || !(has(self.source.pvc) || has(self.source.oci))", "model.credentialsSecretRef is for models that are fetched (hf, http, s3); for a private image use \
 security.imagePullSecrets")])))]
 pub struct Model {
     /// The name by which requests ask for the model. Default: the name of this resource.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[^\s,]+$"))]
+    #[schemars(length(min = 1, max = 128), extend("x-kubernetes-validations" = formats::model_name()))]
     pub name: Option<String>,
 
     /// Further names for the same model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), inner(length(min = 1, max = 128), regex(pattern = r"^[^\s,]+$")))]
-    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 128)))]
+    #[schemars(extend("x-kubernetes-list-type" = "set", "x-kubernetes-validations" = formats::model_names()))]
     pub aliases: Vec<String>,
 
     /// Where the model's files are. Exactly one of its fields.
@@ -39,6 +42,50 @@ pub struct Model {
     /// Where fetched files are kept (hf, http, s3).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
+
+    /// How files are fetched (hf, http, s3).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch: Option<Fetch>,
+}
+
+/// How files are fetched: the container that fetches, be it in a Job or in the pod of a replica.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Fetch {
+    /// Environment variables, as in `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` for a proxy.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub env: BTreeMap<String, String>,
+    /// A ConfigMap with the certificates of further authorities that sources may be certified by, such as those of a
+    /// proxy or of a mirror.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_bundle: Option<CaBundle>,
+    /// Annotations of the ServiceAccount that fetches, by which clouds give identities to pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16))]
+    pub service_account_annotations: BTreeMap<String, String>,
+    /// Processors, memory and ephemeral storage of the container. Default: 500m, 256Mi, and `model.cache.size` of
+    /// ephemeral storage where the files are in scratch space.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "resources")]
+    pub resources: Option<ResourceRequirements>,
+}
+
+/// A ConfigMap with certificates of authorities, in PEM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CaBundle {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
+    pub config_map: String,
+    /// Which of its entries.
+    #[serde(default = "ca_bundle_key")]
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
+    pub key: String,
+}
+
+fn ca_bundle_key() -> String {
+    "ca.crt".to_owned()
 }
 
 /// Where the model's files are.
@@ -70,12 +117,13 @@ pub struct HuggingFaceSource {
     /// The repository, `owner/name`.
     #[schemars(
         length(max = 256),
-        regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+        extend("x-kubernetes-validations" = formats::repository())
     )]
     pub repo: String,
-    /// A branch, a tag or, so that it cannot change under you, the full hash of a commit.
+    /// A branch, a tag or the full hash of a commit. The first replica to fetch it decides which commit it is; that is kept
+    /// (`status.modelRevision`), and all others fetch the same, until this field changes.
     #[serde(default = "main_branch")]
-    #[schemars(length(min = 1, max = 256), regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"))]
+    #[schemars(length(min = 1, max = 256), extend("x-kubernetes-validations" = formats::revision()))]
     pub revision: String,
     /// Names of the files to fetch; `*` stands for any part of a name. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -83,7 +131,7 @@ pub struct HuggingFaceSource {
     pub files: Vec<String>,
     /// The Hub's address, for a mirror of it.
     #[serde(default = "hub")]
-    #[schemars(length(max = 1024), regex(pattern = "^https?://[^\\s]+$"))]
+    #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: String,
 }
 
@@ -92,12 +140,12 @@ pub struct HuggingFaceSource {
 #[serde(rename_all = "camelCase")]
 pub struct HttpSource {
     /// The address of the file.
-    #[schemars(length(max = 2048), regex(pattern = "^https?://[^\\s]+$"))]
+    #[schemars(length(max = 2048), extend("x-kubernetes-validations" = formats::url()))]
     pub url: String,
     /// The SHA-256 of the file, in hexadecimal: what arrives and differs is not served. Without it, what arrives
     /// is served.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
+    #[schemars(length(max = 64), extend("x-kubernetes-validations" = formats::sha256()))]
     pub sha256: Option<String>,
 }
 
@@ -106,22 +154,22 @@ pub struct HttpSource {
 #[serde(rename_all = "camelCase")]
 pub struct S3Source {
     /// The bucket.
-    #[schemars(length(min = 3, max = 63), regex(pattern = r"^[a-z0-9][a-z0-9.-]*[a-z0-9]$"))]
+    #[schemars(length(min = 3, max = 63), extend("x-kubernetes-validations" = formats::bucket()))]
     pub bucket: String,
     /// The object's key; or, ending in `/`, a folder all of whose objects are fetched.
     #[schemars(length(min = 1, max = 1024))]
     pub key: String,
     /// The region that signatures are for.
     #[serde(default = "region")]
-    #[schemars(length(min = 1, max = 64), regex(pattern = "^[a-z0-9-]+$"))]
+    #[schemars(length(min = 1, max = 64), extend("x-kubernetes-validations" = formats::region()))]
     pub region: String,
     /// The service's address, where it is not AWS.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024), regex(pattern = "^https?://[^\\s]+$"))]
+    #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: Option<String>,
     /// The SHA-256 of the object, in hexadecimal. For a single object only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
+    #[schemars(length(max = 64), extend("x-kubernetes-validations" = formats::sha256()))]
     pub sha256: Option<String>,
 }
 
@@ -130,11 +178,11 @@ pub struct S3Source {
 #[serde(rename_all = "camelCase")]
 pub struct OciSource {
     /// The image, best with its digest: `registry/name@sha256:…`.
-    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[^\s]+$"))]
+    #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: String,
     /// Where in the image the model is: a GGUF file or the folder of an OpenVINO IR. Default: the image's root.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[^/].*$"))]
+    #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::relative_path()))]
     pub path: Option<String>,
 }
 
@@ -144,11 +192,11 @@ pub struct OciSource {
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.path) || !self.path.split('/').exists(part, part == '..')", "model.source.pvc.path must stay inside the volume: it may not contain '..'")])))]
 pub struct PvcSource {
     /// The claim, of the same namespace. It is mounted read-only.
-    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub claim: String,
     /// Where in the volume the model is: a GGUF file or the folder of an OpenVINO IR. Default: its root.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[^/].*$"))]
+    #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::relative_path()))]
     pub path: Option<String>,
 }
 
@@ -172,7 +220,7 @@ pub enum Format {
 #[serde(rename_all = "camelCase")]
 pub struct LocalReference {
     /// Its name.
-    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
 }
 
@@ -194,7 +242,8 @@ pub struct Cache {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
-    /// How the shared volume may be mounted. `ReadWriteOnce` will do where all replicas run on one node.
+    /// How the shared volume may be mounted. With `ReadWriteOnce`, all replicas and what fetches for them are placed on one
+    /// node.
     #[serde(default)]
     pub access_mode: AccessMode,
 }

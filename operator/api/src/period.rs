@@ -20,7 +20,11 @@ pub struct NoPeriod(pub String);
 
 impl std::fmt::Display for NoPeriod {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{:?} is no time: write a whole number and ms, s, m or h, as in 30s", self.0)
+        write!(
+            formatter,
+            "{:?} is not a duration: write a whole number and a unit (ms, s, m, h), such as 30s",
+            self.0
+        )
     }
 }
 
@@ -60,7 +64,11 @@ impl JsonSchema for Period {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "string", "pattern": "^[0-9]{1,9}(ms|s|m|h)$"})
+        json_schema!({
+            "type": "string",
+            "maxLength": 16,
+            "x-kubernetes-validations": crate::formats::duration(),
+        })
     }
 }
 

@@ -18,7 +18,8 @@ pub struct Rollout {
     /// Seconds for which a new replica must be ready before the next one is replaced.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed. It goes on nevertheless.
+    /// Time without progress after which a rollout is reported as failed. It goes on nevertheless. The time that a replica
+    /// may take to load its model (2 minutes, and 1 second for each 50 MB of its memory limit) comes on top of it.
     pub progress_deadline: Period,
     /// Whether a rollout stops where it is.
     pub pause: bool,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Disruption, Drain, Engine, LlmDeploymentStatus, LocalReference, Model, Period, Placement, Rollout,
-    Router, any_object, resources, rules,
+    Router, any_object, formats, resources, rules,
 };
 
 /// What is to be served, and how.
@@ -91,6 +91,13 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub rollout: Rollout,
 
+    /// When replicas and routers are restarted because a new version of the operator brings other default images or
+    /// renders other pods. `Auto`: when it is their turn; the operator upgrades a limited number of resources at a time,
+    /// and a resource whose upgrade fails holds up the others. `Manual`: once the annotation `ovfleet.dev/upgrade` has
+    /// the value of `status.release.available`. A change of this resource that restarts pods includes the upgrade.
+    #[serde(default)]
+    pub upgrade_policy: UpgradePolicy,
+
     /// How a replica leaves.
     #[serde(default)]
     pub drain: Drain,
@@ -119,13 +126,23 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub suspend: bool,
 
-    /// What is laid over the pod of each replica, for what has no field of its own.
+    /// Merged into the pod of each replica, for what has no field of its own. The server's container is called `server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PodTemplate>,
 }
 
 fn one() -> i32 {
     1
+}
+
+/// When a new version of the operator may restart pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpgradePolicy {
+    /// When it is the resource's turn.
+    #[default]
+    Auto,
+    /// When the release is approved.
+    Manual,
 }
 
 /// Who may send requests.
@@ -152,11 +169,11 @@ pub struct Access {
 #[serde(rename_all = "camelCase")]
 pub struct KeysReference {
     /// The Secret.
-    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
     /// Which of its entries is the router's file of keys.
     #[serde(default = "keys")]
-    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"))]
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
 }
 
@@ -219,11 +236,20 @@ pub struct Metrics {
     pub service_monitor: bool,
     /// How often they are scraped.
     pub interval: Period,
+    /// Labels of the ServiceMonitor, for a Prometheus that selects ServiceMonitors by label, as in
+    /// `release: kube-prometheus-stack`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16))]
+    pub service_monitor_labels: BTreeMap<String, String>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self { service_monitor: false, interval: Period::seconds(30) }
+        Self {
+            service_monitor: false,
+            interval: Period::seconds(30),
+            service_monitor_labels: BTreeMap::new(),
+        }
     }
 }
 
@@ -232,7 +258,7 @@ impl Default for Metrics {
 #[serde(rename_all = "camelCase")]
 pub struct Tracing {
     /// Where spans are sent, by OTLP over gRPC: `http://collector:4317`.
-    #[schemars(length(max = 1024), regex(pattern = "^https?://[^\\s]+$"))]
+    #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: String,
 }
 
@@ -240,25 +266,54 @@ pub struct Tracing {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
-    /// Whether NetworkPolicies are made: replicas are then reached by the routers of the same resource only, and by
-    /// whoever scrapes metrics.
+    /// Whether NetworkPolicies are created. The API of a replica is then reachable from the routers of the same resource
+    /// only; the ports of metrics and probes, which serve nothing else, are reachable from everywhere.
     pub network_policy: bool,
-    /// The user that pods run as. Default: 65532.
+    /// The user that pods run as. Default: 65532, or on OpenShift whom the platform assigns.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
-    pub run_as_user: i64,
+    pub run_as_user: Option<i64>,
     /// Secrets with which images are pulled.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalReference>,
+    /// A Secret of the same namespace with the replica token, by which replicas recognize their routers: 16 to 256 letters,
+    /// digits and `-._~+/=`, or several such tokens, one per line. It is mounted into routers and replicas and read again
+    /// when it changes; the operator does not read it. Default: the operator creates a Secret with a random token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica_token_secret_ref: Option<TokenReference>,
 }
 
 impl Default for Security {
     fn default() -> Self {
-        Self { network_policy: true, run_as_user: 65532, image_pull_secrets: Vec::new() }
+        Self {
+            network_policy: true,
+            run_as_user: None,
+            image_pull_secrets: Vec::new(),
+            replica_token_secret_ref: None,
+        }
     }
 }
 
-/// What is laid over the pod of each replica.
+/// A key of a Secret that holds the replica token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenReference {
+    /// The name of the Secret.
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
+    pub name: String,
+    /// The entry of the Secret that contains the token.
+    #[serde(default = "token")]
+    #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
+    pub key: String,
+}
+
+fn token() -> String {
+    "token".to_owned()
+}
+
+/// Merged into a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodTemplate {
@@ -266,8 +321,7 @@ pub struct PodTemplate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<PodMetadata>,
     /// Any fields of a pod's `spec`. Objects are merged; lists of things with names (containers, volumes, variables)
-    /// are merged by name, volume mounts by path; other lists and values replace what was there. The server's container
-    /// is called `server`.
+    /// are merged by name, volume mounts by path; other lists and values replace what was there.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_object")]
     pub spec: Option<serde_json::Value>,

@@ -38,9 +38,16 @@ pub struct LlmDeploymentStatus {
     /// rounded to 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
+    /// The commit of the Hub's repository that replicas fetch (`model.source.hf`): what `revision` led to when the first
+    /// of them fetched it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_revision: Option<String>,
     /// How far the model's files have come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStatus>,
+    /// Which release of the images and pod templates is applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release: Option<ReleaseStatus>,
     /// What is so and what is not, each with a reason.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -97,6 +104,53 @@ impl Phase {
     }
 }
 
+/// Which release of the images and pod templates is applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReleaseStatus {
+    /// Where the upgrade to the operator's release is.
+    pub state: UpgradeState,
+    /// The image that replicas are started with.
+    pub server_image: String,
+    /// The image that routers are started with.
+    pub router_image: String,
+    /// The hash of the pod template of the replicas, as in the label `ovfleet.dev/template` of their pods.
+    pub template: String,
+    /// The release that waits: the value for the annotation `ovfleet.dev/upgrade` that approves it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available: Option<String>,
+    /// What the upgrade waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Where an upgrade is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum UpgradeState {
+    /// Pods are as this version of the operator renders them.
+    #[default]
+    Current,
+    /// Another release is available, and waits for its turn or for approval.
+    Waiting,
+    /// Pods are being replaced by those of another release.
+    Rolling,
+}
+
+impl UpgradeState {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Current, Self::Waiting, Self::Rolling];
+
+    /// As in the status.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Current => "Current",
+            Self::Waiting => "Waiting",
+            Self::Rolling => "Rolling",
+        }
+    }
+}
+
 /// How far the model's files have come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -142,10 +196,12 @@ pub mod conditions {
     pub const PROGRESSING: &str = "Progressing";
     /// Something is wrong that does not get better by itself.
     pub const DEGRADED: &str = "Degraded";
-    /// Requests are answered, by replicas that run what the resource says.
+    /// Requests are answered, by at least one replica, whatever it runs.
+    pub const AVAILABLE: &str = "Available";
+    /// The resource is as it says: all replicas that it asks for, which may be none, run what it says and answer requests.
     pub const READY: &str = "Ready";
 
     /// All of them.
-    pub const ALL: [&str; 7] =
-        [ACCEPTED, MODEL_AVAILABLE, REPLICAS_READY, ROUTER_READY, PROGRESSING, DEGRADED, READY];
+    pub const ALL: [&str; 8] =
+        [ACCEPTED, MODEL_AVAILABLE, REPLICAS_READY, ROUTER_READY, AVAILABLE, PROGRESSING, DEGRADED, READY];
 }

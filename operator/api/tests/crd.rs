@@ -1,11 +1,76 @@
-//! What is in `crds/` is what the types say: `UPDATE_EXPECT=1 cargo test -p operator-api`.
+//! Generated files are what the types and the documentation say: `UPDATE_EXPECT=1 cargo test -p operator-api`.
 
 use expect_test::expect_file;
 
+fn definition() -> String {
+    let yaml = serde_yaml::to_string(&operator_api::crd()).expect("a definition is YAML");
+    format!("# Generated from operator/api by `UPDATE_EXPECT=1 cargo test -p operator-api`.\n{yaml}")
+}
+
 #[test]
 fn the_definition_in_crds_is_the_one_of_the_types() {
-    let yaml = serde_yaml::to_string(&operator_api::crd()).expect("a definition is YAML");
-    let text =
-        format!("# Generated from operator/api by `UPDATE_EXPECT=1 cargo test -p operator-api`.\n{yaml}");
-    expect_file!["../../../crds/llmdeployments.yaml"].assert_eq(&text);
+    expect_file!["../../../crds/llmdeployments.yaml"].assert_eq(&definition());
+}
+
+/// A file of its own and no link, so that the chart can be copied alone.
+#[test]
+fn the_definition_in_the_chart_is_the_same() {
+    expect_file!["../../../charts/ovfleet-crds/manifests/llmdeployments.yaml"].assert_eq(&definition());
+}
+
+/// The flags in a generated reference, one a line.
+fn flags(reference: &str) -> String {
+    let mut flags: Vec<&str> =
+        reference.lines().filter_map(|line| line.strip_prefix("| `--")?.split('`').next()).collect();
+    flags.sort_unstable();
+    flags.iter().map(|flag| format!("--{flag}\n")).collect()
+}
+
+#[test]
+fn the_flags_that_extra_args_may_have_are_those_of_the_programs() {
+    let server = flags(include_str!("../../../docs/reference/flags-server.md"));
+    assert!(server.contains("--kv-cache-size\n"), "{server}");
+    expect_file!["../src/server-flags.txt"].assert_eq(&server);
+    let router = flags(include_str!("../../../docs/reference/flags-router.md"));
+    assert!(router.contains("--hang-timeout\n"), "{router}");
+    expect_file!["../src/router-flags.txt"].assert_eq(&router);
+}
+
+/// The API server answers a violation of `pattern` with the regular expression and nothing else.
+#[test]
+fn every_rule_about_a_text_has_a_message() {
+    assert!(!definition().contains("pattern:"));
+}
+
+/// Without a type, a list is merged by position or not at all.
+#[test]
+fn every_list_says_how_it_is_merged() {
+    fn lists(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+        if schema["type"] == "array" && schema["x-kubernetes-list-type"].is_null() {
+            found.push(path.to_owned());
+        }
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            lists(property, &format!("{path}.{name}"), found);
+        }
+        for part in ["items", "additionalProperties"] {
+            if schema[part].is_object() {
+                lists(&schema[part], &format!("{path}[]"), found);
+            }
+        }
+    }
+    let definition = serde_json::to_value(operator_api::crd()).expect("a definition is JSON");
+    let mut found = Vec::new();
+    lists(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", &mut found);
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// A flag that the operator sets and that the program has renamed would keep every pod from starting.
+#[test]
+fn the_flags_that_the_operator_sets_exist() {
+    use operator_api::{ROUTER_FLAGS, SERVER_FLAGS, TAKEN_FLAGS, TAKEN_ROUTER_FLAGS};
+    for (taken, known) in [(&TAKEN_FLAGS[..], SERVER_FLAGS), (&TAKEN_ROUTER_FLAGS[..], ROUTER_FLAGS)] {
+        for (flag, _) in taken {
+            assert!(known.lines().any(|line| line == *flag), "there is no {flag}");
+        }
+    }
 }

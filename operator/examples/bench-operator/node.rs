@@ -6,23 +6,28 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
-use axum::Router;
-use axum::extract::State;
-use axum::routing::get;
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
-use operator::desired::server::HTTP_PORT;
+use operator::desired::server::GRPC_PORT;
 use operator::manifest::Kind;
 use operator_api::LlmDeployment;
+use proto::v1alpha1::router_server::{Router, RouterServer};
+use proto::v1alpha1::{PodReference, RouterReplica, RouterReplicas, RoutingState, WatchReplicasRequest};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
 
 /// Pods whose state is written at once.
 const CONCURRENCY: usize = 16;
+
+/// How often a router reports.
+const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The replicas that run, by the name of their resource.
 type Running = Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>;
@@ -59,12 +64,17 @@ impl Node {
         let running = Running::default();
         for number in 0..resources {
             let address = address(number);
-            let listener = TcpListener::bind((address, HTTP_PORT))
+            let listener = TcpListener::bind((address, GRPC_PORT))
                 .await
-                .with_context(|| format!("failed to listen on {address}:{HTTP_PORT}"))?;
-            let pages =
-                Router::new().route("/metrics", get(metrics)).with_state((name(number), running.clone()));
-            tasks.spawn(async move { Ok(axum::serve(listener, pages).await?) });
+                .with_context(|| format!("failed to listen on {address}:{GRPC_PORT}"))?;
+            let incoming = stream::unfold(listener, async |listener| {
+                let accepted = listener.accept().await.map(|(connection, _)| connection);
+                Some((accepted, listener))
+            });
+            let routers =
+                Routers { namespace: namespace.to_owned(), resource: name(number), running: running.clone() };
+            let server = Server::builder().add_service(RouterServer::new(routers));
+            tasks.spawn(async move { Ok(server.serve_with_incoming(incoming).await?) });
         }
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         tasks.spawn(async move {
@@ -113,16 +123,49 @@ impl Node {
     }
 }
 
-async fn metrics(State((name, running)): State<(String, Running)>) -> String {
-    let running = running.lock().unwrap_or_else(PoisonError::into_inner);
-    let replicas = running.get(&name).into_iter().flatten();
-    let lines = replicas.map(|name| {
-        format!(
-            "ovfleet_router_replica_trusted{{replica=\"{name}\"}} 1\n\
-             ovfleet_router_replica_blocks_free{{replica=\"{name}\"}} 10\n"
-        )
-    });
-    lines.collect()
+/// The routers of a resource, which admit every replica that runs.
+#[derive(Clone, Debug)]
+struct Routers {
+    namespace: String,
+    resource: String,
+    running: Running,
+}
+
+impl Routers {
+    fn report(&self) -> RouterReplicas {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let replica = |name: &String| RouterReplica {
+            name: name.clone(),
+            pod: Some(PodReference {
+                namespace: self.namespace.clone(),
+                name: name.clone(),
+                uid: String::new(),
+            }),
+            state: RoutingState::Ready.into(),
+            blocks_total: 10,
+            ..RouterReplica::default()
+        };
+        let replicas = running.get(&self.resource).into_iter().flatten().map(replica).collect();
+        RouterReplicas { replicas, ..RouterReplicas::default() }
+    }
+}
+
+#[tonic::async_trait]
+impl Router for Routers {
+    type WatchReplicasStream = BoxStream<'static, Result<RouterReplicas, Status>>;
+
+    async fn watch_replicas(
+        &self,
+        _: Request<WatchReplicasRequest>,
+    ) -> Result<Response<Self::WatchReplicasStream>, Status> {
+        let reports = stream::unfold((self.clone(), false), async |(routers, is_later)| {
+            if is_later {
+                tokio::time::sleep(REPORT_INTERVAL).await;
+            }
+            Some((Ok(routers.report()), (routers, true)))
+        });
+        Ok(Response::new(reports.boxed()))
+    }
 }
 
 async fn look(pods: &Api<Pod>, pod: &Pod, running: &Running) -> anyhow::Result<()> {

@@ -11,9 +11,20 @@ use crate::validate::{Cache, Files, ValidDeployment};
 #[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let owner = &valid.owner;
+    let fetches = match &valid.files {
+        Files::Fetched(fetched) if matches!(fetched.cache, Cache::Shared(_)) => {
+            Some((Component::Fetch, fetched))
+        }
+        Files::Fetched(fetched) => Some((Component::Server, fetched)),
+        Files::Mounted(_) => None,
+    };
     let account = |component: Component| {
         let content = json!({"automountServiceAccountToken": false});
-        owner.manifest(Kind::ServiceAccount, &owner.part(component), component, content)
+        let mut account = owner.manifest(Kind::ServiceAccount, &owner.part(component), component, content);
+        if let Some((_, fetched)) = fetches.filter(|(of, _)| *of == component) {
+            account.body["metadata"]["annotations"] = json!(fetched.container.service_account_annotations);
+        }
+        account
     };
     let name = owner.part(Component::Router);
     let role = json!({"rules": [{
@@ -31,7 +42,7 @@ pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
         owner.manifest(Kind::Role, &name, Component::Router, role),
         owner.manifest(Kind::RoleBinding, &name, Component::Router, binding),
     ];
-    if matches!(&valid.files, Files::Fetched(fetched) if matches!(fetched.cache, Cache::Shared(_))) {
+    if fetches.is_some_and(|(of, _)| of == Component::Fetch) {
         manifests.push(account(Component::Fetch));
     }
     manifests

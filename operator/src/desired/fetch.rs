@@ -3,13 +3,17 @@
 
 use std::collections::BTreeSet;
 
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::names::{Component, FETCHED, RETRY};
-use super::pod::{Volumes, container_security, image_pull_secrets, put, security_context};
+use super::names::{COMPONENT, Component, FETCHED, INSTANCE, RETRY};
+use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context};
 use crate::manifest::{Kind, Manifest, canonical, digest};
 use crate::observe::Observed;
 use crate::validate::{Cache, Fetched, Files, Mounted, ValidDeployment, Volume};
+
+pub mod revision;
 
 /// Where the model's volume is mounted.
 pub const MODEL: &str = "/model";
@@ -17,11 +21,15 @@ pub const MODEL: &str = "/model";
 const CURRENT: &str = "/model/current";
 /// Where the Secret with credentials is mounted.
 const CREDENTIALS: &str = "/credentials";
+/// Where certificates of further authorities are mounted.
+const CA_BUNDLE: &str = "/etc/ovfleet-ca";
 /// The port on which progress is told.
 pub const PROGRESS_PORT: u16 = 8080;
 /// The exit codes of `server fetch` after which trying again is in vain: what is asked for is wrong.
 pub const FATAL_CODES: [i32; 4] = [10, 11, 12, 13];
-/// How often a Job begins anew when it fails for reasons that may pass.
+/// Number of times that the Job of a fetch is repeated after a failure that may be transient.
+///
+/// Beyond it: the Job fails.
 const ATTEMPTS_MAX: i32 = 8;
 
 /// What a replica's pod needs for its model.
@@ -47,14 +55,13 @@ pub fn pod_parts(valid: &ValidDeployment) -> PodParts {
             at(path),
             json!({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": true}}),
         ),
+        // When it is pulled is left to Kubernetes: what the operator is told about that is about our own images.
         Files::Mounted(Mounted::Image(image, path)) => {
-            let mut source = json!({"reference": image});
-            put(&mut source, "pullPolicy", valid.image_pull_policy.clone());
-            mounted(at(path), json!({"name": "model", "image": source}))
+            mounted(at(path), json!({"name": "model", "image": {"reference": image}}))
         }
         Files::Fetched(fetched) => match &fetched.cache {
             Cache::Shared(_) => mounted(
-                format!("{MODEL}/{}/current", key(fetched)),
+                format!("{}/current", folder(fetched)),
                 json!({"name": "model", "persistentVolumeClaim": {"claimName": valid.owner.claim(), "readOnly": true}}),
             ),
             Cache::Scratch(size) => {
@@ -72,7 +79,7 @@ pub fn pod_parts(valid: &ValidDeployment) -> PodParts {
 
 fn own(valid: &ValidDeployment, fetched: &Fetched, volume: Value) -> PodParts {
     let mut volumes = vec![volume];
-    volumes.extend(credentials(fetched));
+    volumes.extend(inputs(fetched));
     PodParts {
         path: CURRENT.to_owned(),
         volumes,
@@ -118,6 +125,11 @@ fn key(fetched: &Fetched) -> String {
     digest(&json!(fetched.flags))
 }
 
+/// The path of that folder in the containers that mount the volume.
+fn folder(fetched: &Fetched) -> String {
+    format!("{MODEL}/{}", key(fetched))
+}
+
 /// What a Job is told of former sources: to remove them from the volume, but for those that replicas use. Nothing if it
 /// cannot be known which those are. What a Job was told stays, as its template does.
 fn former(valid: &ValidDeployment, observed: &Observed, job: &str) -> Vec<String> {
@@ -153,23 +165,50 @@ fn args_of<'a>(data: &'a Value, container: &str) -> impl Iterator<Item = &'a str
 }
 
 fn job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Manifest {
+    completed_job(valid, fetched, observed).unwrap_or_else(|| new_job(valid, fetched, observed))
+}
+
+/// The Job that has fetched this source already, whatever its pod looked like: another image of the server, another
+/// toleration or another Secret is no reason to fetch the same files again.
+fn completed_job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Option<Manifest> {
+    let into = format!("--into={}", folder(fetched));
+    let is_of_source = |name: &str, job: &DynamicObject| {
+        observed.job_complete(name)
+            && job.annotations().get(RETRY) == observed.retry.as_ref()
+            && args_of(&job.data, "fetch").any(|argument| argument == into)
+    };
+    let (name, job) = observed.owned.iter().find_map(|((kind, name), job)| {
+        (*kind == Kind::Job && is_of_source(name, job)).then_some((name, job))
+    })?;
+    // The API server refuses changes of a Job's template, so it is applied as it is.
+    let mut spec = json!({"template": job.data["spec"]["template"]});
+    for field in ["backoffLimit", "podFailurePolicy"] {
+        put(&mut spec, field, job.data["spec"].get(field).cloned());
+    }
+    let manifest = valid.owner.manifest(Kind::Job, name, Component::Fetch, json!({"spec": spec}));
+    Some(annotated(manifest, observed))
+}
+
+/// The Job for a source that has not been fetched. An incomplete Job whose pod is to change (its image, its Secret, its
+/// node selector) is replaced; the next one continues with the files that are there.
+fn new_job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Manifest {
     let owner = &valid.owner;
     let mut volumes = vec![json!({"name": "model", "persistentVolumeClaim": {"claimName": owner.claim()}})];
-    volumes.extend(credentials(fetched));
-    let into = format!("{MODEL}/{}", key(fetched));
+    volumes.extend(inputs(fetched));
     let mut pod = json!({
         "serviceAccountName": owner.part(Component::Fetch),
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "restartPolicy": "Never",
         "securityContext": security_context(&valid.security, Volumes::Written),
-        "containers": [container(valid, fetched, &into)],
+        "containers": [container(valid, fetched, &folder(fetched))],
         "volumes": volumes,
     });
     put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
-    put(&mut pod, "nodeSelector", Some(super::pod::json_of(&valid.server.placement.node_selector)));
-    put(&mut pod, "tolerations", Some(super::pod::json_of(&valid.server.placement.tolerations)));
-    // A Job's template cannot be changed, so another template is another Job.
+    put(&mut pod, "nodeSelector", Some(json_of(&valid.server.placement.node_selector)));
+    put(&mut pod, "tolerations", Some(json_of(&valid.server.placement.tolerations)));
+    put(&mut pod, "affinity", affinity(valid));
+    // The API server refuses changes of a Job's template, so another template is another Job.
     let name = format!("{}-{}", owner.part(Component::Fetch), digest(&json!([pod, observed.retry])));
     if let Some(args) = pod["containers"][0]["args"].as_array_mut() {
         args.extend(former(valid, observed, &name).into_iter().map(Value::String));
@@ -187,9 +226,12 @@ fn job(valid: &ValidDeployment, fetched: &Fetched, observed: &Observed) -> Manif
             },
         },
     });
-    let mut manifest = owner.manifest(Kind::Job, &name, Component::Fetch, content);
-    // Pods go, what they have found stays.
-    if let Some(fetched) = observed.fetched(&name) {
+    annotated(owner.manifest(Kind::Job, &name, Component::Fetch, content), observed)
+}
+
+/// `job` with its annotations: the report of its pod, which outlives the pod, and the value of the retry annotation.
+fn annotated(mut manifest: Manifest, observed: &Observed) -> Manifest {
+    if let Some(fetched) = observed.fetched(&manifest.name) {
         manifest.body["metadata"]["annotations"][FETCHED] = json!(canonical(&json!(fetched)).to_string());
     }
     if let Some(retry) = &observed.retry {
@@ -210,27 +252,90 @@ fn container(valid: &ValidDeployment, fetched: &Fetched, into: &str) -> Value {
         args.push(format!("--credentials={CREDENTIALS}"));
         mounts.push(json!({"name": "credentials", "mountPath": CREDENTIALS, "readOnly": true}));
     }
-    args.extend(fetched.flags.iter().cloned());
-    // Limits equal to requests, so that a pod with processors of its own remains one.
-    let resources = json!({"cpu": "500m", "memory": "256Mi"});
+    args.extend(revision::flags(fetched));
+    let variable = |(name, value): (&String, &String)| json!({"name": name, "value": value});
+    let mut env: Vec<Value> = fetched.container.env.iter().map(variable).collect();
+    env.extend(revision::variable(valid, fetched));
+    if let Some(bundle) = &fetched.container.ca_bundle {
+        mounts.push(json!({"name": "ca-bundle", "mountPath": CA_BUNDLE, "readOnly": true}));
+        env.push(json!({"name": "SSL_CERT_FILE", "value": format!("{CA_BUNDLE}/{}", bundle.key)}));
+    }
     let mut container = json!({
         "name": "fetch",
         "image": valid.server.image,
         "args": args,
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
-        "resources": {"requests": resources.clone(), "limits": resources},
+        "resources": resources(fetched),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     });
     put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
+    put(&mut container, "env", Some(env));
     container
 }
 
-fn credentials(fetched: &Fetched) -> Option<Value> {
-    let secret = fetched.secret.as_ref()?;
+fn resources(fetched: &Fetched) -> Value {
+    if let Some(resources) = &fetched.container.resources {
+        return json_of(resources);
+    }
+    // Limits equal to requests, so that a pod with processors of its own remains one.
+    let limits = json!({"cpu": "500m", "memory": "256Mi"});
+    let mut requests = limits.clone();
+    if let Cache::Scratch(Some(size)) = &fetched.cache {
+        // Or the pod is placed where the model does not fit on the node's disk, and evicted when that is full.
+        requests["ephemeral-storage"] = json!(size);
+    }
+    json!({"requests": requests, "limits": limits})
+}
+
+/// The volumes of the container that fetches, but for the model's.
+fn inputs(fetched: &Fetched) -> Vec<Value> {
     // 0440: the pod's group may read, nobody else.
-    Some(json!({"name": "credentials", "secret": {"secretName": secret, "defaultMode": 0o440}}))
+    let credentials = fetched
+        .secret
+        .as_ref()
+        .map(|secret| json!({"name": "credentials", "secret": {"secretName": secret, "defaultMode": 0o440}}));
+    let bundle = fetched.container.ca_bundle.as_ref();
+    let bundle = bundle.map(|bundle| json!({"name": "ca-bundle", "configMap": {"name": bundle.config_map}}));
+    credentials.into_iter().chain(bundle).collect()
+}
+
+/// The affinity of replicas and of the Job that fetches for them: the resource's own, and where the shared volume can be
+/// mounted on one node only, to each other. Otherwise the Job for the next model could wait on another node for a volume
+/// that the replicas of the present one hold, and they for the Job.
+#[must_use]
+pub(super) fn affinity(valid: &ValidDeployment) -> Option<Value> {
+    let own = valid.server.placement.affinity.as_ref().map(json_of);
+    let is_on_one_node = match &valid.files {
+        Files::Fetched(fetched) => match &fetched.cache {
+            Cache::Shared(volume) => volume.access == operator_api::AccessMode::ReadWriteOnce,
+            Cache::Scratch(_) | Cache::PerPod(_) => false,
+        },
+        Files::Mounted(_) => false,
+    };
+    if !is_on_one_node {
+        return own;
+    }
+    let mut affinity = own.unwrap_or_else(|| json!({}));
+    // A term that the pod itself matches does not keep the first pod from being placed.
+    let term = json!({
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {
+            "matchLabels": {INSTANCE: valid.owner.name},
+            "matchExpressions": [{
+                "key": COMPONENT,
+                "operator": "In",
+                "values": [Component::Fetch.name(), Component::Server.name()],
+            }],
+        },
+    });
+    let terms = &mut affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    match terms.as_array_mut() {
+        Some(terms) => terms.push(term),
+        None => *terms = json!([term]),
+    }
+    Some(affinity)
 }
 
 fn claim_spec(volume: &Volume, access: &str) -> Value {

@@ -2,21 +2,25 @@
 
 use std::time::Duration;
 
-use operator_api::Engine;
+use operator_api::{Engine, KeyIsolation};
 use serde_json::{Map, Value, json};
 
 use crate::manifest::quantity;
 use crate::validate::{Router, Server};
 
-/// Where a process listens, and how it logs.
+/// Where a process listens, how routers and replicas recognize each other, and how it logs.
 #[derive(Clone, Copy, Debug)]
 pub struct Listen<'a> {
     /// The address.
     pub host: &'a str,
     /// The port of HTTP.
     pub port: u16,
-    /// The port of gRPC, which routers do not have.
+    /// The port of gRPC.
     pub grpc_port: u16,
+    /// The port of probes and metrics; without, they are served on the port of HTTP.
+    pub admin_port: Option<u16>,
+    /// The file with the replica token, if replicas need one.
+    pub replica_token_file: Option<&'a str>,
     /// `json` for machines, `text` for people.
     pub log_format: &'a str,
 }
@@ -34,6 +38,8 @@ pub fn server(server: &Server, path: &str, names: &[String], listen: Listen<'_>)
         format!("--log={}", server.log.name()),
         format!("--log-format={}", listen.log_format),
     ]);
+    flags.extend(listen.admin_port.map(|port| format!("--admin-port={port}")));
+    flags.extend(listen.replica_token_file.map(|path| format!("--replica-token-file={path}")));
     flags.extend(engine(&server.engine));
     flags
 }
@@ -63,16 +69,20 @@ pub fn router(router: &Router, files: [Option<&str>; 2], listen: Listen<'_>, dra
     let mut flags = vec![
         format!("--host={}", listen.host),
         format!("--port={}", listen.port),
+        format!("--grpc-port={}", listen.grpc_port),
         format!("--drain-timeout={}", time(drain)),
         format!("--log={}", router.log.name()),
         format!("--log-format={}", listen.log_format),
     ];
+    flags.extend(listen.admin_port.map(|port| format!("--admin-port={port}")));
     flags.extend(options.map(|path| format!("--config={path}")));
     flags.extend(keys.map(|path| format!("--api-keys={path}")));
+    flags.extend(listen.replica_token_file.map(|path| format!("--replica-token-file={path}")));
     if router.access_log {
         flags.push("--access-log".to_owned());
     }
     flags.extend(router.tracing.as_ref().map(|tracing| format!("--otlp-endpoint={}", tracing.endpoint)));
+    flags.extend(router.extra_args.iter().cloned());
     flags
 }
 
@@ -98,6 +108,10 @@ pub fn router_options(router: &Router, replicas: Map<String, Value>) -> String {
     }
     if let Some(tokens) = tokens {
         set("key-tokens", json!(tokens));
+    }
+    // Without it for the default, so that routers of former versions, which do not know the option, can start.
+    if router.key_isolation != KeyIsolation::default() {
+        set("key-isolation", json!(router.key_isolation.name()));
     }
     serde_yaml::to_string(&options).expect("invariant: texts and numbers are YAML")
 }

@@ -21,6 +21,11 @@ pub const APPLIED: &str = "ovfleet.dev/applied";
 pub const FETCHED: &str = "ovfleet.dev/fetched";
 /// The annotation of a resource whose change makes a failed fetch begin again.
 pub const RETRY: &str = "ovfleet.dev/retry";
+/// The annotation of a resource that approves a release where `upgradePolicy` is `Manual`: the value of
+/// `status.release.available`.
+pub const UPGRADE: &str = "ovfleet.dev/upgrade";
+/// The annotation of a Deployment with a digest of the fields of the resource that its pod template was made from.
+pub const INPUTS: &str = "ovfleet.dev/inputs";
 /// The condition of pods that says whether a router has admitted them.
 pub const ROUTABLE: &str = "ovfleet.dev/routable";
 

@@ -4,12 +4,10 @@ use serde_json::{Value, json};
 
 use super::fetch::PROGRESS_PORT;
 use super::names::Component;
-use super::server::{GRPC_PORT, HTTP_PORT};
+use super::server::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::manifest::{Kind, Manifest};
 use crate::validate::{Cache, Files, ValidDeployment};
 
-/// The label of namespaces whose pods may scrape metrics.
-const SCRAPES: &str = "ovfleet.dev/scrapes";
 /// The label of the operator's own pods.
 const OPERATOR: (&str, &str) = ("app.kubernetes.io/name", "ovfleet-operator");
 
@@ -26,23 +24,19 @@ pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     manifests
 }
 
-/// Replicas hear routers and scrapers, and say nothing of their own accord, except to fetch their model.
+/// The API of replicas is for routers. Replicas open no connections, except to fetch their model.
 fn server(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let routers = json!({
         "from": [{"podSelector": {"matchLabels": owner.selector(Component::Router)}}],
         "ports": [port(HTTP_PORT), port(GRPC_PORT)],
     });
-    let scrapers = json!({
-        "from": [{"namespaceSelector": {"matchLabels": {SCRAPES: "true"}}}],
-        "ports": [port(HTTP_PORT)],
-    });
     let own_fetch =
         matches!(&valid.files, Files::Fetched(fetched) if !matches!(fetched.cache, Cache::Shared(_)));
     let (ingress, egress) = if own_fetch {
-        (json!([routers, scrapers, progress()]), json!([{}]))
+        (json!([routers, metrics(), progress()]), json!([{}]))
     } else {
-        (json!([routers, scrapers]), json!([]))
+        (json!([routers, metrics()]), json!([]))
     };
     policy(
         valid,
@@ -51,13 +45,16 @@ fn server(valid: &ValidDeployment) -> Manifest {
     )
 }
 
-/// Routers are there for everybody. What they say is not restricted: where the API server and collectors of traces are
-/// is not for a policy to know.
+/// Everybody may use routers, and the operator may ask which replicas they have admitted. Their own connections are not
+/// restricted: a policy cannot know where the API server and collectors of traces are.
 fn router(valid: &ValidDeployment) -> Manifest {
     policy(
         valid,
         Component::Router,
-        json!({"ingress": [{"ports": [port(HTTP_PORT)]}], "policyTypes": ["Ingress"]}),
+        json!({
+            "ingress": [{"ports": [port(HTTP_PORT)]}, metrics(), operator(GRPC_PORT)],
+            "policyTypes": ["Ingress"],
+        }),
     )
 }
 
@@ -65,12 +62,22 @@ fn fetch(valid: &ValidDeployment) -> Manifest {
     policy(valid, Component::Fetch, json!({"ingress": [progress()], "policyTypes": ["Ingress"]}))
 }
 
+/// Whoever scrapes or probes reaches this port, which serves metrics and probes and nothing else.
+fn metrics() -> Value {
+    json!({"ports": [port(ADMIN_PORT)]})
+}
+
 /// The operator asks how far a fetch is.
 fn progress() -> Value {
+    operator(PROGRESS_PORT)
+}
+
+/// The operator, wherever it runs.
+fn operator(to: u16) -> Value {
     let (label, value) = OPERATOR;
     json!({
         "from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {label: value}}}],
-        "ports": [port(PROGRESS_PORT)],
+        "ports": [port(to)],
     })
 }
 

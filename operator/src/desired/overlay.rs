@@ -1,6 +1,9 @@
 //! Laying what the user gave for a pod over what the operator made of it.
 
+use operator_api::PodTemplate;
 use serde_json::Value;
+
+use super::pod::json_of;
 
 /// By which member the things of a list are told apart, in the order of preference.
 const KEYS: [&str; 4] = ["name", "mountPath", "containerPort", "topologyKey"];
@@ -29,6 +32,16 @@ pub(super) fn lay_over(base: &mut Value, overlay: &Value) {
             None => *base = overlay.clone(),
         },
         (base, overlay) => *base = overlay.clone(),
+    }
+}
+
+/// Lays what the user gave for a pod over a template.
+pub(super) fn lay_template_over(template: &mut Value, overlay: &PodTemplate) {
+    if let Some(metadata) = &overlay.metadata {
+        lay_over(&mut template["metadata"], &json_of(metadata));
+    }
+    if let Some(spec) = &overlay.spec {
+        lay_over(&mut template["spec"], spec);
     }
 }
 

@@ -1,18 +1,18 @@
 //! What all pods have in common: the restricted Pod Security Standard, and nothing they do not need.
 
-use operator_api::Security;
+use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use serde_json::{Value, json};
 
-/// The security context of a pod. `volumes` says whether it has volumes that must be made its own.
+use crate::validate::Security;
+
+/// The security context of a pod. `volumes` says whether it has volumes that must be made its own. Without a user in
+/// `security` the platform assigns user and group, and rejects pods that choose them.
 #[must_use]
 pub fn security_context(security: &Security, volumes: Volumes) -> Value {
-    let user = security.run_as_user;
-    let mut context = json!({
-        "runAsNonRoot": true,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    });
+    let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    let Some(user) = security.run_as_user else { return context };
+    context["runAsUser"] = json!(user);
+    context["runAsGroup"] = json!(user);
     if volumes == Volumes::Written {
         context["fsGroup"] = json!(user);
         context["fsGroupChangePolicy"] = json!("OnRootMismatch");
@@ -42,7 +42,29 @@ pub fn container_security() -> Value {
 /// The names of the Secrets with which images are pulled.
 #[must_use]
 pub fn image_pull_secrets(security: &Security) -> Value {
-    security.image_pull_secrets.iter().map(|secret| json!({"name": secret.name})).collect()
+    security.image_pull_secrets.iter().map(|name| json!({"name": name})).collect()
+}
+
+/// How pods are spread: by `constraints`, of which those without a selector are for the pods of `selector`; without any,
+/// over nodes as far as possible.
+#[must_use]
+pub fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Value {
+    let selector = json!({"matchLabels": selector});
+    if constraints.is_empty() {
+        return json!([{
+            "topologyKey": "kubernetes.io/hostname",
+            "maxSkew": 1,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": selector,
+        }]);
+    }
+    let mut constraints = json_of(&constraints);
+    for constraint in constraints.as_array_mut().into_iter().flatten() {
+        if constraint.get("labelSelector").is_none_or(Value::is_null) {
+            constraint["labelSelector"] = selector.clone();
+        }
+    }
+    constraints
 }
 
 /// Adds a member if there is something to add.

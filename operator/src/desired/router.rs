@@ -4,8 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::flags::{self, Listen};
 use super::names::{Component, TEMPLATE};
-use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context};
-use super::server::HTTP_PORT;
+use super::overlay::{lay_over, lay_template_over};
+use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context, spread};
+use super::replica_token;
+use super::server::{ADMIN_PORT, GRPC_PORT, HTTP_PORT, ports};
 use crate::manifest::{Kind, Manifest, digest};
 use crate::validate::ValidDeployment;
 
@@ -17,16 +19,15 @@ const KEYS: &str = "/etc/ovfleet-keys";
 const OPTIONS_FILE: &str = "router.yaml";
 /// Time that the rest of the cluster has for hearing that a router is about to leave, in seconds.
 const LEAVE_SECONDS: u64 = 5;
-/// What a pod has beyond that and `drain.timeout` until it is killed, in seconds.
+/// Time in seconds that the pod of a router has to end, beyond `drain.timeout` and the 5 s in which the cluster
+/// learns that it leaves.
+///
+/// Beyond it: Kubernetes kills the pod.
 const FAREWELL_SECONDS: u64 = 10;
 
-/// The options and the Deployment.
+/// The options, which routers read again when they change.
 #[must_use]
-pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
-    vec![options(valid), deployment(valid)]
-}
-
-fn options(valid: &ValidDeployment) -> Manifest {
+pub(super) fn options(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let service = format!("{}/{}", owner.namespace, owner.replicas());
     let replicas = Map::from_iter([("replicas-service".to_owned(), json!(service))]);
@@ -34,12 +35,16 @@ fn options(valid: &ValidDeployment) -> Manifest {
     owner.manifest(Kind::ConfigMap, &owner.part(Component::Router), Component::Router, content)
 }
 
-fn deployment(valid: &ValidDeployment) -> Manifest {
+/// The Deployment.
+#[must_use]
+pub(super) fn deployment(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
-    let mut template = json!({
-        "metadata": {"labels": owner.labels(Component::Router), "annotations": {}},
-        "spec": pod(valid),
-    });
+    let mut template = json!({"metadata": {"labels": {}, "annotations": {}}, "spec": pod(valid)});
+    if let Some(overlay) = &valid.router.overlay {
+        lay_template_over(&mut template, overlay);
+    }
+    // Last, as these may not be changed.
+    lay_over(&mut template["metadata"]["labels"], &owner.labels(Component::Router));
     template["metadata"]["labels"][TEMPLATE] = json!(digest(&template));
     let content = json!({
         "spec": {
@@ -56,8 +61,10 @@ fn deployment(valid: &ValidDeployment) -> Manifest {
 fn pod(valid: &ValidDeployment) -> Value {
     let owner = &valid.owner;
     let drain = valid.server.drain_timeout;
-    let mut volumes = vec![json!({"name": "options", "configMap": {"name": owner.part(Component::Router)}})];
-    let mut mounts = vec![json!({"name": "options", "mountPath": OPTIONS, "readOnly": true})];
+    let options = json!({"name": "options", "configMap": {"name": owner.part(Component::Router)}});
+    let mut volumes = vec![options, replica_token::volume(valid)];
+    let options = json!({"name": "options", "mountPath": OPTIONS, "readOnly": true});
+    let mut mounts = vec![options, replica_token::mount()];
     let keys = valid.router.keys.as_ref().map(|keys| {
         // 0440: the pod's group may read, nobody else.
         volumes.push(json!({"name": "keys", "secret": {"secretName": keys.name, "defaultMode": 0o440}}));
@@ -65,15 +72,23 @@ fn pod(valid: &ValidDeployment) -> Value {
         format!("{KEYS}/{}", keys.key)
     });
     let options = format!("{OPTIONS}/{OPTIONS_FILE}");
-    let listen = Listen { host: "0.0.0.0", port: HTTP_PORT, grpc_port: 0, log_format: "json" };
+    let host = valid.listen.to_string();
+    let listen = Listen {
+        host: &host,
+        port: HTTP_PORT,
+        grpc_port: GRPC_PORT,
+        admin_port: Some(ADMIN_PORT),
+        replica_token_file: Some(replica_token::FILE),
+        log_format: "json",
+    };
     let args = flags::router(&valid.router, [Some(&options), keys.as_deref()], listen, drain);
     let volumes_used = if keys.is_some() { Volumes::Written } else { Volumes::Read };
-    let health = |path: &str| json!({"path": format!("/v2/health/{path}"), "port": "http"});
+    let health = |path: &str| json!({"path": format!("/v2/health/{path}"), "port": "admin"});
     let mut container = json!({
         "name": "router",
         "image": valid.router.image,
         "args": args,
-        "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
+        "ports": ports(),
         "resources": resources(valid),
         "securityContext": container_security(),
         "startupProbe": {"httpGet": health("live"), "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},
@@ -93,16 +108,16 @@ fn pod(valid: &ValidDeployment) -> Value {
         "enableServiceLinks": false,
         "securityContext": security_context(&valid.security, volumes_used),
         "terminationGracePeriodSeconds": drain.as_secs() + LEAVE_SECONDS + FAREWELL_SECONDS,
-        "topologySpreadConstraints": [{
-            "topologyKey": "kubernetes.io/hostname",
-            "maxSkew": 1,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": owner.selector(Component::Router)},
-        }],
         "containers": [container],
         "volumes": volumes,
     });
     put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
+    let placement = &valid.router.placement;
+    let spread = spread(&placement.topology_spread_constraints, &owner.selector(Component::Router));
+    put(&mut pod, "topologySpreadConstraints", Some(spread));
+    put(&mut pod, "nodeSelector", Some(json_of(&placement.node_selector)));
+    put(&mut pod, "tolerations", Some(json_of(&placement.tolerations)));
+    put(&mut pod, "priorityClassName", placement.priority_class_name.clone());
     pod
 }
 

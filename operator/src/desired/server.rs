@@ -7,16 +7,21 @@ use serde_json::{Value, json};
 use super::fetch::{self, MODEL};
 use super::flags::{self, Listen};
 use super::names::{Component, ROUTABLE, TEMPLATE};
-use super::overlay::lay_over;
-use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context};
+use super::overlay::{lay_over, lay_template_over};
+use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context, spread};
+use super::replica_token;
 use crate::manifest::{Kind, Manifest, digest, quantity};
 use crate::validate::{Server, ValidDeployment};
 
 /// The port of HTTP in every pod.
 pub const HTTP_PORT: u16 = 8000;
-/// The port of gRPC in every replica.
+/// The port of gRPC in every pod.
 pub const GRPC_PORT: u16 = 50051;
-/// What a pod has beyond `drain.timeout` until it is killed.
+/// The port of probes and metrics in every pod.
+pub const ADMIN_PORT: u16 = 8081;
+/// Time that the pod of a server has to end, beyond `drain.timeout`.
+///
+/// Beyond it: Kubernetes kills the pod.
 const FAREWELL: Duration = Duration::from_secs(15);
 /// Time in which a server starts that has nothing to load.
 const START_MIN: Duration = Duration::from_secs(120);
@@ -41,7 +46,8 @@ pub fn deployment(valid: &ValidDeployment) -> Manifest {
                 "maxSurge": json_of(&server.surge_max),
                 "maxUnavailable": json_of(&server.unavailable_max),
             }},
-            "progressDeadlineSeconds": server.progress_deadline.as_secs().max(1),
+            // A replica that loads its model makes no progress that Kubernetes can see.
+            "progressDeadlineSeconds": (server.progress_deadline + start_time(server)).as_secs(),
             // For undoing there is the resource itself.
             "revisionHistoryLimit": 2,
             "template": template,
@@ -64,6 +70,7 @@ fn template(valid: &ValidDeployment) -> Value {
     let written = if parts.written { Volumes::Written } else { Volumes::Read };
     let mut volumes = parts.volumes.clone();
     volumes.push(json!({"name": "tmp", "emptyDir": {}}));
+    volumes.push(replica_token::volume(valid));
     let mut spec = json!({
         "serviceAccountName": owner.part(Component::Server),
         "automountServiceAccountToken": false,
@@ -79,12 +86,7 @@ fn template(valid: &ValidDeployment) -> Value {
     place(&mut spec, valid);
     let mut template = json!({"metadata": {"labels": {}, "annotations": {}}, "spec": spec});
     if let Some(overlay) = &server.overlay {
-        if let Some(metadata) = &overlay.metadata {
-            lay_over(&mut template["metadata"], &json_of(metadata));
-        }
-        if let Some(spec) = &overlay.spec {
-            lay_over(&mut template["spec"], spec);
-        }
+        lay_template_over(&mut template, overlay);
     }
     // Last, as these may not be changed.
     lay_over(&mut template["metadata"]["labels"], &owner.labels(Component::Server));
@@ -93,44 +95,34 @@ fn template(valid: &ValidDeployment) -> Value {
 
 fn place(spec: &mut Value, valid: &ValidDeployment) {
     let placement = &valid.server.placement;
-    let selector = json!({"matchLabels": valid.owner.selector(Component::Server)});
-    let spread = if placement.topology_spread_constraints.is_empty() {
-        json!([{
-            "topologyKey": "kubernetes.io/hostname",
-            "maxSkew": 1,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": selector,
-        }])
-    } else {
-        let mut constraints = json_of(&placement.topology_spread_constraints);
-        for constraint in constraints.as_array_mut().into_iter().flatten() {
-            if constraint.get("labelSelector").is_none_or(Value::is_null) {
-                constraint["labelSelector"] = selector.clone();
-            }
-        }
-        constraints
-    };
+    let selector = valid.owner.selector(Component::Server);
+    let spread = spread(&placement.topology_spread_constraints, &selector);
     put(spec, "topologySpreadConstraints", Some(spread));
     put(spec, "nodeSelector", Some(json_of(&placement.node_selector)));
     put(spec, "tolerations", Some(json_of(&placement.tolerations)));
-    put(spec, "affinity", placement.affinity.as_ref().map(json_of));
+    put(spec, "affinity", fetch::affinity(valid));
     put(spec, "priorityClassName", placement.priority_class_name.clone());
     put(spec, "runtimeClassName", placement.runtime_class_name.clone());
 }
 
 fn container(valid: &ValidDeployment, path: &str) -> Value {
     let server = &valid.server;
-    let listen = Listen { host: "0.0.0.0", port: HTTP_PORT, grpc_port: GRPC_PORT, log_format: "json" };
+    let host = valid.listen.to_string();
+    let listen = Listen {
+        host: &host,
+        port: HTTP_PORT,
+        grpc_port: GRPC_PORT,
+        admin_port: Some(ADMIN_PORT),
+        replica_token_file: Some(replica_token::FILE),
+        log_format: "json",
+    };
     let drain = flags::time(server.drain_timeout);
-    let health = |path: &str| json!({"path": format!("/v2/health/{path}"), "port": "http"});
+    let health = |path: &str| json!({"path": format!("/v2/health/{path}"), "port": "admin"});
     let mut container = json!({
         "name": "server",
         "image": server.image,
         "args": flags::server(server, path, &valid.model_names, listen),
-        "ports": [
-            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
-            {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"},
-        ],
+        "ports": ports(),
         "resources": resources(server),
         "securityContext": container_security(),
         "startupProbe": {
@@ -147,15 +139,23 @@ fn container(valid: &ValidDeployment, path: &str) -> Value {
             "drain",
             format!("--grpc-port={GRPC_PORT}"),
             format!("--timeout={drain}"),
+            format!("--replica-token-file={}", replica_token::FILE),
         ]}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "model", "mountPath": MODEL, "readOnly": true},
             {"name": "tmp", "mountPath": "/tmp"},
+            replica_token::mount(),
         ],
     });
     put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
     container
+}
+
+/// The ports of a server, and of a router.
+pub(super) fn ports() -> Value {
+    let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
+    json!([port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)])
 }
 
 /// With processors of its own, requests are what limits are.

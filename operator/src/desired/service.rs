@@ -1,17 +1,18 @@
-//! Addresses: the Service that clients use, and the one by which routers find replicas.
+//! Addresses: the Service that clients use, the one by which routers find replicas, and the one by which Prometheus finds
+//! routers.
 
 use serde_json::json;
 
 use super::names::Component;
 use super::pod::put;
-use super::server::{GRPC_PORT, HTTP_PORT};
+use super::server::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::manifest::{Kind, Manifest};
 use crate::validate::ValidDeployment;
 
-/// Both Services.
+/// All Services.
 #[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
-    vec![clients(valid), replicas(valid)]
+    vec![clients(valid), replicas(valid), routers(valid)]
 }
 
 fn clients(valid: &ValidDeployment) -> Manifest {
@@ -43,8 +44,22 @@ fn replicas(valid: &ValidDeployment) -> Manifest {
             "clusterIP": "None",
             "publishNotReadyAddresses": true,
             "selector": owner.selector(Component::Server),
-            "ports": [port("http", HTTP_PORT), port("grpc", GRPC_PORT)],
+            "ports": [port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)],
         },
     });
     owner.manifest(Kind::Service, &owner.replicas(), Component::Server, content)
+}
+
+/// By which Prometheus finds the metrics of routers. Clients have a Service of their own, without this port.
+fn routers(valid: &ValidDeployment) -> Manifest {
+    let owner = &valid.owner;
+    let content = json!({
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": owner.selector(Component::Router),
+            "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
+        },
+    });
+    owner.manifest(Kind::Service, &owner.part(Component::Router), Component::Router, content)
 }

@@ -20,7 +20,10 @@ use crate::pod::last_words;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Having run for so long, it is not counted among those that fail in a row.
 const WORKED: Duration = Duration::from_secs(30);
-/// Ends in a row of something that has never worked, until it is given up.
+/// Number of consecutive times that `operator local` restarts a process that was killed, or exited with code 0,
+/// before it ever worked. A process that exits with another code before it ever worked is not restarted.
+///
+/// Beyond it: `operator local` ends with an error.
 const FAILURES_MAX: u32 = 5;
 
 /// What to run.

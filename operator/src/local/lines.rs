@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::sync::watch;
 
-/// Bytes of a line that is passed on.
+/// Size of a line of output that `operator local` passes on from a process.
+///
+/// Beyond it: the line is split.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Bytes that are kept of what a process says of its end.
 const ERROR_BYTES_MAX: usize = 4 << 10;
@@ -26,7 +28,7 @@ pub(super) struct Said {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Listens {
     pub(super) http: SocketAddr,
-    /// For load reports, which routers do not have.
+    /// Of a server, for load reports; of a router, for reports about its replicas.
     pub(super) grpc: Option<SocketAddr>,
 }
 

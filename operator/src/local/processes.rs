@@ -3,25 +3,39 @@
 //! the router's word, as it is in a cluster.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use futures_util::StreamExt as _;
 use serde_json::{Map, json};
+use tokio::time::timeout;
 
 use super::child::{Child, Program};
 use super::lines::Listens;
 use super::{Place, numa, say};
 use crate::desired::flags::{self, Listen};
-use crate::fleet::{Ask as _, Http, view};
+use crate::fleet::{ReportedReplica, RouterReport, watch_replicas};
 use crate::status::percent;
 use crate::validate::ValidDeployment;
 
+/// How processes listen and log. Replicas need no token: they listen on this machine only.
+const LISTEN: Listen<'static> = Listen {
+    host: "",
+    port: 0,
+    grpc_port: 0,
+    admin_port: None,
+    replica_token_file: None,
+    log_format: "text",
+};
 /// How often processes are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How often the router is asked while all is well.
 const ASK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Time in which the router has to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The processes.
 pub(super) struct Processes<'a> {
@@ -35,7 +49,6 @@ pub(super) struct Processes<'a> {
     told: Vec<String>,
     /// What the router has said last, if it answered.
     seen: Option<View>,
-    http: Http,
 }
 
 /// What a router says.
@@ -51,7 +64,7 @@ impl<'a> Processes<'a> {
     /// The operating system refuses.
     pub(super) fn start(place: &'a Place, valid: &'a ValidDeployment, model: &str) -> anyhow::Result<Self> {
         let host = Ipv4Addr::LOCALHOST.to_string();
-        let listen = Listen { host: &host, port: 0, grpc_port: 0, log_format: "text" };
+        let listen = Listen { host: &host, port: 0, ..LISTEN };
         let flags = flags::server(&valid.server, model, &valid.model_names, listen);
         let nodes = numa::nodes();
         let servers = (1..=valid.server.replicas).map(|number| {
@@ -67,7 +80,6 @@ impl<'a> Processes<'a> {
             port: place.args.port,
             told: Vec::new(),
             seen: None,
-            http: Http::default(),
         })
     }
 
@@ -131,28 +143,27 @@ impl<'a> Processes<'a> {
     fn router_flags(&self, options: &Path) -> Vec<String> {
         let args = &self.place.args;
         let host = args.host.to_string();
-        let listen = Listen { host: &host, port: self.port, grpc_port: 0, log_format: "text" };
+        let listen = Listen { host: &host, port: self.port, ..LISTEN };
         let files = [options.to_str(), args.api_keys.as_deref().and_then(Path::to_str)];
         flags::router(&self.valid.router, files, listen, self.valid.server.drain_timeout)
     }
 
     /// Where the router answers, if it runs.
     fn endpoint(&self) -> Option<SocketAddr> {
-        let http = self.router.as_ref()?.listens()?.http;
-        let host = if http.ip().is_unspecified() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { http.ip() };
-        Some(SocketAddr::new(host, http.port()))
+        Some(local(self.router.as_ref()?.listens()?.http))
+    }
+
+    /// Where the router reports which replicas it has admitted, if it runs.
+    fn reports(&self) -> Option<SocketAddr> {
+        Some(local(self.router.as_ref()?.listens()?.grpc?))
     }
 
     /// Asks the router whom it sends requests.
     async fn ask(&mut self) {
-        self.seen = match self.endpoint() {
+        self.seen = match self.reports() {
             None => None,
-            Some(endpoint) => {
-                let page = self.http.get(&endpoint.ip().to_string(), endpoint.port(), "/metrics").await;
-                page.map(|page| {
-                    let (admitted, blocks) = view(&page);
-                    View { admitted, kv_percent: percent(blocks) }
-                })
+            Some(address) => {
+                timeout(ANSWER_LIMIT, first_report(address)).await.ok().flatten().map(View::from)
             }
         };
         let Some(seen) = &self.seen else { return };
@@ -215,6 +226,29 @@ Or open http://{endpoint}/console
             router.end(limit).await;
         }
         futures_util::future::join_all(self.servers.iter_mut().map(|server| server.end(limit))).await;
+    }
+}
+
+/// Where something that listens at `address` can be reached from this machine.
+fn local(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        ip if !ip.is_unspecified() => address,
+        IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port()),
+        IpAddr::V6(_) => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), address.port()),
+    }
+}
+
+async fn first_report(address: SocketAddr) -> Option<RouterReport> {
+    watch_replicas(address.to_string()).await?.next().await
+}
+
+impl From<RouterReport> for View {
+    fn from(report: RouterReport) -> Self {
+        let sum =
+            |of: fn(&ReportedReplica) -> u32| report.replicas.iter().map(of).map(f64::from).sum::<f64>();
+        let kv_percent = percent((sum(|replica| replica.blocks_active), sum(|replica| replica.blocks_total)));
+        let ready = report.replicas.into_iter().filter(|replica| replica.is_ready);
+        Self { admitted: ready.map(|replica| replica.address).collect(), kv_percent }
     }
 }
 

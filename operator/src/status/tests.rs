@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::api::DynamicObject;
+use operator_api::{ReleaseStatus, UpgradeState};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::desired::desired;
 use crate::desired::names::TEMPLATE;
+use crate::desired::release::{Permission, Upgrade};
 use crate::manifest::Kind;
 use crate::observe::Observed;
 use crate::pod::{FetchReport, PodState, Problem};
@@ -33,8 +35,7 @@ fn fetching(replicas: i32) -> LlmDeployment {
 
 /// All as `observed` says, with `routers` of them ready.
 fn applied(object: &LlmDeployment, mut observed: Observed, routers: i32) -> Applied {
-    let defaults =
-        Defaults { server_image: "s".to_owned(), router_image: "r".to_owned(), image_pull_policy: None };
+    let defaults = Defaults::with_images("s", "r");
     let valid = validate(object, &observed, &defaults).unwrap();
     let resources = desired(&valid, &observed);
     let mut objects = BTreeMap::new();
@@ -156,7 +157,8 @@ fn how_far_a_fetch_is_and_how_it_ended_is_told() {
     let object = fetching(1);
     let starting = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
     let mut observed = seen(&[PodState { is_fetching: true, ..starting.clone() }]);
-    observed.told.progress = Some(crate::fleet::Progress { bytes: 1 << 29, bytes_total: Some(1 << 30) });
+    observed.pod_reports.progress =
+        Some(crate::fleet::Progress { bytes: 1 << 29, bytes_total: Some(1 << 30) });
     let status = told(&object, observed, 1);
     assert_eq!(status.phase, Phase::Fetching);
     assert_eq!(status.cache.unwrap().progress.as_deref(), Some("512.0 MiB of 1.0 GiB"));
@@ -200,7 +202,7 @@ fn a_refused_resource_keeps_what_was_known_of_it() {
     assert_eq!((status.phase, status.ready.as_str(), status.ready_replicas), (Phase::Refused, "1/1", 1));
     assert_eq!(reason(&status, "Accepted"), "False InvalidSource");
     assert_eq!(reason(&status, "ReplicasReady"), "True AllReady");
-    assert_eq!(status.conditions.len(), 7);
+    assert_eq!(status.conditions.len(), conditions::ALL.len());
     let names: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(names, conditions::ALL);
 }
@@ -210,8 +212,150 @@ fn suspended_is_nothing_wanted_and_nothing_there() {
     let mut object = object(2);
     object.spec.suspend = true;
     let status = told(&object, Observed::default(), 0);
-    assert_eq!((status.phase, reason(&status, "Ready")), (Phase::Suspended, "False ScaledToZero".to_owned()));
+    assert_eq!((status.phase, reason(&status, "Ready")), (Phase::Suspended, "True ScaledToZero".to_owned()));
+    assert_eq!(reason(&status, "Available"), "False ScaledToZero");
     assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+}
+
+#[test]
+fn a_fetch_that_has_finished_is_no_failure_while_its_job_is_not_complete() {
+    let mut object = fetching(1);
+    object.spec.model.cache = serde_json::from_value(json!({"mode": "shared", "size": "1Gi"})).unwrap();
+    let report = |reason: &str| FetchReport { reason: reason.to_owned(), ..FetchReport::default() };
+    let pod = |fetched: FetchReport| PodState {
+        name: "fetch".to_owned(),
+        component: "fetch".to_owned(),
+        is_finished: true,
+        job: job_of(&object),
+        fetched: Some(fetched),
+        ..PodState::default()
+    };
+    let status = told(&object, seen(&[pod(report("Fetched"))]), 1);
+    assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+    assert_eq!(status.cache.unwrap().state, CacheState::Fetching);
+    let status = told(&object, seen(&[pod(report("DiskFull"))]), 1);
+    assert_eq!(reason(&status, "Degraded"), "True DiskFull");
+}
+
+/// The name of the Job that fetches for `object`.
+fn job_of(object: &LlmDeployment) -> Option<String> {
+    let applied = applied(object, Observed::default(), 1);
+    crate::desired::fetch::job_name(&applied.valid, &applied.observed)
+}
+
+/// As the conditions of the Deployment of the replicas say.
+fn with_condition(object: &LlmDeployment, pods: &[PodState], condition: &Value) -> LlmDeploymentStatus {
+    let mut applied = applied(object, seen(pods), 1);
+    let key = (Kind::Deployment, "chat-server".to_owned());
+    let mut deployment = DynamicObject::clone(&applied.objects[&key]);
+    deployment.data["status"] = json!({"conditions": [condition]});
+    applied.objects.insert(key, Arc::new(deployment));
+    status(object, None, &applied, Timestamp::UNIX_EPOCH)
+}
+
+#[test]
+fn loading_a_model_for_long_is_no_lack_of_progress() {
+    let exceeded = || json!({"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"});
+    let starting = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
+    let object = object(1);
+    for busy in [
+        PodState { is_starting: true, ..starting.clone() },
+        PodState { is_fetching: true, ..starting.clone() },
+    ] {
+        let status = with_condition(&object, &[busy], &exceeded());
+        assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+        assert_eq!(reason(&status, "Progressing"), "True Starting");
+    }
+    let status = with_condition(&object, &[starting], &exceeded());
+    assert_eq!(reason(&status, "Degraded"), "True DeadlineExceeded");
+}
+
+#[test]
+fn pods_that_may_not_be_created_are_reported_with_the_reason() {
+    let condition = json!({
+        "type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
+        "message": "pods \"chat-server-5d9f-x7k2p\" is forbidden: exceeded quota: compute",
+    });
+    let status = with_condition(&object(1), &[], &condition);
+    assert_eq!(reason(&status, "Degraded"), "True FailedCreate");
+    assert_eq!(reason(&status, "ReplicasReady"), "False FailedCreate");
+    let degraded = status.conditions.iter().find(|condition| condition.type_ == "Degraded").unwrap();
+    assert_eq!(
+        degraded.message, "pods cannot be created: exceeded quota: compute",
+        "without the name, which varies"
+    );
+}
+
+#[test]
+fn a_fetch_whose_pod_may_not_be_created_is_reported_with_the_reason() {
+    let mut object = fetching(1);
+    object.spec.model.cache = serde_json::from_value(json!({"mode": "shared", "size": "1Gi"})).unwrap();
+    let job = job_of(&object).unwrap();
+    let problem =
+        Problem { reason: "FailedCreate".to_owned(), message: "exceeded quota: compute".to_owned() };
+    let failures = BTreeMap::from([(job.clone(), problem.clone())]);
+    let pod = PodState {
+        name: "fetch".to_owned(),
+        component: "fetch".to_owned(),
+        job: Some(job),
+        ..PodState::default()
+    };
+    let told = |pods: &[PodState], failures: &BTreeMap<String, Problem>| {
+        told(&object, Observed { job_failures: failures.clone(), ..seen(pods) }, 1)
+    };
+    let status = told(&[], &failures);
+    assert_eq!(reason(&status, "ModelAvailable"), "False FailedCreate");
+    assert_eq!(reason(&status, "Degraded"), "True FailedCreate");
+    assert_eq!(status.phase, Phase::Degraded);
+    // Once a pod exists, the failure is over.
+    let status = told(&[pod.clone()], &failures);
+    assert_eq!(reason(&status, "ModelAvailable"), "False Pending");
+    assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+    // A pod that cannot start holds up the replicas as much as one that cannot be created.
+    let stuck = PodState { problem: Some(Problem { reason: "FailedMount".to_owned(), ..problem }), ..pod };
+    let status = told(&[stuck], &BTreeMap::new());
+    assert_eq!(reason(&status, "ModelAvailable"), "False FailedMount");
+    assert_eq!(reason(&status, "Degraded"), "True FailedMount");
+}
+
+#[test]
+fn replicas_of_the_former_model_are_said_to_serve() {
+    let former = PodState { template: "former".to_owned(), ..replica("a") };
+    let status = told(&object(3), seen(&[former]), 1);
+    let condition = status.conditions.iter().find(|condition| condition.type_ == "ReplicasReady").unwrap();
+    assert_eq!(
+        condition.message,
+        "0 of 3 replicas are up to date and receive requests; 1 outdated ones receive requests until they are replaced"
+    );
+    assert_eq!(reason(&status, "Available"), "True Serving");
+}
+
+#[test]
+fn an_upgrade_is_rolling_until_its_pods_work() {
+    let object = object(1);
+    let previous = |state| {
+        let release = Some(ReleaseStatus { state, ..ReleaseStatus::default() });
+        LlmDeploymentStatus { phase: Phase::Ready, release, ..LlmDeploymentStatus::default() }
+    };
+    let state = |pods: &[PodState], before: UpgradeState, upgrade: Upgrade| {
+        let mut applied = applied(&object, seen(pods), 1);
+        applied.resources.upgrade = upgrade;
+        let key = (Kind::Deployment, "chat-router".to_owned());
+        let mut router = DynamicObject::clone(&applied.objects[&key]);
+        router.metadata.generation = Some(3);
+        router.data["status"] =
+            json!({"observedGeneration": 3, "updatedReplicas": 2, "replicas": 2, "readyReplicas": 2});
+        applied.objects.insert(key, Arc::new(router));
+        let status = status(&object, Some(&previous(before)), &applied, Timestamp::UNIX_EPOCH);
+        status.release.unwrap().state
+    };
+    let old = [PodState { template: "old".to_owned(), ..replica("a") }];
+    use UpgradeState::{Current, Rolling, Waiting};
+    assert_eq!(state(&old, Current, Upgrade::Waits(Permission::AwaitsTurn)), Waiting);
+    assert_eq!(state(&old, Waiting, Upgrade::Begins), Rolling);
+    assert_eq!(state(&old, Rolling, Upgrade::None), Rolling);
+    assert_eq!(state(&[replica("a")], Rolling, Upgrade::None), Current);
+    assert_eq!(state(&old, Current, Upgrade::None), Current, "a change by the user is no upgrade");
 }
 
 /// Whatever pods there are: a status keeps its promises, and the next one says the same.
@@ -252,10 +396,10 @@ fn no_state_of_pods_breaks_a_promise() {
             });
         assert_eq!(
             is_ready,
-            routers > 0 && wanted > 0 && updated.count() >= wanted as usize,
+            if wanted == 0 { first.replicas == 0 } else { routers > 0 && updated.count() >= wanted as usize },
             "seed {seed}, round {round}"
         );
-        assert_eq!(first.conditions.len(), 7);
+        assert_eq!(first.conditions.len(), conditions::ALL.len());
         let problem = first.conditions.iter().find(|condition| condition.reason.is_empty());
         assert_eq!(problem.map(|condition| &condition.type_), None);
         let value: Value = serde_json::to_value(&first).unwrap();

@@ -233,6 +233,25 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     assert_eq!(status.model_digest.as_deref(), Some("sha256:1"));
     assert_eq!(status.cache.unwrap().state, CacheState::Ready);
+    // While the next source is fetched, replicas of this one can be scaled.
+    stage.kubelet.fetches_end(20, json!({"reason": "SourceUnreachable", "message": "it does not answer"}));
+    stage.apply("chat", merge(spec("http://host/next.gguf"), json!({"replicas": 3}))).await.unwrap();
+    let scaled = async || {
+        let server = stage.objects(Kind::Deployment).get("chat-server").await.ok()?;
+        (server.data.pointer("/status/readyReplicas") == Some(&json!(3))).then_some(())
+    };
+    eventually(scaled).await.expect("the replicas of the former model are scaled");
+    let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
+    stage.kubelet.fetches_end(0, report);
+    stage.apply("chat", spec("http://host/model.gguf")).await.unwrap();
+    // Its replicas are ready all the while, so that alone does not say that the fetch is complete and recorded.
+    let recorded = async || {
+        let jobs = stage.objects(Kind::Job).list(&ListParams::default()).await.unwrap().items;
+        let is_recorded = jobs.len() == 1 && jobs[0].annotations().contains_key("ovfleet.dev/fetched");
+        let status = stage.resources().get("chat").await.unwrap().status?;
+        (is_recorded && status.model_digest.is_some()).then_some(())
+    };
+    eventually(recorded).await.expect("the fetch is recorded");
     // The Job of the former source has gone, and its pods with it.
     let jobs = stage.objects(Kind::Job).list(&ListParams::default()).await.unwrap().items;
     assert_eq!(jobs.len(), 1);
@@ -245,6 +264,31 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
     stage.apply("chat", merge(spec("http://host/model.gguf"), json!({"replicas": 2}))).await.unwrap();
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     assert_eq!((status.model_digest.as_deref(), status.ready.as_str()), (Some("sha256:1"), "2/2"));
+}
+
+#[tokio::test]
+async fn a_quota_that_keeps_a_model_from_being_fetched_is_named() {
+    let stage = Stage::new("quota").await;
+    let quotas: Api<k8s_openapi::api::core::v1::ResourceQuota> =
+        Api::namespaced(stage.client.clone(), &stage.namespace);
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
+    stage.kubelet.fetches_end(0, json!({"reason": "Fetched", "bytes": 5, "bytes_total": 5}));
+    let spec = json!({"model": {"source": {"http": {"url": "http://host/model.gguf"}}, "cache": {"mode": "shared", "size": "1Gi"}}});
+    stage.apply("chat", spec).await.unwrap();
+    let named = async || {
+        let status = stage.resources().get("chat").await.unwrap().status?;
+        let condition = |name: &str| status.conditions.iter().find(|known| known.type_ == name);
+        let (model, degraded) = (condition("ModelAvailable")?, condition("Degraded")?);
+        let is_named = model.reason == "FailedCreate" && degraded.status == "True";
+        is_named.then(|| model.message.clone())
+    };
+    let message = eventually(named).await.expect("a Job that cannot create a pod is reported");
+    assert!(message.starts_with("pods cannot be created: exceeded quota: none"), "{message}");
+    quotas.delete("none", &DeleteParams::default()).await.unwrap();
+    let status = stage.until("chat", "Ready=True").await.status.unwrap();
+    let degraded = status.conditions.iter().find(|known| known.type_ == "Degraded").unwrap();
+    assert_eq!(degraded.status, "False", "{degraded:?}");
 }
 
 #[tokio::test]

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
-use operator::fleet::Ask;
+use operator::fleet::{PodClient, Progress, ReportedReplica, RouterReport};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -20,7 +22,8 @@ pub(crate) struct Routers(Arc<Mutex<Admission>>);
 
 #[derive(Debug, Default)]
 struct Admission {
-    admitted: BTreeSet<String>,
+    /// Namespaces and names of pods.
+    admitted: BTreeSet<(String, String)>,
     /// Whether they admit nobody.
     is_closed: bool,
     asked: u64,
@@ -36,27 +39,46 @@ impl Routers {
         self.with(|admission| admission.is_closed = is_closed);
     }
 
+    fn report(&self) -> RouterReport {
+        let replica = |(namespace, name): &(String, String)| ReportedReplica {
+            pod: Some((namespace.clone(), name.clone())),
+            is_ready: true,
+            blocks_total: 10,
+            ..ReportedReplica::default()
+        };
+        self.with(|admission| {
+            let admitted = admission.admitted.iter().filter(|_| !admission.is_closed);
+            RouterReport { replicas: admitted.map(replica).collect() }
+        })
+    }
+
+    /// How many times somebody has connected.
     pub(crate) fn asked(&self) -> u64 {
         self.with(|admission| admission.asked)
     }
 }
 
-impl Ask for Routers {
-    fn get<'a>(&'a self, _: &'a str, _: u16, path: &'a str) -> BoxFuture<'a, Option<String>> {
-        let page = (path == "/metrics").then(|| {
-            self.with(|admission| {
-                admission.asked += 1;
-                let admitted = admission.admitted.iter().filter(|_| !admission.is_closed);
-                let lines = admitted.map(|name| {
-                    format!(
-                        "ovfleet_router_replica_trusted{{replica=\"{name}\"}} 1\n\
-                         ovfleet_router_replica_blocks_free{{replica=\"{name}\"}} 10\n"
-                    )
-                });
-                lines.collect::<String>()
-            })
+impl PodClient for Routers {
+    fn watch_replicas<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<BoxStream<'static, RouterReport>>> {
+        let routers = self.clone();
+        self.with(|admission| admission.asked += 1);
+        let reports = stream::unfold(None, move |last| {
+            let routers = routers.clone();
+            async move {
+                loop {
+                    let report = routers.report();
+                    if last.as_ref() != Some(&report) {
+                        return Some((report.clone(), Some(report)));
+                    }
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                }
+            }
         });
-        Box::pin(async move { page })
+        Box::pin(async move { Some(reports.boxed()) })
+    }
+
+    fn progress<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Progress>> {
+        Box::pin(async { None })
     }
 }
 
@@ -103,9 +125,10 @@ impl Kubelet {
 
 async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Value>) -> kube::Result<()> {
     let name = pod.name_any();
+    let key = (pod.namespace().unwrap_or_default(), name.clone());
     let component = pod.labels().get("app.kubernetes.io/component").cloned().unwrap_or_default();
     if pod.metadata.deletion_timestamp.is_some() {
-        routers.with(|admission| admission.admitted.remove(&name));
+        routers.with(|admission| admission.admitted.remove(&key));
         let parameters = DeleteParams::default().grace_period(0);
         return pods.delete(&name, &parameters).await.map(drop);
     }
@@ -131,7 +154,7 @@ async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Val
             };
             let is_ready = gates.map(|gate| gate.condition_type.as_str()).all(is_open);
             if component == "server" {
-                routers.with(|admission| admission.admitted.insert(name.clone()));
+                routers.with(|admission| admission.admitted.insert(key));
             }
             let condition = |name: &str, holds: bool| json!({"type": name, "status": if holds { "True" } else { "False" }, "lastTransitionTime": null});
             json!({

@@ -6,6 +6,8 @@
 mod control;
 mod kubelet;
 mod leaders;
+mod replica_token;
 mod rules;
 mod spans;
 mod support;
+mod upgrades;

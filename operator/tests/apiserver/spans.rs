@@ -11,7 +11,7 @@ use operator::trace::Tracer;
 use tokio::task::JoinSet;
 
 use crate::kubelet::Kubelet;
-use crate::support::{cluster, eventually, operator_with, smallest};
+use crate::support::{Settings, cluster, eventually, operator_with, smallest};
 
 /// Takes spans as a collector does, and keeps the bytes.
 async fn collector(tasks: &mut JoinSet<anyhow::Result<()>>) -> (String, Arc<Mutex<Vec<u8>>>) {
@@ -49,8 +49,8 @@ async fn each_step_of_a_reconcile_has_a_span() {
     let namespace = tests::cluster::namespace(&client, "spans").await.unwrap();
     let kubelet = Kubelet::start(&client, &namespace);
     let metrics = Metrics::default();
-    let told = (&metrics, kubelet.routers());
-    tasks.spawn(operator_with(&namespace, None, told, Some(tracer.clone())).await);
+    let settings = Settings { tracer: Some(tracer.clone()), ..Settings::default() };
+    tasks.spawn(operator_with(&namespace, &metrics, kubelet.routers(), settings).await);
     let resources: kube::Api<operator_api::LlmDeployment> = kube::Api::namespaced(client, &namespace);
     let object = serde_json::json!({
         "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),

@@ -28,7 +28,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// How often is looked whether something has become so.
 const LOOK_INTERVAL: Duration = Duration::from_millis(25);
 /// Who the operator is: somebody with the rights that the chart gives it, and no others.
-const OPERATOR: &str = "operator";
+pub(crate) const OPERATOR: &str = "operator";
 
 static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
 
@@ -158,36 +158,46 @@ pub(crate) async fn operator(
     metrics: &Metrics,
     routers: Routers,
 ) -> impl Future<Output = anyhow::Result<()>> + use<> {
-    operator_with(namespace, identity, (metrics, routers), None).await
-}
-
-/// [`operator`], which sends spans.
-pub(crate) async fn operator_with(
-    namespace: &str,
-    identity: Option<&str>,
-    (metrics, routers): (&Metrics, Routers),
-    tracer: Option<Tracer>,
-) -> impl Future<Output = anyhow::Result<()>> + use<> {
-    let client = cluster().await.client_for(OPERATOR, None).await.unwrap();
     let lease = identity.map(|identity| operator::leader::Config {
         namespace: namespace.to_owned(),
         name: "operator".to_owned(),
         identity: identity.to_owned(),
         duration: Duration::from_secs(2),
     });
+    operator_with(namespace, metrics, routers, Settings { lease, ..Settings::default() }).await
+}
+
+/// What tests of the operator choose.
+pub(crate) struct Settings {
+    pub(crate) lease: Option<operator::leader::Config>,
+    pub(crate) tracer: Option<Tracer>,
+    pub(crate) server_image: &'static str,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { lease: None, tracer: None, server_image: "ovfleet/server:1" }
+    }
+}
+
+/// [`operator`], with other settings.
+pub(crate) async fn operator_with(
+    namespace: &str,
+    metrics: &Metrics,
+    routers: Routers,
+    settings: Settings,
+) -> impl Future<Output = anyhow::Result<()>> + use<> {
+    let client = cluster().await.client_for(OPERATOR, None).await.unwrap();
     let config = Config {
         namespaces: vec![namespace.to_owned()],
         controller: controller::Config {
-            defaults: Defaults {
-                server_image: "ovfleet/server:1".to_owned(),
-                router_image: "ovfleet/router:1".to_owned(),
-                image_pull_policy: None,
-            },
+            defaults: Defaults::with_images(settings.server_image, "ovfleet/router:1"),
             load_interval: None,
             concurrency: 8,
-            tracer,
+            max_concurrent_upgrades: 1,
+            tracer: settings.tracer,
         },
-        lease,
+        lease: settings.lease,
     };
     let metrics = metrics.clone();
     look_after_with(

@@ -117,14 +117,22 @@ pub(crate) struct Engine {
 
 /// `Rate` of the server's engine.
 #[derive(Clone, Copy, Debug, Default)]
-struct Rate(Option<f64>);
+struct Rate {
+    tokens: f64,
+    seconds: f64,
+}
 
 impl Rate {
     fn add(&mut self, tokens: u32, time: f64) {
         if tokens > 0 {
-            let rate = f64::from(tokens) / time;
-            self.0 = Some(self.0.map_or(rate, |average| average - (-time / 5.0).exp_m1() * (rate - average)));
+            let kept = (-time / 5.0).exp();
+            self.tokens = self.tokens * kept + f64::from(tokens);
+            self.seconds = self.seconds * kept + time;
         }
+    }
+
+    fn per_second(self) -> f32 {
+        if self.seconds > 0.0 { (self.tokens / self.seconds) as f32 } else { 0.0 }
     }
 }
 
@@ -189,7 +197,7 @@ impl Engine {
 
     /// Prompt and generated tokens per second as reported, 0 until observed.
     pub(crate) fn speeds(&self) -> (f32, f32) {
-        (self.prefill.0.unwrap_or(0.0) as f32, self.decode.0.unwrap_or(0.0) as f32)
+        (self.prefill.per_second(), self.decode.per_second())
     }
 
     pub(crate) fn load(&self) -> Load {

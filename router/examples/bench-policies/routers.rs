@@ -78,6 +78,7 @@ impl Router for Ours {
                 view: known.ledger.view(now, REPORT_TTL),
                 cached_tokens: request.chain.tokens_of(cached, 4.0),
                 weight: 1.0,
+                is_reserved: false,
                 last_pick: known.last_pick,
             }
         };

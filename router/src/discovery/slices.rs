@@ -9,12 +9,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 
-use super::{Found, ServiceName};
+use super::{Found, Pod, ServiceName};
 
 /// The pause before a cluster that cannot be reached is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -110,10 +110,10 @@ pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: 
                     terminating.insert(http);
                 }
                 if is_ready && !is_terminating {
-                    let pod = endpoint.target_ref.as_ref().and_then(|target| target.name.clone());
-                    let name = pod.unwrap_or_else(|| http.to_string());
+                    let pod = pod(slice, endpoint);
+                    let name = pod.as_ref().map_or_else(|| http.to_string(), |pod| pod.name.clone());
                     let grpc = grpc.map(|port| SocketAddr::new(address, port));
-                    found.insert(http, Found { http, grpc, name });
+                    found.insert(http, Found { http, grpc, name, pod });
                 }
             }
         }
@@ -121,6 +121,17 @@ pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: 
     // An endpoint may be in two slices while it moves; that it terminates counts.
     found.retain(|address, _| !terminating.contains(address));
     found.into_values().collect()
+}
+
+/// The pod behind an endpoint. A pod is in the namespace of its slice.
+fn pod(slice: &EndpointSlice, endpoint: &Endpoint) -> Option<Pod> {
+    let target = endpoint.target_ref.as_ref()?;
+    let namespace = target.namespace.clone().or_else(|| slice.metadata.namespace.clone());
+    Some(Pod {
+        namespace: namespace.unwrap_or_default(),
+        name: target.name.clone()?,
+        uid: target.uid.clone().unwrap_or_default(),
+    })
 }
 
 #[cfg(test)]
@@ -155,6 +166,16 @@ mod tests {
             names(&[slice(&ports, &endpoints)]),
             ["chat-0 10.0.0.1:8000 Some(50051)", "10.0.0.2:8000 10.0.0.2:8000 Some(50051)"]
         );
+    }
+
+    #[test]
+    fn names_the_pod_behind_an_endpoint() {
+        let ports = json!([{"name": "http", "port": 8000}]);
+        let target = json!({"kind": "Pod", "namespace": "models", "name": "chat-0", "uid": "u-1"});
+        let slice = slice(&ports, &json!([{"addresses": ["10.0.0.1"], "targetRef": target}]));
+        let found = replicas(&[slice], &["http".to_owned(), "grpc".to_owned()]);
+        let pod = Pod { namespace: "models".to_owned(), name: "chat-0".to_owned(), uid: "u-1".to_owned() };
+        assert_eq!(found[0].pod, Some(pod));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub enum Outcome {
     Answered,
     /// The replica failed.
     Failed,
+    /// It did not answer in time: a fault of the replica only if it has not computed anything meanwhile.
+    TimedOut,
     /// Nothing was learnt, for example because the client left.
     Unknown,
 }
@@ -31,6 +33,7 @@ pub struct Placed {
     dispatch: Arc<Dispatch>,
     booking: Option<Booking>,
     sent: Sent,
+    at: Instant,
     outcome: Outcome,
 }
 
@@ -41,8 +44,15 @@ impl Placed {
         replica: Arc<Replica>,
         (booking, sent): (Booking, Sent),
     ) -> Self {
-        let dispatch = Arc::clone(dispatch);
-        Self { replica, fleet, dispatch, booking: Some(booking), sent, outcome: Outcome::Unknown }
+        Self {
+            replica,
+            fleet,
+            dispatch: Arc::clone(dispatch),
+            booking: Some(booking),
+            sent,
+            at: Instant::now(),
+            outcome: Outcome::Unknown,
+        }
     }
 
     /// The value of the header `x-ovfleet-dispatch`.
@@ -52,6 +62,7 @@ impl Placed {
 
     /// The answer has begun.
     pub(crate) fn first_token(&self) {
+        self.replica.has_progressed(Instant::now());
         if let Some(booking) = &self.booking {
             booking.first_token();
         }
@@ -65,23 +76,30 @@ impl Placed {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        let Self { replica, dispatch, sent, .. } = self;
-        match self.outcome {
+        let Self { replica, fleet, dispatch, sent, .. } = self;
+        let outcome = match self.outcome {
+            Outcome::TimedOut if replica.has_progressed_since(self.at) => Outcome::Unknown,
+            Outcome::TimedOut => Outcome::Failed,
+            outcome => outcome,
+        };
+        match outcome {
             Outcome::Answered => {
                 replica.answered.fetch_add(1, Ordering::Relaxed);
                 dispatch.health().succeeded(replica.identity, *sent);
             }
             Outcome::Failed => {
                 replica.failed.fetch_add(1, Ordering::Relaxed);
-                if dispatch.health().failed(replica.identity, *sent, Instant::now()) {
+                let replicas = fleet.replicas();
+                let fleet = replicas.iter().map(|replica| replica.identity);
+                if dispatch.health().failed(replica.identity, *sent, fleet, Instant::now()) {
                     dispatch.metrics().ejected();
                     tracing::warn!(replica = replica.found.name, "ejected for a while: it fails");
                 }
             }
-            Outcome::Unknown => dispatch.health().unknown(replica.identity, *sent),
+            Outcome::Unknown | Outcome::TimedOut => dispatch.health().unknown(replica.identity, *sent),
         }
         // The room is there before those who wait for it look.
         self.booking = None;
-        dispatch.pump_all();
+        dispatch.pump_at(replica);
     }
 }

@@ -16,7 +16,12 @@ fn app(replicas: u16, arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
     let args = Args::try_parse_from(["router"].iter().chain(arguments)).unwrap();
     let app = App::new(args, None);
     let found: Vec<Found> = (1..=replicas)
-        .map(|port| Found { http: ([127, 0, 0, 1], port).into(), grpc: None, name: format!("r{port}") })
+        .map(|port| Found {
+            http: ([127, 0, 0, 1], port).into(),
+            grpc: None,
+            name: format!("r{port}"),
+            pod: None,
+        })
         .collect();
     let (new, _) = app.dispatch().replicas.update(&found);
     for replica in &new {
@@ -46,7 +51,7 @@ fn wanted() -> Wanted {
 }
 
 fn waiter() -> queue::Waiter {
-    queue::Waiter { class: queue::Class::Standard, tokens: 10, deadline: None }
+    queue::Waiter { class: queue::Class::Standard, tokens: 10, arrived: Instant::now(), deadline: None }
 }
 
 #[tokio::test]
@@ -129,6 +134,187 @@ async fn who_waits_too_long_is_told_when_to_come_again() {
     dispatch.replicas.update(&[]);
     assert_eq!(dispatch.place(&fleet, wanted(), waiter()).await.unwrap_err(), Refused::NoReplica);
     assert_eq!(dispatch.waiters(), (0, 0));
+}
+
+/// A replica with room for many sequences, most of whose cache is held.
+fn nearly_full(number: u64) -> Load {
+    Load { blocks_active: 900, ..report(number, 1, 100) }
+}
+
+/// A request that needs a fifth of a replica's cache.
+fn large() -> Wanted {
+    let demand = Demand { prompt_tokens: 3200, ..wanted().demand };
+    Wanted { demand, ..wanted() }
+}
+
+#[tokio::test]
+async fn a_request_that_fits_nowhere_does_not_hold_up_those_behind_it() {
+    let (app, replicas) = app(1, &[]);
+    let dispatch = app.dispatch();
+    dispatch.replicas.observe(&replicas[0], nearly_full(1), Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let mut first = std::pin::pin!(dispatch.place(&fleet, large(), waiter()));
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+    let mut second = std::pin::pin!(dispatch.place(&fleet, wanted(), waiter()));
+    let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("it waits") };
+    drop(second.unwrap());
+    dispatch.replicas.observe(&replicas[0], report(2, 0, 100), Instant::now());
+    dispatch.pump_at(&replicas[0]);
+    drop(first.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_replica_drains_for_a_request_that_was_overtaken_for_too_long() {
+    let (app, replicas) = app(2, &[]);
+    let dispatch = app.dispatch();
+    for replica in &replicas {
+        dispatch.replicas.observe(replica, nearly_full(1), Instant::now());
+    }
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let mut first = Box::pin(dispatch.place(&fleet, large(), waiter()));
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+    let reserved = || replicas.iter().filter(|replica| replica.is_reserved()).count();
+    assert!(!dispatch.pump_once(&fleet, None, Instant::now()));
+    assert_eq!(reserved(), 0, "it has not waited for long");
+    assert!(!dispatch.pump_once(&fleet, None, Instant::now() + pump::RESERVE_AFTER));
+    assert_eq!(reserved(), 1);
+    let drains = usize::from(replicas[1].is_reserved());
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(dispatch.place(&fleet, wanted(), waiter()).await.unwrap());
+    }
+    assert!(held.iter().all(|placed| !Arc::ptr_eq(&placed.replica, &replicas[drains])));
+    // What ran there has ended.
+    dispatch.replicas.observe(&replicas[drains], report(2, 0, 100), Instant::now());
+    dispatch.pump_at(&replicas[drains]);
+    assert!(Arc::ptr_eq(&first.await.unwrap().replica, &replicas[drains]));
+    assert_eq!(reserved(), 0);
+
+    // A reservation ends with a request that leaves.
+    dispatch.replicas.observe(&replicas[drains], nearly_full(3), Instant::now());
+    let mut gone = Box::pin(dispatch.place(&fleet, large(), waiter()));
+    assert!(futures_util::poll!(gone.as_mut()).is_pending());
+    dispatch.pump_once(&fleet, None, Instant::now() + pump::RESERVE_AFTER);
+    assert_eq!(reserved(), 1);
+    drop(gone);
+    assert_eq!((reserved(), dispatch.waiters()), (0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waited_for_a_replica_is_served_before_newcomers_and_waits_on_where_it_is_full() {
+    let (app, replicas) = app(1, &["--waiting-room-timeout=10s", "--queue-timeout=30s"]);
+    let dispatch = app.dispatch();
+    let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
+    dispatch.replicas.observe(&replicas[0], draining, Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let mut first = std::pin::pin!(dispatch.place(&fleet, wanted(), waiter()));
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+    assert_eq!(dispatch.waiters(), (0, 1));
+    // It takes requests again, and is full.
+    dispatch.replicas.observe(&replicas[0], report(2, 1, 1), Instant::now());
+    dispatch.pump_at(&replicas[0]);
+    let mut newcomer = std::pin::pin!(dispatch.place(&fleet, wanted(), waiter()));
+    assert!(futures_util::poll!(newcomer.as_mut()).is_pending());
+    // The time for a replica to appear is over, but one has appeared.
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+    assert_eq!(dispatch.waiters(), (2, 0));
+    dispatch.replicas.observe(&replicas[0], report(3, 0, 1), Instant::now());
+    dispatch.pump_at(&replicas[0]);
+    assert!(futures_util::poll!(newcomer.as_mut()).is_pending(), "the other one has waited for longer");
+    drop(first.await.unwrap());
+    drop(newcomer.await.unwrap());
+    assert_eq!(dispatch.waiters(), (0, 0));
+}
+
+#[tokio::test]
+async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
+    let (app, replicas) = app(60, &[]);
+    let dispatch = app.dispatch();
+    for replica in &replicas {
+        dispatch.replicas.observe(replica, report(1, 1, 1), Instant::now());
+    }
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let mut waiting: Vec<_> =
+        (0..100).map(|_| Box::pin(dispatch.place(&fleet, wanted(), waiter()))).collect();
+    for place in &mut waiting {
+        assert!(futures_util::poll!(place.as_mut()).is_pending());
+    }
+    GATHERED.set(0);
+    dispatch.pump_at(&replicas[0]);
+    let looked_at = GATHERED.get();
+    assert!((1..=pump::BACKFILL_MAX).contains(&looked_at), "{looked_at}");
+    // Who comes now queues behind many others, and is not compared with anything.
+    GATHERED.set(0);
+    let mut last = Box::pin(dispatch.place(&fleet, wanted(), waiter()));
+    assert!(futures_util::poll!(last.as_mut()).is_pending());
+    assert_eq!(GATHERED.get(), 0);
+}
+
+#[tokio::test]
+async fn a_time_out_ejects_only_a_replica_that_makes_no_progress() {
+    let (app, replicas) = app(2, &["--policy=round-robin"]);
+    let dispatch = app.dispatch();
+    let fleet_of = |number, uncomputed_tokens, at| {
+        for replica in &replicas {
+            let load = Load { uncomputed_tokens, ..report(number, 0, 100) };
+            dispatch.replicas.observe(replica, load, at);
+        }
+    };
+    fleet_of(1, 100_000, Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let standing = |replica: &Arc<Replica>| dispatch.health().standing(replica.identity, Instant::now());
+    let time_out = || async {
+        let mut placed = dispatch.place(&fleet, wanted(), waiter()).await.unwrap();
+        placed.end(Outcome::TimedOut);
+        placed
+    };
+    for number in 2..12 {
+        let placed = time_out().await;
+        // A long prompt is being computed.
+        fleet_of(number, 100_000 - number, Instant::now() + Duration::from_secs(number));
+        drop(placed);
+    }
+    assert!(replicas.iter().all(|replica| standing(replica) == Standing::Trusted));
+    let (app, replicas) = app2(&["--policy=round-robin"]);
+    let dispatch = app.dispatch();
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    for _ in 0..10 {
+        let mut placed = dispatch.place(&fleet, wanted(), waiter()).await.unwrap();
+        placed.end(Outcome::TimedOut);
+    }
+    let ejected = |replica: &&Arc<Replica>| {
+        dispatch.health().standing(replica.identity, Instant::now()) == Standing::Ejected
+    };
+    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine stands still");
+}
+
+/// Two replicas that have reported once.
+fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
+    let (app, replicas) = app(2, arguments);
+    for replica in &replicas {
+        app.dispatch().replicas.observe(replica, report(1, 0, 100), Instant::now());
+    }
+    (app, replicas)
+}
+
+#[tokio::test]
+async fn ejected_replicas_are_used_when_the_healthy_ones_have_gone() {
+    let (app, replicas) = app2(&["--waiting-room-timeout=0s"]);
+    let dispatch = app.dispatch();
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let identities: Vec<u64> = replicas.iter().map(|replica| replica.identity).collect();
+    for _ in 0..3 {
+        let sent = dispatch.health().sent(identities[0], Instant::now());
+        dispatch.health().failed(identities[0], sent, identities.iter().copied(), Instant::now());
+    }
+    let placed = dispatch.place(&fleet, wanted(), waiter()).await.unwrap();
+    assert!(Arc::ptr_eq(&placed.replica, &replicas[1]));
+    drop(placed);
+    dispatch.replicas.update(&[replicas[0].found.clone()]);
+    assert!(dispatch.is_able(&fleet));
+    let placed = dispatch.place(&fleet, wanted(), waiter()).await.unwrap();
+    assert!(Arc::ptr_eq(&placed.replica, &replicas[0]));
 }
 
 #[tokio::test]

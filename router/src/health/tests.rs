@@ -10,6 +10,7 @@ const CONFIG: HealthConfig = HealthConfig {
     ejection: Duration::from_secs(2),
     ejection_max: Duration::from_secs(7),
     ejected_part_max: 0.5,
+    panic_threshold: 0.5,
     probes: 2,
 };
 
@@ -19,9 +20,11 @@ fn health(replicas: u64) -> Health {
     health
 }
 
+/// A failure of a replica whose fleet are all that are known.
 fn fail(health: &mut Health, replica: u64, now: Instant) -> bool {
     let sent = health.sent(replica, now);
-    health.failed(replica, sent, now)
+    let fleet: Vec<u64> = health.replicas.keys().copied().collect();
+    health.failed(replica, sent, fleet, now)
 }
 
 fn succeed(health: &mut Health, replica: u64, now: Instant) {
@@ -103,7 +106,7 @@ fn what_was_sent_before_the_ejection_is_no_probe() {
     eject(&mut health, 0, now);
     let later = now + CONFIG.ejection;
     let _probe = health.sent(0, later);
-    assert!(!health.failed(0, old, later), "it says nothing of how the replica is now");
+    assert!(!health.failed(0, old, 0..4, later), "it says nothing of how the replica is now");
     assert_eq!(health.standing(0, later), Standing::Probing);
 }
 
@@ -122,6 +125,40 @@ fn most_are_kept_however_bad_they_are() {
 }
 
 #[test]
+fn the_ceiling_counts_the_replicas_of_one_model_only() {
+    let (mut health, now) = (health(12), Instant::now());
+    let fail_in = |health: &mut Health, replica: u64, fleet: std::ops::Range<u64>| {
+        let sent = health.sent(replica, now);
+        health.failed(replica, sent, fleet, now)
+    };
+    // Two replicas of one model fail while ten of another are well: the model keeps one of its two.
+    for _ in 0..20 {
+        fail_in(&mut health, 0, 0..2);
+        fail_in(&mut health, 1, 0..2);
+    }
+    let standings = [0, 1].map(|replica| health.standing(replica, now));
+    assert_eq!(standings, [Standing::Ejected, Standing::Trusted]);
+    // The ejected replica of that model does not count for the other one.
+    for _ in 0..20 {
+        (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));
+    }
+    let ejected = (2..12).filter(|&replica| health.standing(replica, now) == Standing::Ejected).count();
+    assert_eq!(ejected, 5);
+}
+
+#[test]
+fn ejections_are_ignored_while_too_few_replicas_are_left() {
+    let (mut health, now) = (health(4), Instant::now());
+    eject(&mut health, 0, now);
+    eject(&mut health, 1, now);
+    assert!(!health.is_panicking(0..4, now), "half of them are left");
+    assert!(health.is_panicking(0..3, now), "one of three is left");
+    assert!(health.is_panicking(0..2, now), "none is left");
+    assert!(!health.is_panicking(2..4, now) && !health.is_panicking([], now));
+    assert!(!health.is_panicking(0..2, now + CONFIG.ejection), "they may be tried again");
+}
+
+#[test]
 fn another_process_begins_anew() {
     let (mut health, now) = (health(2), Instant::now());
     eject(&mut health, 0, now);
@@ -131,7 +168,7 @@ fn another_process_begins_anew() {
     assert_eq!(health.standing(0, now), Standing::Ejected);
     health.reset(0);
     let sent = health.sent(0, now);
-    assert!(!health.failed(0, sent, now));
+    assert!(!health.failed(0, sent, [0, 1], now));
 }
 
 #[test]
@@ -164,7 +201,7 @@ fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
                 match rng.next_u64() % 8 {
                     0 => health.unknown(replica, record),
                     1..5 => {
-                        health.failed(replica, record, now);
+                        health.failed(replica, record, 0..count, now);
                     }
                     _ => health.succeeded(replica, record),
                 }

@@ -5,7 +5,10 @@
 //! as may; the wait for blocks where all are held; and a weight for a cache that fills up, because sequences
 //! that outgrow it are computed twice. Decisions and figures: `docs/decisions/0010-routing.md`.
 
+use std::time::Duration;
+
 use super::{Candidate, Demand, Terms};
+use crate::ledger::Reported;
 use crate::policy::counts::weighted;
 
 /// What the estimate takes for granted.
@@ -61,7 +64,14 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     }
 }
 
-/// What a replica is taken to do that has not shown it yet: the mean of those that have.
+/// Measured speeds differ by chance, above all where prompts are short: replicas whose speed is within this factor of
+/// the mean are taken to be equally fast, so that a request that could go to any goes to any.
+const SPEED_FACTOR: f64 = 3.0;
+/// A speed that was not measured anew for so long is not held against a replica: it may have been cold. A slower replica
+/// is tried again at this interval.
+const SPEED_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// The mean speeds of those that have shown them lately, or at all: what the others are taken to do.
 struct Speeds {
     prefill: f64,
     decode: f64,
@@ -69,14 +79,30 @@ struct Speeds {
 
 impl Speeds {
     fn of(config: &KvConfig, candidates: &[Candidate]) -> Self {
-        let reported = || candidates.iter().filter_map(|candidate| candidate.view.reported.as_ref());
+        let typical = |speed: fn(&Reported) -> f32, default: f32| {
+            let reported = |candidate: &Candidate| candidate.view.reported.as_ref().map_or(0.0, speed);
+            let lately = candidates.iter().filter(|candidate| is_measured(candidate));
+            mean(lately.map(reported))
+                .or_else(|| mean(candidates.iter().map(reported)))
+                .unwrap_or(f64::from(default))
+        };
         Self {
-            prefill: mean(reported().map(|reported| reported.prefill_tokens_per_second))
-                .unwrap_or(f64::from(config.prefill_tokens_per_second)),
-            decode: mean(reported().map(|reported| reported.decode_tokens_per_second))
-                .unwrap_or(f64::from(config.decode_tokens_per_second)),
+            prefill: typical(|reported| reported.prefill_tokens_per_second, config.prefill_tokens_per_second),
+            decode: typical(|reported| reported.decode_tokens_per_second, config.decode_tokens_per_second),
         }
     }
+}
+
+/// Whether the speeds of a replica were measured lately.
+fn is_measured(candidate: &Candidate) -> bool {
+    candidate.view.speed_age.is_some_and(|age| age <= SPEED_AGE_MAX)
+}
+
+/// The speed that a replica is taken to have: its own only where it is known to differ from what is typical.
+fn expected(candidate: &Candidate, measured: f32, typical: f64) -> f64 {
+    let measured = f64::from(measured);
+    let differs = measured * SPEED_FACTOR < typical || measured > typical * SPEED_FACTOR;
+    if measured > 0.0 && differs && is_measured(candidate) { measured } else { typical }
 }
 
 fn mean(values: impl Iterator<Item = f32>) -> Option<f64> {
@@ -90,9 +116,8 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let Some(reported) = &candidate.view.reported else {
         return Terms { in_flight: booked.in_flight, ..Terms::default() };
     };
-    let or = |value: f32, other: f64| if value > 0.0 { f64::from(value) } else { other };
-    let prefill = or(reported.prefill_tokens_per_second, speeds.prefill);
-    let decode = or(reported.decode_tokens_per_second, speeds.decode);
+    let prefill = expected(candidate, reported.prefill_tokens_per_second, speeds.prefill);
+    let decode = expected(candidate, reported.decode_tokens_per_second, speeds.decode);
     let cost = candidate.cost(demand);
 
     // The replica has gone on since it reported.

@@ -39,18 +39,19 @@ fn reporting(identity: u64, reported: Reported) -> Candidate {
     let view = View {
         reported: Some(reported),
         report_age: Some(Duration::ZERO),
+        speed_age: Some(Duration::ZERO),
         state: Some(State::Serving),
         booked: Booked::default(),
         version: 0,
     };
-    Candidate { identity, view, cached_tokens: 0, weight: 1.0, last_pick: 0 }
+    Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
 }
 
 /// A replica that reports nothing and has so many requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = Booked { in_flight, ..Booked::default() };
-    let view = View { reported: None, report_age: None, state: None, booked, version: 0 };
-    Candidate { identity, view, cached_tokens: 0, weight: 1.0, last_pick: 0 }
+    let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
+    Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
 }
 
 fn pick(policy: Policy, demand: &Demand, candidates: &[Candidate]) -> Result<usize, NoReplica> {
@@ -106,6 +107,31 @@ fn a_replica_has_gone_on_since_it_reported() {
     assert_eq!(pick(KV, &DEMAND, &[now, earlier]), Ok(1));
 }
 
+/// How many of a hundred requests go to the first candidate.
+fn share_of_first(candidates: &[Candidate]) -> usize {
+    (0..100).filter(|&seed| pick_seeded(KV, &DEMAND, candidates, seed) == Ok(0)).count()
+}
+
+#[test]
+fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
+    let at = |speed: f32| Reported { prefill_tokens_per_second: speed, ..REPORTED };
+    // What short prompts measure differs by chance.
+    let share = share_of_first(&[reporting(1, at(300.0)), reporting(2, at(500.0))]);
+    assert!((30..=70).contains(&share), "{share}");
+    let (slow, fast) = (reporting(1, at(50.0)), reporting(2, at(500.0)));
+    assert_eq!(share_of_first(&[slow, fast]), 0);
+    // It may have been slow only because it was cold: without a new measurement that is not held against it.
+    let mut unused = slow;
+    unused.view.speed_age = Some(Duration::from_secs(60));
+    let share = share_of_first(&[unused, fast]);
+    assert!((30..=70).contains(&share), "{share}");
+    // Neither does it draw everything for having been fast once, and work ahead counts all the same.
+    let mut rested = fast;
+    rested.view.speed_age = Some(Duration::from_secs(60));
+    rested.view.reported = Some(Reported { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
+    assert_eq!(share_of_first(&[rested, reporting(2, at(400.0))]), 0);
+}
+
 #[test]
 fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
     let mut cached = reporting(1, Reported { running: 1, uncomputed_tokens: 500, ..REPORTED });
@@ -150,6 +176,13 @@ fn room_is_told_apart_from_room_later_and_never() {
     assert_eq!(reporting(1, REPORTED).capacity(&choices), Capacity::Never);
     let long = Demand { output_tokens_max: Some(16_000), ..DEMAND };
     assert_eq!(reporting(1, REPORTED).capacity(&long), Capacity::Never);
+
+    for reserved in [reporting(1, REPORTED), silent(1, 0)] {
+        let reserved = Candidate { is_reserved: true, ..reserved };
+        assert_eq!(reserved.capacity(&DEMAND), Capacity::Later);
+        assert_eq!(pick(KV, &DEMAND, &[reserved, reporting(2, REPORTED)]), Ok(1));
+        assert!(pick(KV, &DEMAND, &[reserved]).is_err(), "its room is another request's");
+    }
 
     let full = reporting(1, Reported { running: 16, ..REPORTED });
     let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });

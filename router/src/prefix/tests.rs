@@ -18,6 +18,26 @@ fn equal_hashes_mean_equal_beginnings() {
 }
 
 #[test]
+fn prompts_of_other_models_tenants_salts_or_tools_share_nothing() {
+    let context = PromptContext { model: "m", tenant: b"0a", cache_salt: b"\"a\"", tools: b"[{}]" };
+    let contexts = [
+        context,
+        PromptContext { model: "m-adapter", ..context },
+        PromptContext { tenant: b"0b", ..context },
+        PromptContext { tenant: b"", ..context },
+        PromptContext { cache_salt: b"\"b\"", ..context },
+        PromptContext { cache_salt: b"", ..context },
+        PromptContext { tools: b"", ..context },
+        // The same bytes, divided differently.
+        PromptContext { model: "m\"a\"", cache_salt: b"", ..context },
+    ];
+    let seeds: HashSet<u64> = contexts.iter().map(|context| context.seed(7)).collect();
+    assert_eq!(seeds.len(), contexts.len());
+    assert_eq!(context.seed(7), context.seed(7));
+    assert_ne!(context.seed(7), context.seed(8));
+}
+
+#[test]
 fn tokens_and_text_of_the_same_bytes_are_different_prompts() {
     let tokens = Chain::of_tokens(&[u32::from_le_bytes(*b"aaaa"), 9], 1, 7);
     assert_eq!(tokens.blocks(), 2);

@@ -4,16 +4,19 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::response::Parts;
-use http::{HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 
-use super::failure::Failure;
+use super::failure::{Failure, is_refusal};
 use super::relay::Streamed;
-use super::upstream::Link;
+use super::repeat::Repeat;
+use super::upstream::{Link, SendError, rejects_router};
 use super::{Body, Outgoing, Worker, headers};
 use crate::dispatch::Placed;
 
-/// An answer of no more bytes is gathered before any of it is passed on, so that it may still come from
-/// another replica if this one dies within it. Streams are not.
+/// Size of an answer that the router receives completely before it passes any of it on, so that another replica can
+/// still answer if this one dies. Streams are passed on as they arrive.
+///
+/// Beyond it: the answer is passed on as it arrives, and is cut off if the replica dies.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.
@@ -35,23 +38,30 @@ pub(super) async fn attempt(
 ) -> Result<Answer, Failure> {
     let watch = Watch::new(worker, placed, outgoing);
     let (mut link, mut parts) = watch.wait(exchange(worker, placed, outgoing)).await??;
+    // Whether the replica closed the connection before the request came is settled: it has answered.
+    let broken = Failure::Broken { was_reused: false };
     placed.first_token();
     parts.headers.insert(headers::REPLICA, placed.replica.name.clone());
-    let is_stream = is_event_stream(&parts.headers);
+    if rejects_router(&parts) {
+        return Err(Failure::Unauthenticated);
+    }
     let status = parts.status;
-    if !is_stream && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX) {
-        let bytes = watch.wait(whole(&mut link)).await?.map_err(|_| Failure::Broken)?;
+    let is_stream = is_event_stream(&parts.headers);
+    let is_small = !is_stream && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
+    if is_small || is_refusal(status) {
+        let Ok(bytes) = watch.wait(whole(&mut link)).await? else { return Err(broken) };
         worker.pool.give(placed.replica.found.http, link);
         let response = Response::from_parts(parts, Body::whole(bytes.clone()));
         return match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Err(Failure::Busy(response)),
-            status if status.is_server_error() => Err(Failure::Failed(response)),
+            status if is_refusal(status) => Err(Failure::Failed(response)),
             _ => Ok(Answer::Whole(response, bytes)),
         };
     }
     // Until its first event a stream may still come from elsewhere.
     let first = if is_stream {
-        watch.wait(link.next()).await?.transpose().map_err(|_| Failure::Broken)?
+        let Ok(first) = watch.wait(link.next()).await?.transpose() else { return Err(broken) };
+        first
     } else {
         None
     };
@@ -63,39 +73,51 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
     content_type.is_some_and(|value| value.starts_with(b"text/event-stream"))
 }
 
-/// Sends the request over an idle connection, or a new one if there is none or it proves to be closed.
+/// Sends the request over an idle connection, or over a new one if there is none. It is sent over another connection
+/// only if no byte of it was written to the first, or if sending it twice makes no difference.
+///
+/// A replica may close an idle connection at the moment at which a request is written to it, and then it is not known
+/// whether it has the request. So a request that must not be repeated gets a connection of its own.
 async fn exchange(worker: &Worker, placed: &Placed, outgoing: &Outgoing) -> Result<(Link, Parts), Failure> {
     let address = placed.replica.found.http;
-    let has_body = outgoing.method != Method::HEAD;
-    let head = |output: &mut Vec<u8>| {
-        output.extend_from_slice(&outgoing.head);
-        headers::line(output, header::HOST.as_str(), placed.replica.authority.as_bytes());
-        headers::line(output, headers::DISPATCH.as_str(), placed.header().as_bytes());
-        output.extend_from_slice(b"\r\n");
-    };
-    if let Some(mut link) = worker.pool.take(address).await
-        && let Ok(parts) = link.send(head, &outgoing.body, has_body).await
-    {
-        return Ok((link, parts));
+    let replicas = &worker.app.dispatch().replicas;
+    let is_single_use = outgoing.repeat == Repeat::Never;
+    while !is_single_use && let Some(mut link) = worker.pool.take(address).await {
+        match link.send(outgoing.request(placed, replicas)).await {
+            Ok(parts) => return Ok((link, parts)),
+            Err(SendError::Unsent) => {}
+            Err(SendError::Sent(_)) if outgoing.repeat == Repeat::Idempotent => break,
+            Err(SendError::Sent(error)) => {
+                tracing::debug!(replica = placed.replica.found.name, %error, "failed to get an answer");
+                return Err(Failure::Broken { was_reused: true });
+            }
+        }
     }
     let timeout = worker.app.settings().connect_timeout;
     let mut link = Link::connect(address, timeout).await.map_err(|error| {
         tracing::debug!(replica = placed.replica.found.name, %error, "failed to connect");
         Failure::Connect
     })?;
-    let parts = link.send(head, &outgoing.body, has_body).await.map_err(|error| {
+    link.is_single_use = is_single_use;
+    let parts = link.send(outgoing.request(placed, replicas)).await.map_err(|error| {
         tracing::debug!(replica = placed.replica.found.name, %error, "failed to get an answer");
-        Failure::Broken
+        match error {
+            SendError::Unsent => Failure::Connect,
+            SendError::Sent(_) => Failure::Broken { was_reused: false },
+        }
     })?;
     Ok((link, parts))
 }
 
-/// All of a body.
+/// All of a body, unless it is larger than what is gathered.
 async fn whole(link: &mut Link) -> std::io::Result<Bytes> {
     let Some(first) = link.next().await.transpose()? else { return Ok(Bytes::new()) };
     let Some(second) = link.next().await.transpose()? else { return Ok(first) };
     let mut all = [first, second].concat();
     while let Some(bytes) = link.next().await.transpose()? {
+        if all.len() as u64 > WHOLE_BYTES_MAX {
+            return Err(std::io::Error::other("the answer is larger than what is gathered of it"));
+        }
         all.extend_from_slice(&bytes);
     }
     Ok(all.into())

@@ -27,13 +27,21 @@ pub struct Fields<'a> {
     pub stream: bool,
     /// `user`, as it stands in the body.
     pub user: Option<&'a [u8]>,
+    /// The value of `cache_salt`: prompts with different salts share no cached blocks.
+    pub cache_salt: &'a [u8],
     /// `previous_response_id`, if it is a string.
     pub previous: Option<Cow<'a, str>>,
     /// The value of `conversation`, `null` aside: a name, or an object that has one.
     pub conversation: Option<&'a [u8]>,
+    /// `store`, if it is a Boolean.
+    pub store: Option<bool>,
+    /// `stream_options`, as it stands in the body.
+    pub stream_options: Option<&'a [u8]>,
 }
 
-/// Characters of a model's name that are repeated to a client that gave it.
+/// Length of a model name that an error message repeats, in characters.
+///
+/// Beyond it: the name is truncated.
 pub const MODEL_SHOWN_MAX: usize = 256;
 
 /// The body is no JSON object, or its end is missing.
@@ -46,8 +54,28 @@ pub struct Malformed(pub usize);
 /// # Errors
 /// The top level is not made as an object is.
 pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
-    let mut scan = Scan { body, at: 0 };
     let mut fields = Fields::default();
+    members(body, |name, value| {
+        // JSON allows a name to be written with escapes, and the replica decodes it.
+        if memchr::memchr(b'\\', name).is_none() {
+            fields.member(name, value);
+        } else if let Ok(decoded) = serde_json::from_slice::<String>(&[b"\"", name, b"\""].concat()) {
+            fields.member(decoded.as_bytes(), value);
+        }
+    })?;
+    Ok(fields)
+}
+
+/// Calls `visit` with the name, without its quotes, and the value of each member of a JSON object, as they stand in
+/// `body`.
+///
+/// # Errors
+/// The top level is not made as an object is; `visit` was called for the members before that place.
+pub(super) fn members<'a>(
+    body: &'a [u8],
+    mut visit: impl FnMut(&'a [u8], &'a [u8]),
+) -> Result<(), Malformed> {
+    let mut scan = Scan { body, at: 0 };
     scan.blank();
     scan.take(b'{')?;
     scan.blank();
@@ -61,7 +89,7 @@ pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
             scan.take(b':')?;
             scan.blank();
             let value = scan.value()?;
-            fields.member(name, value);
+            visit(name, value);
             scan.blank();
             match scan.next()? {
                 b',' => {}
@@ -71,11 +99,11 @@ pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
         }
     }
     scan.blank();
-    if scan.at == body.len() { Ok(fields) } else { Err(Malformed(scan.at)) }
+    if scan.at == body.len() { Ok(()) } else { Err(Malformed(scan.at)) }
 }
 
 impl<'a> Fields<'a> {
-    fn member(&mut self, name: &'a [u8], value: &'a [u8]) {
+    fn member(&mut self, name: &[u8], value: &'a [u8]) {
         match name {
             b"model" => self.model = text(value),
             b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
@@ -89,7 +117,16 @@ impl<'a> Fields<'a> {
             b"best_of" => self.candidates = number(value),
             b"stream" => self.stream = value == b"true",
             b"previous_response_id" => self.previous = text(value),
+            b"cache_salt" => self.cache_salt = value,
             b"conversation" => self.conversation = (value != b"null").then_some(value),
+            b"store" => {
+                self.store = match value {
+                    b"true" => Some(true),
+                    b"false" => Some(false),
+                    _ => None,
+                }
+            }
+            b"stream_options" => self.stream_options = Some(value),
             b"user" => self.user = (value.len() > 2 && value[0] == b'"').then(|| &value[1..value.len() - 1]),
             _ => {}
         }
@@ -219,6 +256,15 @@ mod tests {
         assert_eq!((fields.answer_tokens_max, fields.choices, fields.stream), (Some(9), Some(2), true));
         assert_eq!(fields.candidates, Some(5));
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
+    }
+
+    /// Otherwise a client could hide from the router what the replica reads.
+    #[test]
+    fn names_that_are_written_with_escapes_are_read_too() {
+        let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;
+        let fields = read(body).unwrap();
+        assert_eq!((fields.model.as_deref(), fields.stream), (Some("m"), true));
+        assert_eq!((fields.prompt, fields.store), (&b"[\"x\""[..], Some(false)));
     }
 
     #[test]

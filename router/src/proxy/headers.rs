@@ -1,9 +1,13 @@
-//! Which headers pass the router, in either direction: all but those that are between two neighbours only.
+//! Which headers pass the router in either direction, and those that it adds.
+
+use std::net::IpAddr;
 
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
+use memchr::memmem;
+use proto::replica_token;
 
-/// Between two neighbours only (RFC 9110, 7.6.1), whatever `Connection` says.
+/// Headers that concern only one connection (RFC 9110, 7.6.1), whatever `Connection` lists.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -18,82 +22,140 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 pub(super) const DISPATCH: HeaderName = HeaderName::from_static("x-ovfleet-dispatch");
 pub(super) const REPLICA: HeaderName = HeaderName::from_static("x-ovfleet-replica");
+const REPLICA_TOKEN: HeaderName = HeaderName::from_static(replica_token::HEADER);
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Whether a header is between two neighbours only.
-pub(super) fn is_hop_by_hop(name: &HeaderName) -> bool {
-    HOP_BY_HOP.contains(name)
+/// Removes the headers that concern only the connection on which they came.
+pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    // Nearly always `Connection` lists nothing else.
+    let listed: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(listed).collect();
+    for name in HOP_BY_HOP.iter().chain(&listed) {
+        headers.remove(name);
+    }
 }
 
-/// The further headers that a `Connection` header makes such ones. Nearly always that is none.
-pub(super) fn named(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
+/// The further headers that a `Connection` header lists.
+fn listed(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
     let names = connection.to_str().unwrap_or_default().split(',').map(str::trim);
     names
         .filter(|name| !name.eq_ignore_ascii_case("keep-alive") && !name.eq_ignore_ascii_case("close"))
         .filter_map(|name| name.parse().ok())
 }
 
-/// The head of a client's request as a replica gets it, but for what depends on the replica and the blank line that
-/// ends it. `hides_key`: the key was for the router. `body_bytes`: of the body, which is here already.
-pub(super) fn for_replica(
-    parts: &Parts,
-    hides_key: bool,
-    trace: Option<&HeaderValue>,
-    body_bytes: usize,
-) -> Vec<u8> {
-    /// Of most heads.
-    const BYTES: usize = 512;
-    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    let mut head = Vec::with_capacity(BYTES);
-    for piece in [parts.method.as_str(), " ", path, " HTTP/1.1\r\n"] {
-        head.extend_from_slice(piece.as_bytes());
-    }
-    let named: Vec<HeaderName> = parts.headers.get_all(header::CONNECTION).iter().flat_map(named).collect();
-    for (name, value) in &parts.headers {
-        let is_the_routers = match *name {
-            // That nobody waits to be asked for the body is because it is here; its length, and the host, are told
-            // by who sends it; and nobody but the router numbers what it sends.
-            header::EXPECT | header::CONTENT_LENGTH | header::HOST => true,
-            header::AUTHORIZATION => hides_key,
-            _ => *name == DISPATCH || (trace.is_some() && *name == TRACEPARENT),
-        };
-        if !is_the_routers && !is_hop_by_hop(name) && !named.contains(name) {
-            line(&mut head, name.as_str(), value.as_bytes());
-        }
-    }
-    if let Some(trace) = trace {
-        line(&mut head, TRACEPARENT.as_str(), trace.as_bytes());
-    }
-    if body_bytes > 0 || !matches!(parts.method, Method::GET | Method::HEAD) {
-        line(&mut head, header::CONTENT_LENGTH.as_str(), HeaderValue::from(body_bytes).as_bytes());
-    }
-    head
+/// The router's own entries for the header `Via`, which name it and the protocol by which a request came to it.
+#[derive(Debug)]
+pub(crate) struct Via {
+    name: String,
+    http_1_0: HeaderValue,
+    http_1_1: HeaderValue,
+    http_2: HeaderValue,
 }
 
-/// Writes a header.
-pub(super) fn line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
-    head.reserve(name.len() + value.len() + 4);
-    head.extend_from_slice(name.as_bytes());
-    head.extend_from_slice(b": ");
-    head.extend_from_slice(value);
-    head.extend_from_slice(b"\r\n");
+impl Via {
+    /// The entries of the router with this number.
+    pub(crate) fn new(router: u64) -> Self {
+        let name = format!("ovfleet-{router:016x}");
+        let entry = |version: &str| {
+            let entry = HeaderValue::try_from(format!("{version} {name}"));
+            entry.expect("invariant: letters, digits and dashes are a header's value")
+        };
+        Self { http_1_0: entry("1.0"), http_1_1: entry("1.1"), http_2: entry("2"), name }
+    }
+
+    fn entry(&self, version: Version) -> &HeaderValue {
+        match version {
+            Version::HTTP_10 => &self.http_1_0,
+            Version::HTTP_2 => &self.http_2,
+            _ => &self.http_1_1,
+        }
+    }
+
+    /// Whether a request has passed this router before.
+    pub(super) fn has_passed(&self, headers: &HeaderMap) -> bool {
+        let mut entries = headers.get_all(header::VIA).iter();
+        entries.any(|entry| memmem::find(entry.as_bytes(), self.name.as_bytes()).is_some())
+    }
+}
+
+/// What the headers for a replica depend on beside those of the client.
+#[derive(Clone, Debug)]
+pub(super) struct Forwarding<'a> {
+    pub(super) client_address: IpAddr,
+    pub(super) request_id: &'a HeaderValue,
+    pub(super) via: &'a Via,
+    /// The client's key was meant for the router.
+    pub(super) hides_key: bool,
+    /// Replaces the client's trace, if there is one.
+    pub(super) trace: Option<HeaderValue>,
+    pub(super) has_body: bool,
+}
+
+/// The headers of a client's request as a replica gets them, apart from those that differ from replica to replica.
+pub(super) fn for_replica(parts: &mut Parts, forwarding: Forwarding<'_>) -> HeaderMap {
+    let Forwarding { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
+    let mut headers = std::mem::take(&mut parts.headers);
+    remove_hop_by_hop(&mut headers);
+    // The body is here already, so nobody has to ask for it, and its length is known; the host is the replica; and
+    // nobody but the router numbers what it dispatches and authenticates itself to replicas.
+    for name in [header::EXPECT, header::CONTENT_LENGTH, header::HOST, DISPATCH, REPLICA_TOKEN] {
+        headers.remove(name);
+    }
+    if hides_key {
+        headers.remove(header::AUTHORIZATION);
+    }
+    if let Some(trace) = trace {
+        headers.insert(TRACEPARENT, trace);
+    }
+    if !has_body && !matches!(parts.method, Method::GET | Method::HEAD) {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+    headers.insert(REQUEST_ID, request_id.clone());
+    headers.append(header::VIA, via.entry(parts.version).clone());
+    let forwarded_for = forwarded_for(&headers, client_address);
+    headers.insert(FORWARDED_FOR, forwarded_for);
+    headers
+}
+
+/// The client's address behind those that the request came with.
+fn forwarded_for(headers: &HeaderMap, client_address: IpAddr) -> HeaderValue {
+    let mut all = Vec::new();
+    for given in headers.get_all(FORWARDED_FOR) {
+        all.extend_from_slice(given.as_bytes());
+        all.extend_from_slice(b", ");
+    }
+    all.extend_from_slice(client_address.to_canonical().to_string().as_bytes());
+    HeaderValue::from_bytes(&all).expect("invariant: values and an address make a value")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn head(headers: &[(&str, &str)], hides_key: bool, trace: Option<&HeaderValue>) -> String {
+    fn passed(headers: &[(&str, &str)], hides_key: bool, trace: Option<HeaderValue>) -> Vec<String> {
         let mut request = http::Request::post("/v1/chat/completions?a=b");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let (parts, ()) = request.body(()).unwrap().into_parts();
-        String::from_utf8(for_replica(&parts, hides_key, trace, 7)).unwrap()
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+        let forwarding = Forwarding {
+            client_address: "::ffff:192.0.2.1".parse().unwrap(),
+            request_id: &HeaderValue::from_static("id"),
+            via: &Via::new(0xab),
+            hides_key,
+            trace,
+            has_body: false,
+        };
+        let headers = for_replica(&mut parts, forwarding);
+        let mut lines: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        lines.sort();
+        lines
     }
 
     #[test]
-    fn passes_what_is_for_the_replica_and_keeps_what_was_for_the_router() {
+    fn passes_what_is_for_the_replica_and_removes_what_was_for_the_router() {
         let given = [
             ("connection", "keep-alive, x-secret-hop"),
             ("x-secret-hop", "1"),
@@ -103,20 +165,40 @@ mod tests {
             ("expect", "100-continue"),
             ("content-length", "8"),
             ("x-ovfleet-dispatch", "0/1"),
+            ("x-ovfleet-replica-token", "a guess"),
+            ("x-request-id", "given"),
+            ("x-forwarded-for", "203.0.113.7"),
             ("traceparent", "old"),
+            ("via", "1.0 fred"),
             ("x-mine", "kept"),
             ("x-mine", "twice"),
         ];
-        let trace = HeaderValue::from_static("new");
         assert_eq!(
-            head(&given, true, Some(&trace)),
-            "POST /v1/chat/completions?a=b HTTP/1.1\r\nx-mine: kept\r\nx-mine: twice\r\ntraceparent: new\r\n\
-             content-length: 7\r\n"
+            passed(&given, true, Some(HeaderValue::from_static("new"))),
+            [
+                "content-length: 0",
+                "traceparent: new",
+                "via: 1.0 fred",
+                "via: 1.1 ovfleet-00000000000000ab",
+                "x-forwarded-for: 203.0.113.7, 192.0.2.1",
+                "x-mine: kept",
+                "x-mine: twice",
+                "x-request-id: id",
+            ]
         );
-        let kept = head(&given, false, None);
-        assert!(
-            kept.contains("authorization: Bearer k\r\n") && kept.contains("traceparent: old\r\n"),
-            "{kept}"
-        );
+        let lines = passed(&given, false, None);
+        assert!(lines.contains(&"authorization: Bearer k".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"traceparent: old".to_owned()), "{lines:?}");
+    }
+
+    #[test]
+    fn a_request_that_has_passed_this_router_is_recognized_and_another_is_not() {
+        let via = Via::new(7);
+        let with =
+            |value: &'static str| HeaderMap::from_iter([(header::VIA, HeaderValue::from_static(value))]);
+        assert!(via.has_passed(&with("1.1 other, 2 ovfleet-0000000000000007")));
+        for other in ["", "1.1 ovfleet-0000000000000008", "1.1 ovfleet"] {
+            assert!(!via.has_passed(&with(other)), "{other}");
+        }
     }
 }

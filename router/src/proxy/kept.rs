@@ -18,7 +18,9 @@ use crate::replicas::Replica;
 const DIGITS: usize = 48;
 /// and those of them that are the keeper.
 const KEEPER_DIGITS: usize = 16;
-/// Characters of a name that are repeated to a client that gave it.
+/// Length of the ID of a stored object that an error message repeats, in characters.
+///
+/// Beyond it: the ID is truncated.
 const SHOWN_MAX: usize = 128;
 
 /// A name in a request.

@@ -8,16 +8,16 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::Response;
 use http::response::Parts;
+use http::{Response, StatusCode};
 use tokio::time::Sleep;
 
-use super::record::Record;
+use super::record::{Record, Spent};
 use super::sse::Events;
 use super::upstream::Link;
-use super::usage::{Usage, usage};
 use super::{Body, Outgoing, Worker};
 use crate::dispatch::{Outcome, Placed};
+use crate::fleet::Fleet;
 use crate::later::later;
 
 /// How often a silent stream looks whether its replica still lives.
@@ -44,16 +44,20 @@ impl Streamed {
     ) -> Response<Body> {
         let Self { parts, link, first, is_events } = self;
         record.first_byte();
+        let events = |endpoint| {
+            if outgoing.hides_usage { Events::hiding_usage(endpoint) } else { Events::new(endpoint) }
+        };
         let relay = Relay {
             worker: Arc::clone(worker),
+            status: parts.status,
             prompt_bytes: outgoing.prompt_bytes,
             choices: outgoing.choices,
             upstream: Some(link),
+            fleet: Arc::clone(&placed.fleet),
             placed: Some(placed),
             record: record.take(),
             first,
-            events: is_events.then(|| Events::new(outgoing.endpoint)),
-            usage: None,
+            events: is_events.then(|| events(outgoing.endpoint)),
             silence: None,
             failure: None,
         };
@@ -64,15 +68,16 @@ impl Streamed {
 /// An answer on its way. Dropping it closes the connection to the replica.
 pub(super) struct Relay {
     worker: Arc<Worker>,
+    status: StatusCode,
     prompt_bytes: usize,
     choices: u32,
     /// `None` once it has ended.
     upstream: Option<Link>,
     placed: Option<Placed>,
+    fleet: Arc<Fleet>,
     record: Record,
     first: Option<Bytes>,
     events: Option<Events>,
-    usage: Option<Usage>,
     /// Since when nothing has come although somebody wants it.
     silence: Option<Silence>,
     /// What it ends with, once all that went before is on its way.
@@ -128,12 +133,22 @@ impl Relay {
     }
 
     fn pass(&mut self, bytes: Bytes) -> Bytes {
-        let Some(events) = &mut self.events else { return bytes };
-        let bytes = events.pass(bytes);
-        if let Some(usage) = usage(&bytes) {
-            self.usage = Some(usage);
+        match &mut self.events {
+            Some(events) => events.pass(bytes),
+            None => bytes,
         }
-        bytes
+    }
+
+    /// What is known so far of the tokens that the request used.
+    fn spent(&self) -> Spent {
+        match &self.events {
+            _ if !self.status.is_success() => Spent::Nothing,
+            Some(Events { usage: Some(usage), .. }) => Spent::Reported(*usage),
+            Some(events) => {
+                Spent::Counted(self.fleet.expectations().estimates.tokens_of_events(events.with_tokens()))
+            }
+            None => Spent::Unknown,
+        }
     }
 
     fn replica(&self) -> &str {
@@ -142,21 +157,27 @@ impl Relay {
 
     /// The answer is complete.
     fn end(&mut self) -> Bytes {
+        let spent = self.spent();
         if let (Some(link), Some(placed)) = (self.upstream.take(), &mut self.placed) {
             self.worker.pool.give(placed.replica.found.http, link);
             placed.end(Outcome::Answered);
-            let counted = self.events.as_ref().map(|events| events.count);
-            // An event is a token, nearly; those that begin and end an answer are not.
-            let completion = counted.map(|count| u32::try_from(count).unwrap_or(u32::MAX).saturating_sub(3));
-            let usage = self.usage;
-            let prompt = usage.map(|usage| (self.prompt_bytes, usage.prompt));
-            let completion = usage.map(|usage| usage.completion).or(completion);
-            let each = completion.map(|tokens| tokens / self.choices.max(1));
-            let fleet = Arc::clone(&placed.fleet);
+            let (status, prompt_bytes, choices) = (self.status, self.prompt_bytes, self.choices.max(1));
+            let fleet = Arc::clone(&self.fleet);
+            let events = self.events.as_ref().map(Events::with_tokens);
             let mut record = self.record.finished();
             later(move || {
-                fleet.learn(prompt, each);
-                record.ended(usage, completion);
+                match spent {
+                    Spent::Reported(usage) => {
+                        let each = usage.completion.map(|tokens| tokens / choices);
+                        fleet.learn(Some((prompt_bytes, usage.prompt)), each);
+                        if let (Some(events), Some(tokens)) = (events, usage.completion) {
+                            fleet.learn_events(events, tokens);
+                        }
+                    }
+                    Spent::Counted(tokens) => fleet.learn(None, Some(tokens / choices)),
+                    Spent::Nothing | Spent::Unknown => {}
+                }
+                record.whole(status, spent);
             });
         }
         self.placed = None;
@@ -169,7 +190,7 @@ impl Relay {
         if let Some(mut placed) = self.placed.take() {
             placed.end(Outcome::Failed);
         }
-        self.record.broken();
+        self.record.broken(self.status, self.spent());
         if let Some(events) = &self.events {
             return Poll::Ready(Some(Ok(events.broken(message))));
         }
@@ -200,5 +221,12 @@ impl Relay {
             silence.timer.as_mut().reset(tokio::time::Instant::now() + next);
         }
         false
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // Without effect if the answer has ended.
+        self.record.cancelled(self.status, self.spent());
     }
 }

@@ -2,7 +2,8 @@
 //! dies in the middle.
 //!
 //! An event that is not complete is held back, so that what a client has got at any time are whole events and
-//! the last one can be an error. Events are not looked into and not changed.
+//! the last one can be an error. Of events only the usage is read, and it is removed where only the router requested
+//! it; nothing else is changed.
 
 use std::sync::LazyLock;
 
@@ -11,9 +12,13 @@ use memchr::memmem::{self, Finder};
 use serde::Serialize;
 
 use super::Endpoint;
+use super::metering::{data, events_of, without_usage};
+use super::usage::{Usage, may_have_usage, usage};
 use crate::error::ErrorObject;
 
-/// Bytes of an event that is held back until it is complete; a larger one is passed on in parts.
+/// Size of a server-sent event that is held back until it is complete.
+///
+/// Beyond it: the event is passed on in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
 /// What nearly every event has.
@@ -27,13 +32,29 @@ pub(super) struct Events {
     held: BytesMut,
     /// How many have passed.
     pub(super) count: u64,
+    /// The last usage that was reported.
+    pub(super) usage: Option<Usage>,
+    /// The client did not ask for the usage.
+    hides_usage: bool,
     /// The last `sequence_number` that has passed.
     sequence_number: Option<u64>,
 }
 
 impl Events {
     pub(super) fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, held: BytesMut::new(), count: 0, sequence_number: None }
+        Self {
+            endpoint,
+            held: BytesMut::new(),
+            count: 0,
+            usage: None,
+            hides_usage: false,
+            sequence_number: None,
+        }
+    }
+
+    /// A stream whose usage the router requested for itself.
+    pub(super) fn hiding_usage(endpoint: Endpoint) -> Self {
+        Self { hides_usage: true, ..Self::new(endpoint) }
     }
 
     /// What of `bytes`, and of what was held back before, may be passed on now; empty if nothing.
@@ -53,7 +74,15 @@ impl Events {
         if self.endpoint == Endpoint::Responses {
             self.note_sequence_number(&passed);
         }
-        passed
+        if may_have_usage(&passed) {
+            self.usage = events_of(&passed).filter_map(|event| usage(data(event)?)).last().or(self.usage);
+        }
+        if self.hides_usage { without_usage(passed) } else { passed }
+    }
+
+    /// How many events with tokens have passed: all but those that begin and end an answer.
+    pub(super) fn with_tokens(&self) -> u32 {
+        u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }
 
     /// What was held back when the stream came to its proper end.
@@ -180,6 +209,49 @@ mod tests {
             assert!(broken.ends_with("\n\n") && broken.contains("\"code\":\"replica_failed\""), "{broken}");
             passed.extend_from_slice(&events.rest());
             assert_eq!(passed, given);
+        }
+    }
+
+    /// Whatever the pieces, a client that did not ask for the usage gets the stream that it would have got without it.
+    #[test]
+    fn at_random_a_stream_without_its_usage_is_the_stream_that_was_asked_for() {
+        let seed = 68;
+        println!("seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let chunks = [
+            r#""choices":[{"delta":{"content":"\"usage\":null,"}}]"#,
+            r#""choices":[{"delta":{"tool_calls":[{"usage":{"a":1}}]}}],"id":"x""#,
+            r#""choices":[{"text":"\n\ndata: {}"}] , "usages":1"#,
+        ];
+        for _ in 0..5_000 {
+            let (mut given, mut expected) = (String::new(), String::new());
+            let end = ["\n\n", "\r\n\r\n"][rng.random_range(0..2)];
+            for _ in 0..rng.random_range(0..4) {
+                let chunk = chunks[rng.random_range(0..chunks.len())];
+                let with = if rng.random() {
+                    format!(r#"{chunk},"usage":null"#)
+                } else {
+                    format!(r#""usage": {{"prompt_tokens":1,"completion_tokens":1}},{chunk}"#)
+                };
+                given += &format!("data: {{{with}}}{end}");
+                expected += &format!("data: {{{chunk}}}{end}");
+            }
+            given += &format!(
+                r#"data: {{"choices":[],"usage":{{"prompt_tokens":7,"completion_tokens":3}}}}{end}"#
+            );
+            given += "data: [DONE]\n\n";
+            expected += "data: [DONE]\n\n";
+            let mut events = Events::hiding_usage(Endpoint::Chat);
+            let mut passed = Vec::new();
+            let mut rest = given.as_bytes();
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(rng.random_range(1..=rest.len()));
+                passed.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
+                rest = after;
+            }
+            passed.extend_from_slice(&events.rest());
+            assert_eq!(String::from_utf8(passed).unwrap(), expected);
+            assert_eq!(events.usage.map(Usage::total), Some(10));
         }
     }
 

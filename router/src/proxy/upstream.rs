@@ -1,166 +1,165 @@
-//! Connections to replicas: how one is made, asked, read and kept for the next request.
+//! Connections to replicas: how one is made, used for a request, read, and pooled for the next request.
 //!
-//! A connection has no task of its own. Whoever asks drives it: the request goes out, and the answer comes
-//! in, within the client's own task, so that a token passes from one socket to the other without waking
-//! anybody, and dropping the answer closes the connection at once, which is how a replica learns that its
-//! client has gone. HTTP/1.1 is spoken here by hand, since nothing of it is needed but a request whose bytes are
-//! known and an answer's framing: `docs/decisions/0013-own-client.md`.
+//! A connection has no task of its own. hyper's client connection is polled by the task that waits for the answer, so
+//! that a token passes from one socket to the other without waking another task, and dropping the answer closes the
+//! connection at once, which is how a replica learns that its client has gone:
+//! `docs/decisions/0068-hyper-client.md`.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::response::Parts;
-use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
+use http::{Request, Response, StatusCode, header};
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use proto::replica_token::SCHEME;
 use tokio::net::TcpStream;
 
-mod answer;
+use super::headers;
+use super::request_body::RequestBody;
 
-use answer::{Body, Head, Taken};
-
-/// Idle connections kept to one replica, by each thread.
+/// Number of idle connections that each thread keeps to one replica.
+///
+/// Beyond it: further idle connections are closed.
 const IDLE_MAX: usize = 256;
-/// An idle connection older than this is not used any more: the replica may be closing it just now.
+/// Age of an idle connection to a replica. A replica closes its side after 30 s, and a request must not meet that.
+///
+/// Beyond it: the connection is closed.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
-/// Bytes that are read at a time, at first,
-const READ_BYTES: usize = 4 * 1024;
-/// and at most, where so much keeps coming.
-const READ_BYTES_MAX: usize = 256 * 1024;
-/// Room left below which a buffer is made anew.
-const READ_BYTES_MIN: usize = 1024;
-/// Bytes of a request's body that are sent together with its head.
+/// Bytes that are buffered of an answer, and of the head of an answer.
+const BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of an answer that are passed on in one piece if they arrived in several.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
+/// A connection without traffic for this long is probed,
+const PROBE_AFTER: Duration = Duration::from_secs(15);
+/// this often,
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// and is closed after this many probes without a reply. Without it an answer that takes minutes would wait for a
+/// machine that is gone.
+const PROBES_MAX: u32 = 3;
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SendError {
+    /// The connection was closed before a byte of the request was written.
+    #[error("the connection was closed before the request was sent")]
+    Unsent,
+    /// The replica may have received the request.
+    #[error("the connection broke before an answer")]
+    Sent(#[source] io::Error),
+}
 
 /// A connection to a replica.
 pub(crate) struct Link {
-    stream: TcpStream,
-    /// What has come and is not taken.
-    input: BytesMut,
-    read_bytes: usize,
-    /// The request, but for a body that is sent behind it.
-    output: Vec<u8>,
-    rest: Bytes,
-    /// Of both, what is sent.
-    sent: usize,
-    /// What is still to come of the answer.
-    body: Body,
-    /// It can carry another request once the answer is over.
-    keeps: bool,
-    /// It has carried a request before, so that its failure may mean no more than that it was closed.
-    pub(crate) reused: bool,
+    sender: SendRequest<RequestBody>,
+    /// `None` once it has ended.
+    connection: Option<Connection<TokioIo<TcpStream>, RequestBody>>,
+    /// What is still to come of the answer; `None` once all of it was returned.
+    body: Option<Incoming>,
+    /// The error that follows data that was already returned.
+    failure: Option<io::Error>,
+    /// It has carried a request before, so its failure may mean no more than that the replica closed it while it was
+    /// idle.
+    pub(crate) is_reused: bool,
+    /// It is closed after one request.
+    pub(crate) is_single_use: bool,
 }
 
 impl Link {
     /// Connects to `address`.
     ///
     /// # Errors
-    /// Nobody listens there, or not within `timeout`.
+    /// The connection was refused, or was not established within `timeout`.
     pub(crate) async fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
-        let stream = tokio::time::timeout(timeout, TcpStream::connect(address))
+        let stream = open(address, timeout).await?;
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(BUFFER_BYTES_MAX)
+            .handshake(TokioIo::new(stream))
             .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "nobody answered"))??;
-        // A request is written at once and must not wait for an acknowledgement.
-        stream.set_nodelay(true)?;
+            .map_err(io::Error::other)?;
         Ok(Self {
-            stream,
-            input: BytesMut::new(),
-            read_bytes: READ_BYTES,
-            output: Vec::new(),
-            rest: Bytes::new(),
-            sent: 0,
-            body: Body::Ended,
-            keeps: true,
-            reused: false,
+            sender,
+            connection: Some(connection),
+            body: None,
+            failure: None,
+            is_reused: false,
+            is_single_use: false,
         })
     }
 
-    /// Sends a request, whose head `write` appends, and waits for the head of its answer. `has_body`: it is not one
-    /// that is answered by a head alone.
+    /// Sends a request and waits for the head of its answer, without the headers that concern only this connection.
     ///
     /// # Errors
-    /// The connection broke, or this was no answer.
+    /// The connection broke, or what came is not an answer of HTTP/1.
     ///
     /// # Cancel safety
-    /// None: a link whose `send` was dropped is of no more use.
-    pub(crate) async fn send(
-        &mut self,
-        write: impl FnOnce(&mut Vec<u8>),
-        body: &Bytes,
-        has_body: bool,
-    ) -> io::Result<Parts> {
-        self.output.clear();
-        self.sent = 0;
-        self.keeps = false;
-        write(&mut self.output);
-        if body.len() <= JOINED_BYTES_MAX {
-            self.output.extend_from_slice(body);
-            self.rest = Bytes::new();
-        } else {
-            self.rest = body.clone();
-        }
-        let mut failure = None;
-        let head = poll_fn(|context| {
-            // An answer may come before all is sent, and even where the rest cannot be sent any more.
-            if failure.is_none()
-                && let Poll::Ready(Err(error)) = self.poll_write(context)
-            {
-                failure = Some(error);
-            }
-            self.poll_head(has_body, context)
+    /// None: a link whose `send` was dropped cannot be used again.
+    pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Parts, SendError> {
+        let mut answer = pin!(self.sender.try_send_request(request));
+        let connection = &mut self.connection;
+        let response = poll_fn(|context| {
+            drive(connection, context);
+            answer.as_mut().poll(context)
         });
-        match head.await {
-            Ok(head) => {
-                self.body = head.body;
-                self.keeps = head.keeps;
-                Ok(head.parts)
-            }
-            Err(error) => Err(failure.unwrap_or(error)),
+        let response = response.await.map_err(|mut error| match error.take_message() {
+            Some(_) => SendError::Unsent,
+            None => SendError::Sent(io::Error::other(error.into_error())),
+        })?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let message = "the replica switched protocols without being asked";
+            return Err(SendError::Sent(io::Error::new(io::ErrorKind::InvalidData, message)));
         }
+        let (given, body) = response.into_parts();
+        self.body = (!body.is_end_stream()).then_some(body);
+        // Without what hyper keeps beside the head, such as the reason phrase.
+        let (mut parts, ()) = Response::new(()).into_parts();
+        parts.status = given.status;
+        parts.headers = given.headers;
+        headers::remove_hop_by_hop(&mut parts.headers);
+        Ok(parts)
     }
 
-    /// What is still to come of the answer's body, if that is known.
+    /// The bytes that are still to come of the answer's body, if their number is known.
     pub(crate) fn body_bytes(&self) -> Option<u64> {
-        match self.body {
-            Body::Sized(bytes) => Some(bytes),
-            Body::Ended => Some(0),
-            Body::Chunked(_) | Body::UntilClose => None,
-        }
+        self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
     }
 
     /// The next part of the answer's body, never empty.
     ///
     /// # Errors
-    /// It breaks off, or is not as it was said to be.
+    /// The connection broke before the end, or the framing is invalid.
     pub(crate) fn poll_body(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        loop {
-            match self.body.take(&mut self.input) {
-                Ok(Taken::Data(bytes)) => return Poll::Ready(Some(Ok(bytes))),
-                Ok(Taken::End) => return Poll::Ready(None),
-                Ok(Taken::More) => {}
-                Err(malformed) => return Poll::Ready(Some(Err(malformed.into()))),
-            }
-            // It may be the rest of the request that the replica waits for.
-            if self.is_unsent()
-                && let Poll::Ready(Err(error)) = self.poll_write(context)
-            {
-                return Poll::Ready(Some(Err(error)));
-            }
-            match ready!(self.poll_read(context)) {
-                Ok(0) => {
-                    if let Err(malformed) = self.body.close() {
-                        return Poll::Ready(Some(Err(malformed.into())));
+        let first = match ready!(self.poll_data(context)) {
+            Some(Ok(first)) => first,
+            ended => return Poll::Ready(ended),
+        };
+        // Small chunks that arrived together cost less as one.
+        let mut joined = BytesMut::new();
+        while first.len() + joined.len() < JOINED_BYTES_MAX {
+            match self.poll_data(context) {
+                Poll::Ready(Some(Ok(more))) => {
+                    if joined.is_empty() {
+                        joined.reserve(first.len() + more.len());
+                        joined.extend_from_slice(&first);
                     }
+                    joined.extend_from_slice(&more);
                 }
-                Ok(_) => {}
-                Err(error) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(Some(Err(error))) => {
+                    self.failure = Some(error);
+                    break;
+                }
+                Poll::Ready(None) | Poll::Pending => break,
             }
         }
+        Poll::Ready(Some(Ok(if joined.is_empty() { first } else { joined.freeze() })))
     }
 
     /// As [`Self::poll_body`].
@@ -168,69 +167,77 @@ impl Link {
         poll_fn(|context| self.poll_body(context)).await
     }
 
-    fn is_unsent(&self) -> bool {
-        self.sent < self.output.len() + self.rest.len()
-    }
-
-    /// Writes on until all is sent.
-    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.is_unsent() {
-            let stream = Pin::new(&mut self.stream);
-            let sent = match self.output.get(self.sent..) {
-                Some(head) if self.rest.is_empty() => ready!(stream.poll_write(context, head))?,
-                Some(head) if !head.is_empty() => {
-                    let parts = [IoSlice::new(head), IoSlice::new(&self.rest)];
-                    ready!(stream.poll_write_vectored(context, &parts))?
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if let Some(error) = self.failure.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        let mut is_driven = false;
+        while let Some(body) = &mut self.body {
+            match Pin::new(body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) if !data.is_empty() => return Poll::Ready(Some(Ok(data))),
+                    // Trailers are not passed on.
+                    _ => {}
+                },
+                Poll::Ready(Some(Err(error))) => {
+                    self.body = None;
+                    self.connection = None;
+                    return Poll::Ready(Some(Err(io::Error::other(error))));
                 }
-                _ => ready!(stream.poll_write(context, &self.rest[self.sent - self.output.len()..]))?,
-            };
-            if sent == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            self.sent += sent;
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_head(&mut self, has_body: bool, context: &mut Context<'_>) -> Poll<io::Result<Head>> {
-        loop {
-            if !self.input.is_empty()
-                && let Some(head) = Head::take(&mut self.input, has_body)?
-            {
-                return Poll::Ready(Ok(head));
-            }
-            if ready!(self.poll_read(context))? == 0 {
-                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                Poll::Ready(None) => self.body = None,
+                Poll::Pending if is_driven => return Poll::Pending,
+                Poll::Pending => {
+                    is_driven = true;
+                    drive(&mut self.connection, context);
+                }
             }
         }
+        Poll::Ready(None)
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.input.capacity() - self.input.len() < READ_BYTES_MIN {
-            self.input.reserve(self.read_bytes);
-        }
-        let room = self.input.capacity() - self.input.len();
-        let count = ready!(pin!(self.stream.read_buf(&mut self.input)).poll(context))?;
-        if count == room {
-            self.read_bytes = (self.read_bytes * 2).min(READ_BYTES_MAX);
-        }
-        Poll::Ready(Ok(count))
-    }
-
-    /// Whether it can carry another request.
+    /// Whether it can carry another request: the last answer was read to its end, the replica has not closed the
+    /// connection as far as is known, and sends nothing unasked.
     fn is_idle(&self) -> bool {
-        self.keeps && self.body == Body::Ended && self.input.is_empty() && !self.is_unsent()
+        self.connection.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
     }
+}
 
-    /// Whether the replica has left it open, as far as is known, and silent.
-    fn is_open(&mut self, context: &mut Context<'_>) -> bool {
-        self.poll_read(context).is_pending()
+/// Whether a replica rejected the router itself. A 401 of any other kind is about the client's own key and is passed on.
+pub(crate) fn rejects_router(answer: &Parts) -> bool {
+    let mut schemes = answer.headers.get_all(header::WWW_AUTHENTICATE).iter();
+    answer.status == StatusCode::UNAUTHORIZED && schemes.any(|scheme| scheme == SCHEME)
+}
+
+async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = tokio::time::timeout(timeout, TcpStream::connect(address))
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))??;
+    // A request is written at once and must not wait for an acknowledgement.
+    stream.set_nodelay(true)?;
+    let probes = socket2::TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_INTERVAL)
+        .with_retries(PROBES_MAX);
+    socket2::SockRef::from(&stream).set_tcp_keepalive(&probes)?;
+    Ok(stream)
+}
+
+/// Lets hyper write what is to be written and read what is there.
+fn drive(connection: &mut Option<Connection<TokioIo<TcpStream>, RequestBody>>, context: &mut Context<'_>) {
+    if let Some(open) = connection
+        && let Poll::Ready(ended) = Pin::new(open).poll(context)
+    {
+        if let Err(error) = ended {
+            tracing::trace!(%error, "a connection to a replica ended");
+        }
+        // A request that hyper did not begin to write is returned when the connection is dropped.
+        *connection = None;
     }
 }
 
 impl std::fmt::Debug for Link {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Link").field("body", &self.body).field("keeps", &self.keeps).finish()
+        formatter.debug_struct("Link").field("is_open", &self.connection.is_some()).finish_non_exhaustive()
     }
 }
 
@@ -239,7 +246,7 @@ impl std::fmt::Debug for Link {
 pub(crate) struct Pool(Mutex<HashMap<SocketAddr, Vec<(Link, Instant)>>>);
 
 impl Pool {
-    /// A connection to `address` that nobody uses, the youngest first.
+    /// An idle connection to `address`, the most recently used first.
     pub(crate) async fn take(&self, address: SocketAddr) -> Option<Link> {
         loop {
             let (mut link, since) = self.lock().get_mut(&address)?.pop()?;
@@ -249,24 +256,30 @@ impl Pool {
                 return None;
             }
             // The replica may have closed it meanwhile.
-            if poll_fn(|context| Poll::Ready(link.is_open(context))).await {
+            poll_fn(|context| {
+                drive(&mut link.connection, context);
+                Poll::Ready(())
+            })
+            .await;
+            if link.is_idle() {
                 return Some(link);
             }
         }
     }
 
-    /// Keeps `link`, whose answer was read to its end, if it can be used again.
+    /// Keeps `link` for another request, if it can carry one.
     pub(crate) fn give(&self, address: SocketAddr, mut link: Link) {
-        if !link.is_idle() {
+        if link.is_single_use {
             return;
         }
-        link.reused = true;
-        link.rest = Bytes::new();
-        if link.read_bytes > READ_BYTES {
-            // What a large answer took is not kept for the small ones that may follow.
-            link.read_bytes = READ_BYTES;
-            link.input = BytesMut::new();
+        if !link.is_idle() {
+            // hyper may not have seen yet that the answer is over. Nobody has to be woken for an idle connection.
+            drive(&mut link.connection, &mut Context::from_waker(Waker::noop()));
+            if !link.is_idle() {
+                return;
+            }
         }
+        link.is_reused = true;
         let mut idle = self.lock();
         let idle = idle.entry(address).or_default();
         if idle.len() < IDLE_MAX {
@@ -274,7 +287,7 @@ impl Pool {
         }
     }
 
-    /// Drops what is too old to be used.
+    /// Closes the connections that are too old to be used.
     pub(crate) fn sweep(&self) {
         self.lock().retain(|_, idle| {
             idle.retain(|(_, since)| since.elapsed() <= IDLE_AGE_MAX);
@@ -294,13 +307,4 @@ impl std::fmt::Debug for Pool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_connection_to_a_replica_does_not_wait_for_acknowledgements() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let link = Link::connect(listener.local_addr().unwrap(), Duration::from_secs(30)).await.unwrap();
-        assert!(link.stream.nodelay().unwrap());
-    }
-}
+mod tests;

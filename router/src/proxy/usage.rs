@@ -1,34 +1,61 @@
-//! The tokens that an answer says it has used, found without reading the rest of it.
+//! The tokens that an answer reports to have used. Only members of the answer itself count: its text, and what it
+//! repeats of the request, are the client's, who may be charged by the figures.
 
 use std::sync::LazyLock;
 
-use memchr::memmem::{self, FinderRev};
+use memchr::memmem::Finder;
+use serde::Deserialize;
 
-/// What the object is called.
-static NAME: LazyLock<FinderRev<'_>> = LazyLock::new(|| FinderRev::new(b"\"usage\""));
+use super::fields::members;
+
+/// The name of the member.
+static NAME: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 
 /// The tokens of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Usage {
     /// Of the prompt.
+    #[serde(alias = "input_tokens", rename = "prompt_tokens")]
     pub(super) prompt: u32,
-    /// Of all that was generated.
-    pub(super) completion: u32,
+    /// Of all that was generated; `None` where nothing is, as with embeddings.
+    #[serde(alias = "output_tokens", rename = "completion_tokens")]
+    pub(super) completion: Option<u32>,
 }
 
-/// The last `usage` object in `bytes`, if its numbers are there.
-pub(super) fn usage(bytes: &[u8]) -> Option<Usage> {
-    let at = NAME.rfind(bytes)?;
-    let object = &bytes[at..];
-    let find = |names: [&[u8]; 2]| {
-        names.into_iter().find_map(|name| {
-            let at = memmem::find(object, name)?;
-            number(&object[at + name.len()..])
-        })
-    };
-    let prompt = find([b"\"prompt_tokens\":", b"\"input_tokens\":"])?;
-    let completion = find([b"\"completion_tokens\":", b"\"output_tokens\":"])?;
-    Some(Usage { prompt: u32::try_from(prompt).ok()?, completion: u32::try_from(completion).ok()? })
+impl Usage {
+    /// Of prompt and answer.
+    pub(super) fn total(self) -> u32 {
+        self.prompt.saturating_add(self.completion.unwrap_or(0))
+    }
+}
+
+/// Whether `bytes` may contain the usage: cheaper than a look at the members.
+pub(super) fn may_have_usage(bytes: &[u8]) -> bool {
+    NAME.find(bytes).is_some()
+}
+
+/// The usage that a JSON answer reports, or the response within an event of the Responses API.
+pub(super) fn usage(json: &[u8]) -> Option<Usage> {
+    if !may_have_usage(json) {
+        return None;
+    }
+    let (mut usage, mut response) = (None, None);
+    members(json, |name, value| match name {
+        b"usage" => usage = serde_json::from_slice(value).ok(),
+        b"response" if value.starts_with(b"{") => response = Some(value),
+        _ => {}
+    })
+    .ok()?;
+    if usage.is_some() {
+        return usage;
+    }
+    members(response?, |name, value| {
+        if name == b"usage" {
+            usage = serde_json::from_slice(value).ok();
+        }
+    })
+    .ok()?;
+    usage
 }
 
 /// The number at the beginning of `bytes`.
@@ -45,11 +72,26 @@ mod tests {
     #[test]
     fn finds_the_usage_of_either_api_and_nothing_else() {
         let chat = br#"{"choices":[],"usage":{"prompt_tokens": 12,"completion_tokens":3,"total_tokens":15}}"#;
-        assert_eq!(usage(chat), Some(Usage { prompt: 12, completion: 3 }));
+        assert_eq!(usage(chat), Some(Usage { prompt: 12, completion: Some(3) }));
         let responses = br#"{"usage":{"input_tokens":1,"output_tokens":2}}"#;
-        assert_eq!(usage(responses), Some(Usage { prompt: 1, completion: 2 }));
+        assert_eq!(usage(responses), Some(Usage { prompt: 1, completion: Some(2) }));
+        let event =
+            br#"{"type":"response.completed","response":{"usage":{"input_tokens":1,"output_tokens":2}}}"#;
+        assert_eq!(usage(event), Some(Usage { prompt: 1, completion: Some(2) }));
+        let embeddings = br#"{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}"#;
+        assert_eq!(usage(embeddings), Some(Usage { prompt: 8, completion: None }));
         for none in ["", "\"usage\"", "{\"usage\":null}", "{\"usage\":{\"prompt_tokens\":x}}"] {
             assert_eq!(usage(none.as_bytes()), None, "{none}");
         }
+    }
+
+    #[test]
+    fn a_client_cannot_write_its_own_usage() {
+        let echoed = r#"{"usage":{"input_tokens":900,"output_tokens":2},
+            "tools":[{"parameters":{"usage":{"input_tokens":0,"output_tokens":0}}}],"metadata":{"usage":"0"},
+            "text":"\"usage\":{\"input_tokens\":0,\"output_tokens\":0}"}"#;
+        assert_eq!(usage(echoed.as_bytes()), Some(Usage { prompt: 900, completion: Some(2) }));
+        let nested = r#"{"response":{"tools":[{"usage":{"input_tokens":0,"output_tokens":0}}]}}"#;
+        assert_eq!(usage(nested.as_bytes()), None);
     }
 }

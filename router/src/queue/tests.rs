@@ -10,8 +10,8 @@ const CONFIG: QueueConfig = QueueConfig {
     class_step: Duration::from_secs(10),
 };
 
-fn waiter(class: Class) -> Waiter {
-    Waiter { class, tokens: 100, deadline: None }
+fn waiter(class: Class, arrived: Instant) -> Waiter {
+    Waiter { class, tokens: 100, arrived, deadline: None }
 }
 
 fn seconds(count: u64) -> Duration {
@@ -21,8 +21,8 @@ fn seconds(count: u64) -> Duration {
 #[test]
 fn who_came_first_is_first() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let first = queue.push(waiter(Class::Standard), now).unwrap();
-    let second = queue.push(waiter(Class::Standard), now).unwrap();
+    let first = queue.push(waiter(Class::Standard, now), now).unwrap();
+    let second = queue.push(waiter(Class::Standard, now), now).unwrap();
     assert_eq!(queue.head(), Some(first));
     assert_eq!(queue.take(first, now + seconds(3)), Some(seconds(3)));
     assert_eq!(queue.take(first, now), None);
@@ -34,37 +34,47 @@ fn who_came_first_is_first() {
 }
 
 #[test]
+fn who_comes_back_has_its_former_place() {
+    let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
+    let newcomer = queue.push(waiter(Class::Standard, now + seconds(1)), now + seconds(1)).unwrap();
+    let back = queue.push(waiter(Class::Standard, now), now + seconds(2)).unwrap();
+    assert_eq!(queue.upcoming(9).collect::<Vec<_>>(), [back, newcomer]);
+    assert_eq!(queue.upcoming(1).collect::<Vec<_>>(), [back]);
+    assert!(queue.is_upcoming(newcomer, 2) && !queue.is_upcoming(newcomer, 1));
+}
+
+#[test]
 fn a_class_goes_before_those_below_it_but_not_for_ever() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let bulk = queue.push(waiter(Class::Bulk), now).unwrap();
-    let standard = queue.push(waiter(Class::Standard), now + seconds(5)).unwrap();
-    let interactive = queue.push(waiter(Class::Interactive), now + seconds(14)).unwrap();
+    let bulk = queue.push(waiter(Class::Bulk, now), now).unwrap();
+    let standard = queue.push(waiter(Class::Standard, now + seconds(5)), now + seconds(5)).unwrap();
+    let interactive = queue.push(waiter(Class::Interactive, now + seconds(14)), now + seconds(14)).unwrap();
     for next in [interactive, standard] {
         assert_eq!(queue.head(), Some(next));
         queue.take(next, now + seconds(15));
     }
-    queue.push(waiter(Class::Interactive), now + seconds(21)).unwrap();
+    queue.push(waiter(Class::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
     assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
 }
 
 #[test]
 fn it_is_bounded_by_requests_and_by_tokens() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let huge = Waiter { tokens: 5000, ..waiter(Class::Standard) };
+    let huge = Waiter { tokens: 5000, ..waiter(Class::Standard, now) };
     let ticket = queue.push(huge, now).unwrap();
-    assert!(queue.push(waiter(Class::Standard), now).is_err(), "no room for tokens");
+    assert!(queue.push(waiter(Class::Standard, now), now).is_err(), "no room for tokens");
     queue.take(ticket, now);
     for _ in 0..4 {
-        queue.push(Waiter { tokens: 1, ..waiter(Class::Standard) }, now).unwrap();
+        queue.push(Waiter { tokens: 1, ..waiter(Class::Standard, now) }, now).unwrap();
     }
-    assert!(queue.push(waiter(Class::Standard), now).is_err(), "no room for requests");
+    assert!(queue.push(waiter(Class::Standard, now), now).is_err(), "no room for requests");
 }
 
 #[test]
 fn who_has_waited_too_long_leaves_and_nobody_else() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let patient = queue.push(waiter(Class::Standard), now).unwrap();
-    let hurried = Waiter { deadline: Some(now + seconds(2)), ..waiter(Class::Bulk) };
+    let patient = queue.push(waiter(Class::Standard, now), now).unwrap();
+    let hurried = Waiter { deadline: Some(now + seconds(2)), ..waiter(Class::Bulk, now) };
     let hurried = queue.push(hurried, now).unwrap();
     assert_eq!(queue.next_deadline(), Some(now + seconds(2)));
     assert_eq!(queue.expire(now + seconds(1)), None);
@@ -81,14 +91,14 @@ fn who_is_turned_away_is_told_when_there_will_be_room() {
     let mut now = start;
     // One leaves every four seconds; the queue is never empty.
     for _ in 0..10 {
-        queue.push(waiter(Class::Standard), now).unwrap();
+        queue.push(waiter(Class::Standard, now), now).unwrap();
     }
     for _ in 0..20 {
         now += seconds(4);
         queue.take(queue.head().unwrap(), now).unwrap();
-        queue.push(waiter(Class::Standard), now).unwrap();
+        queue.push(waiter(Class::Standard, now), now).unwrap();
     }
-    let QueueFull { retry_after } = queue.push(waiter(Class::Standard), now).unwrap_err();
+    let QueueFull { retry_after } = queue.push(waiter(Class::Standard, now), now).unwrap_err();
     let told = retry_after.as_secs_f64();
     assert!((told - 40.0).abs() < 1.0, "{told} s for ten that leave at one in four seconds");
     // Time in which there is nothing to drain does not make the drain slow.
@@ -96,7 +106,7 @@ fn who_is_turned_away_is_told_when_there_will_be_room() {
         queue.take(ticket, now);
     }
     now += seconds(3600);
-    queue.push(waiter(Class::Standard), now).unwrap();
+    queue.push(waiter(Class::Standard, now), now).unwrap();
     assert!(queue.retry_after(now) < seconds(5));
 }
 
@@ -125,7 +135,7 @@ fn at_random_nothing_starves_and_all_counts_are_kept() {
                 1 => Class::Standard,
                 _ => Class::Interactive,
             };
-            let new = Waiter { class, tokens: 1 + (rng.next_u64() % 20) as u32, deadline: None };
+            let new = Waiter { tokens: 1 + (rng.next_u64() % 20) as u32, ..waiter(class, now) };
             if let Ok(ticket) = queue.push(new, now) {
                 waiting.push((ticket, new, now));
             }

@@ -9,7 +9,7 @@ fn upstream() -> Upstream {
     Upstream::start("m", move |_, stream| send(stream, &whole(answer)))
 }
 
-fn file(text: &str) -> (tempfile::TempDir, String) {
+pub(crate) fn file(text: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, text).unwrap();
@@ -65,6 +65,37 @@ fn the_file_of_keys_is_read_again_and_a_wrong_one_changes_nothing() {
     std::fs::write(&path, "too many words here\n").unwrap();
     router.await_log("the API keys are wrong");
     assert_eq!(ask(&router, "beta").status, 200);
+    std::fs::write(&path, "# nobody any more\n").unwrap();
+    await_condition("the last key to be revoked", || (ask(&router, "beta").status == 401).then_some(()));
+}
+
+#[test]
+fn replicas_learn_the_tenant_from_the_router_and_not_from_the_client() {
+    let upstream = upstream();
+    let (_folder, keys) = file("alpha alice\nbeta alice\ngamma\n");
+    let forged = "x-ovfleet-tenant: 00000000000000000000000000000001\r\nconnection: x-ovfleet-tenant\r\n";
+    let tenants = |router: &Router, keys: &[&str]| -> Vec<Option<String>> {
+        let before = upstream.seen().len();
+        for key in keys {
+            let headers = format!("authorization: Bearer {key}\r\n{forged}");
+            assert_eq!(router.request("POST", CHAT, &headers, &chat("m", false)).status, 200);
+        }
+        let seen = upstream.seen();
+        seen[before..].iter().map(|request| request.header("x-ovfleet-tenant").map(str::to_owned)).collect()
+    };
+    let by_key = tenants(&start(&upstream, &[&keys]), &["alpha", "beta", "gamma", "alpha"]);
+    let tenant = by_key[0].as_deref().unwrap();
+    assert!(tenant.len() == 32 && !tenant.contains("alpha") && tenant != "00000000000000000000000000000001");
+    assert_eq!(by_key[3], by_key[0]);
+    assert!(by_key[1] != by_key[0] && by_key[2] != by_key[0] && by_key[1] != by_key[2]);
+    let again = tenants(&start(&upstream, &[&keys]), &["alpha"]);
+    assert_eq!(again[0], by_key[0], "all routers agree");
+    let by_name = tenants(&start(&upstream, &[&keys, "--key-isolation=name"]), &["alpha", "beta", "gamma"]);
+    assert!(by_name[0].is_some() && by_name[0] == by_name[1] && by_name[0] != by_name[2]);
+    let shared = tenants(&start(&upstream, &[&keys, "--key-isolation=none"]), &["alpha"]);
+    assert_eq!(shared, [None]);
+    let without_keys = Router::start(&[&upstream], &[]);
+    assert_eq!(tenants(&without_keys, &["alpha"]), [None]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +36,7 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     seen: Arc<(Mutex<Vec<Request>>, Condvar)>,
+    closed: Arc<AtomicUsize>,
 }
 
 impl Upstream {
@@ -68,13 +70,27 @@ impl Upstream {
         let models = whole(&format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#));
         let models = models.replacen("\r\n", &format!("\r\nx-ovfleet-keeper: {keeper:016x}\r\n"), 1);
         let (answer, noted) = (Arc::new(answer), Arc::clone(&seen));
+        let closed = Arc::new(AtomicUsize::new(0));
+        let closing = Arc::clone(&closed);
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (answer, noted, models) = (Arc::clone(&answer), Arc::clone(&noted), models.clone());
-                std::thread::spawn(move || serve(stream, &noted, &models, &*answer));
+                let closing = Arc::clone(&closing);
+                std::thread::spawn(move || {
+                    if serve(stream, &noted, &models, &*answer) == Ended::Closed {
+                        closing.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
             }
         });
-        Self { address, seen }
+        Self { address, seen, closed }
+    }
+
+    /// Waits until the closure has closed so many connections.
+    pub(crate) fn await_closed(&self, count: usize) {
+        await_condition("connections to be closed", || {
+            (self.closed.load(Ordering::Relaxed) >= count).then_some(())
+        });
     }
 
     /// As an argument of the router.
@@ -88,27 +104,37 @@ impl Upstream {
     }
 }
 
+/// How a connection of a replica ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// By the router.
+    Left,
+    /// By the closure.
+    Closed,
+}
+
 fn serve(
     mut stream: TcpStream,
     seen: &(Mutex<Vec<Request>>, Condvar),
     models: &str,
     answer: &dyn Fn(&Request, &mut TcpStream) -> bool,
-) {
+) -> Ended {
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     while let Some(request) = read_request(&mut stream) {
         if request.head.starts_with("GET /v3/models ") {
             if stream.write_all(models.as_bytes()).is_err() {
-                return;
+                return Ended::Left;
             }
             continue;
         }
         seen.0.lock().unwrap().push(request.clone());
         seen.1.notify_all();
         if !answer(&request, &mut stream) {
-            return;
+            return Ended::Closed;
         }
     }
+    Ended::Left
 }
 
 /// The next request, all of it.

@@ -1,7 +1,6 @@
 //! What replicas keep: a request that refers to something goes to the replica that has it, by the name alone.
 
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::harness::*;
 
@@ -98,18 +97,4 @@ fn the_replicas_own_words_are_passed_on_and_no_other_replica_is_asked() {
     let answer = router.post(PATH, &body);
     assert_eq!((answer.status, answer.body.as_str()), (429, r#"{"error":{"message":"full"}}"#));
     assert_eq!((full.seen().len(), other.seen().len()), (1, 0));
-}
-
-#[test]
-fn a_connection_that_breaks_is_tried_again_at_the_same_replica() {
-    let count = AtomicUsize::new(0);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let breaks = Upstream::keeper(listener, "m", 1, move |_, stream| {
-        count.fetch_add(1, Ordering::Relaxed) > 0 && send(stream, &whole("\"1\""))
-    });
-    let other = keeper(2);
-    let router = Router::start(&[&breaks, &other], &[]);
-    let body = format!(r#"{{"model":"m","previous_response_id":"{}"}}"#, name("resp", 1));
-    assert_eq!(router.post(PATH, &body).body, "\"1\"");
-    assert_eq!((breaks.seen().len(), other.seen().len()), (2, 0));
 }

@@ -5,12 +5,18 @@
 
 mod access;
 mod config;
+mod draining;
 mod faults;
 mod fuzz;
 mod harness;
+mod hostile;
 mod kept;
 mod lifecycle;
 mod passing;
+mod proxying;
+mod quotas;
+mod repeats;
 mod reports;
 mod routing;
+mod token;
 mod traces;

@@ -131,8 +131,9 @@ fn a_connection_that_the_replica_closed_meanwhile_is_not_held_against_it() {
         false
     });
     let router = Router::start(&[&upstream], &[]);
-    for _ in 0..20 {
+    for number in 1..=20 {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
+        upstream.await_closed(number);
     }
     assert_eq!(upstream.seen().len(), 20);
     assert_eq!(metric(&router.get("/metrics").body, "ovfleet_router_retries_total"), 0.0);

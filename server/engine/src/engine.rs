@@ -15,10 +15,11 @@ use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Lim
 use crate::report::{EngineLoad, EngineState, Observer};
 use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
 use crate::spill::{self, Spill, SpillConfig, SpillStats};
+use crate::waker::Waker;
 
 mod core;
 
-pub(crate) use core::Drafter;
+pub(crate) use core::Drafters;
 
 /// The sizes and limits of an engine. Those of the cache and the vocabulary are the runner's.
 #[derive(Clone, Debug)]
@@ -168,9 +169,10 @@ impl Engine {
             adapters: runners.target.adapters(),
         };
         let (commands, receiver) = mpsc::sync_channel(config.waiting_max as usize + CONTROL_COMMANDS_MAX);
+        let waker = Waker::new(commands.clone());
         let stats = spill.as_ref().map(|_| Arc::new(SpillStats::default()));
         let start = |(spill, stats): (&SpillConfig, &Arc<SpillStats>)| {
-            let started = Spill::start(spill, &*runners.target, commands.clone(), Arc::clone(stats));
+            let started = Spill::start(spill, &*runners.target, waker.clone(), Arc::clone(stats));
             Ok((started.map_err(StartError::Thread)?, spill::keying(&spill.identity)))
         };
         let started = spill.as_ref().zip(stats.as_ref()).map(start).transpose()?;
@@ -188,7 +190,13 @@ impl Engine {
             death: OnceLock::new(),
         });
         let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let core = core::Core::new(scheduler, runners, observer, (receiver, started));
+        let links = core::Links {
+            commands: receiver,
+            waker: waker.clone(),
+            clock: shared.clock.clone(),
+            spill: started,
+        };
+        let core = core::Core::new(scheduler, runners, observer, links);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(core, &shared))

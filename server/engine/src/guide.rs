@@ -4,9 +4,14 @@
 //! choose among them, and tells it what was chosen. What the form is, and how tokens spell it, is the business
 //! of whoever implements [`Guide`].
 
+use std::any::Any;
 use std::fmt;
 
 use server_scheduler::TokenId;
+
+pub use thread_lock::{ThreadGuard, ThreadLock};
+
+mod thread_lock;
 
 /// Threads that compute what may come next: a quarter of the processors, since the model has use for the others and
 /// need not wait for these.
@@ -25,6 +30,9 @@ pub trait Guide: fmt::Debug + Send + Sync {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError>;
 }
 
+/// Keeps other threads from what states share, until it is dropped.
+pub type Hold = Box<dyn Any>;
+
 /// How far a sequence has come in its form.
 pub trait GuideState: fmt::Debug + Send {
     /// Adds to `allowed`, which is empty, the tokens that may come next, those that end the sequence aside. Called
@@ -40,6 +48,12 @@ pub trait GuideState: fmt::Debug + Send {
     /// # Errors
     /// The request fails with it.
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError>;
+
+    /// Reserves for the calling thread what this state shares with other states, without waiting, so that its commits do
+    /// not wait either. `None` while another thread is using it. A thread that holds it can hold it again.
+    fn try_hold(&self) -> Option<Hold> {
+        Some(Box::new(()))
+    }
 
     /// A state that goes on by itself from here.
     fn fork(&self) -> Box<dyn GuideState>;
@@ -58,8 +72,14 @@ pub enum Progress {
 
 /// Why a guide cannot go on. The request fails, others are not concerned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the form that the answer is held to cannot go on: {0}")]
-pub struct GuideError(pub String);
+pub enum GuideError {
+    /// To follow the form takes more time or memory than a limit allows. The request is at fault.
+    #[error("the form that the answer is held to is too complex: {0}")]
+    TooComplex(String),
+    /// The guide failed. The request is not at fault.
+    #[error("the form that the answer is held to cannot go on: {0}")]
+    Failed(String),
+}
 
 /// A set of tokens: a bit for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use server_scheduler::{Rejected, StopRule, TokenId};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::clock::Clock;
-use crate::engine::Drafter;
+use crate::engine::Drafters;
 use crate::guide::Guide;
 use crate::report::{EngineLoad, EngineState};
 use crate::request::{DraftRule, Event, Request, Sampling};
@@ -20,8 +20,8 @@ use crate::sleep::SleepCommand;
 use crate::spill::SpillStats;
 use crate::stream::{Aborts, TokenStream};
 
-/// Commands that may be on their way beside the requests: to drain, to stop, to sleep or wake, and to look at what
-/// became of evicted blocks, each once.
+/// Commands that may be on their way beside the requests: to drain, to stop, to sleep or wake the model, and to look at
+/// what other threads have done, each once.
 pub(crate) const CONTROL_COMMANDS_MAX: usize = 4;
 
 /// Talks to an engine. Clones talk to the same.
@@ -79,8 +79,8 @@ pub(crate) enum Command {
     Sleep(SleepCommand),
     /// End after the step in progress.
     Stop,
-    /// Look at what became of evicted blocks.
-    LookAtSpill,
+    /// Look at what other threads have done: evicted blocks that were read back, guides that are ready.
+    Wake,
 }
 
 #[derive(Debug)]
@@ -89,7 +89,7 @@ pub(crate) struct Submission {
     pub(crate) stop: StopRule,
     pub(crate) sampling: Sampling,
     pub(crate) beams: Option<Beams>,
-    pub(crate) drafters: Vec<Drafter>,
+    pub(crate) drafters: Option<Drafters>,
     pub(crate) guide: Option<Arc<dyn Guide>>,
     pub(crate) salt: u64,
     pub(crate) adapter: u32,
@@ -193,8 +193,7 @@ impl EngineHandle {
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
         let lookup = lookup.filter(|_| beams.is_none());
         let draft = draft.filter(|_| beams.is_none() && self.shared.has_draft_model);
-        let drafter = Drafter::new(lookup.as_ref(), draft, &prompt);
-        let drafters = drafter.map_or(Vec::new(), |drafter| vec![drafter; sequences as usize]);
+        let drafters = Drafters::new(lookup, draft, &prompt);
         let submitted = self.shared.clock.now();
         let aborts = Aborts::new(results as u32);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));

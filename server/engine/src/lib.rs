@@ -22,10 +22,13 @@ pub mod sim;
 mod sleep;
 mod spill;
 mod stream;
+mod waker;
 
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, Extras, StartError, WAITING_MAX};
-pub use guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
+pub use guide::{
+    Guide, GuideError, GuideState, Hold, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
+};
 pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
 pub use lookup::PromptLookup;
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};

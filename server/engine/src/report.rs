@@ -6,7 +6,8 @@ use server_scheduler::Load;
 
 use crate::sleep::SleepLevel;
 
-/// What one step did, or a waking, for metrics. All counts are of this step alone; one without rows was none.
+/// What one step did, or a waking, for metrics. All counts are of this step alone. A report without rows is not of a step:
+/// it is of a waking, or of sequences of earlier steps that were sampled later.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Rows of the batch: sequences that took part.
@@ -38,6 +39,8 @@ pub struct StepReport {
     pub run_time: Duration,
     /// Sequences whose guides were asked what may come next.
     pub guided_sequences: u32,
+    /// Sequences that were not sampled because their guides were not ready: they skip steps until these are.
+    pub suspended_sequences: u32,
     /// The time that sampling waited, after the model, to know what guides allow.
     pub guide_time: Duration,
     /// The time of the whole step: scheduling, running, sampling and sending events.
@@ -95,9 +98,13 @@ pub struct EngineLoad {
 /// The time constant of the moving averages in [`EngineLoad`]: time in steps, idle time does not count.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// An exponentially weighted average of tokens per second.
+/// Tokens per second over the last while. Tokens and time fade alike, and their ratio is the rate: a first step that is
+/// slow because the machine is cold counts for its own time, and not for all the time before it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rate(Option<f64>);
+pub(crate) struct Rate {
+    tokens: f64,
+    seconds: f64,
+}
 
 impl Rate {
     /// Counts `tokens` that took `time`. Nothing changes without either.
@@ -105,14 +112,14 @@ impl Rate {
         if tokens == 0 || time.is_zero() {
             return;
         }
-        let rate = f64::from(tokens) / time.as_secs_f64();
-        let weight = -(-time.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp_m1();
-        self.0 = Some(self.0.map_or(rate, |average| average + weight * (rate - average)));
+        let kept = (-time.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp();
+        self.tokens = self.tokens * kept + f64::from(tokens);
+        self.seconds = self.seconds * kept + time.as_secs_f64();
     }
 
     /// Zero before anything was counted.
     pub(crate) fn per_second(self) -> f32 {
-        self.0.unwrap_or(0.0) as f32
+        if self.seconds > 0.0 { (self.tokens / self.seconds) as f32 } else { 0.0 }
     }
 }
 
@@ -130,7 +137,19 @@ mod tests {
         rate.add(5, Duration::ZERO);
         assert_eq!(rate.per_second(), 10.0);
         rate.add(100, RATE_WINDOW);
-        let expected = 10.0 + (1.0 - (-1f32).exp()) * (100.0 / RATE_WINDOW.as_secs_f32() - 10.0);
+        let kept = (-1f32).exp();
+        let expected = (10.0 * kept + 100.0) / (kept + RATE_WINDOW.as_secs_f32());
         assert!((rate.per_second() - expected).abs() < 1e-3, "{rate:?} is not {expected}");
+    }
+
+    #[test]
+    fn one_slow_first_step_is_soon_made_up_for() {
+        let mut rate = Rate::default();
+        rate.add(25, Duration::from_secs(1));
+        // Twenty short prompts, at 500 tokens a second.
+        for _ in 0..20 {
+            rate.add(25, Duration::from_millis(50));
+        }
+        assert!(rate.per_second() > 250.0, "{rate:?}");
     }
 }

@@ -181,6 +181,9 @@ pub enum Failure {
     /// What the request asks for leaves no token that may come next.
     #[error("what is asked for leaves no token that may come next: {0}")]
     NoToken(String),
+    /// To follow the form of the answer takes more than a limit allows.
+    #[error("{0}")]
+    TooComplex(String),
     /// The engine slept and could not be woken. The next request tries again.
     #[error("failed to wake the model: {0}")]
     Wake(String),

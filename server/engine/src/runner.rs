@@ -4,7 +4,9 @@ use server_scheduler::{Batch, BlockId};
 
 use crate::sleep::SleepLevel;
 
-/// Most adapters of a runner.
+/// Number of LoRA adapters (`--lora`).
+///
+/// Beyond it: the server does not start.
 pub const ADAPTERS_MAX: usize = 32;
 
 /// Runs a model with a paged KV cache. It blocks: it is called from the engine's own thread only.

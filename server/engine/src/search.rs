@@ -17,6 +17,7 @@
 //! A beam lives in one of the request's sequences, its *slot*. There are always as many slots as beams at most: one that
 //! has no beam at the moment computes what the best one does, so that it is level when it is needed.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +25,9 @@ use std::sync::Arc;
 use server_scheduler::{FinishReason, StopRule, TokenId};
 
 use crate::request::{TokenLogprob, TokenLogprobs};
+use merge::{Merge, Next};
 
+mod merge;
 #[cfg(test)]
 mod tests;
 
@@ -169,6 +172,26 @@ struct Continuation {
     score: f64,
 }
 
+/// The continuations of beams, best first and the first of equals first. The options of each beam are in that order
+/// already, so they are merged: what is not asked for is neither sorted nor made.
+fn merged(options: &[(Beam, Options)]) -> impl Iterator<Item = Continuation> {
+    let scores = options.iter().map(|(parent, options)| {
+        let alone = options.is_complete.then_some(parent.score);
+        let candidates = if options.is_complete { &[][..] } else { &options.candidates };
+        let candidates = candidates.iter().map(|candidate| parent.score + f64::from(candidate.logprob));
+        alone.into_iter().chain(candidates)
+    });
+    Merge::new(scores).map(|Next { score, source, place }| {
+        let (parent, Options { candidates, top, is_complete }) = &options[source];
+        let token = (!is_complete).then(|| {
+            let candidate = candidates[place];
+            let chosen = TokenLogprob { token: candidate.token, logprob: candidate.own };
+            (candidate, top.clone().map(|top| Box::new(TokenLogprobs { chosen, top })))
+        });
+        Continuation { parent: *parent, token, score }
+    })
+}
+
 impl Search {
     /// A search at the end of its prompt, with a width that `beams.groups` divides. `stop` is when beams end.
     pub(crate) fn new(beams: Beams, width: u32, stop: StopRule) -> Self {
@@ -259,8 +282,9 @@ impl Search {
     fn advance_group(&mut self, index: usize, taken: &mut Vec<TokenId>) {
         let size = self.size() as usize;
         let best = self.groups[index].ongoing[0];
+        let options = self.options_of(index, taken);
         let mut children = Vec::with_capacity(size);
-        for (rank, continuation) in self.continuations(index, taken).into_iter().enumerate() {
+        for (rank, continuation) in merged(&options).enumerate() {
             if children.len() == size {
                 break;
             }
@@ -283,34 +307,28 @@ impl Search {
         }
     }
 
-    /// The continuations of a group's beams, best first.
-    fn continuations(&mut self, index: usize, taken: &[TokenId]) -> Vec<Continuation> {
+    /// What may follow each of a group's beams, each best first.
+    fn options_of(&mut self, index: usize, taken: &[TokenId]) -> Vec<(Beam, Options)> {
         let most = 2 * self.size() as usize;
         let penalty = self.beams.diversity_penalty;
-        let mut continuations = Vec::new();
-        for &parent in &self.groups[index].ongoing {
-            let options = self.options[parent.slot as usize].take();
-            let Options { mut candidates, top, is_complete } =
-                options.expect("invariant: the options of all beams have been seen");
-            if is_complete {
-                continuations.push(Continuation { parent, token: None, score: parent.score });
-                continue;
-            }
-            for candidate in &mut candidates {
-                let times = taken.iter().filter(|&&token| token == candidate.token).count();
-                candidate.logprob -= penalty * times as f32;
-            }
-            candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
-            continuations.extend(candidates.into_iter().take(most).map(|candidate| {
-                let chosen = TokenLogprob { token: candidate.token, logprob: candidate.own };
-                let logprobs = top.clone().map(|top| Box::new(TokenLogprobs { chosen, top }));
-                let score = parent.score + f64::from(candidate.logprob);
-                Continuation { parent, token: Some((candidate, logprobs)), score }
-            }));
+        let mut times: HashMap<TokenId, u32> = HashMap::new();
+        if penalty != 0.0 {
+            taken.iter().for_each(|&token| *times.entry(token).or_default() += 1);
         }
-        // Stable: the first of equals.
-        continuations.sort_by(|a, b| b.score.total_cmp(&a.score));
-        continuations
+        let beams = self.groups[index].ongoing.iter().map(|&parent| {
+            let options = self.options[parent.slot as usize].take();
+            let mut options = options.expect("invariant: the options of all beams have been seen");
+            if !times.is_empty() {
+                for candidate in &mut options.candidates {
+                    let times = times.get(&candidate.token).copied().unwrap_or(0);
+                    candidate.logprob -= penalty * times as f32;
+                }
+                options.candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+            }
+            options.candidates.truncate(most);
+            (parent, options)
+        });
+        beams.collect()
     }
 
     /// Whether a beam ends with this token.

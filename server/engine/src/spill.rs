@@ -18,8 +18,8 @@ use std::time::{Duration, Instant, SystemTime};
 use server_scheduler::{BlockId, BlockKey, Keying, Place, ReadingId, Scheduler, TokenId};
 use sha2::{Digest as _, Sha256};
 
-use crate::handle::Command;
 use crate::runner::ModelRunner;
+use crate::waker::Waker;
 use kept::Kept;
 
 pub use stats::SpillStats;
@@ -28,23 +28,32 @@ mod disk;
 mod kept;
 mod stats;
 
-/// Blocks on their way to the disk.
+/// Number of evicted blocks that wait to be written to `--kv-spill-dir`.
+///
+/// Beyond it: further evicted blocks are dropped.
 const WRITES_MAX: usize = 64;
-/// Requests whose blocks are asked for.
+/// Number of requests that wait for blocks to be read from `--kv-spill-dir`.
+///
+/// Beyond it: further requests compute their blocks instead.
 const READS_MAX: usize = 256;
 /// Blocks that are read ahead of the engine.
 const READ_AHEAD_MAX: usize = 16;
 /// Blocks that are copied into the cache before a step.
 const PLACED_MAX: usize = 16;
-/// A request waits for its blocks at least so long, and then as long as it would take to compute them.
+/// The shortest time that a request waits for its blocks. It waits longer if computing the blocks would take longer.
 const PATIENCE_MIN: Duration = Duration::from_millis(200);
 /// Prompt tokens computed a second, as long as that is not known.
 const RATE_UNKNOWN: f32 = 500.0;
-/// And for each of them so long at most.
+/// Time that a request waits for the next block from `--kv-spill-dir`, if computing its blocks would take that long.
+///
+/// Beyond it: the request computes the remaining blocks, and no blocks are read for 10 s.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
 /// After blocks did not come in time, nothing is asked for so long: others need not find out as well.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long what is cached is written before it is given up, and what is queued at the end.
+/// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps, and those that are queued when it
+/// ends.
+///
+/// Beyond it: the remaining blocks are lost.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// Where evicted blocks are kept.
@@ -114,22 +123,6 @@ struct Block {
     bytes: Option<Vec<u8>>,
 }
 
-/// Wakes the engine's thread. No more than one command that does is on its way.
-#[derive(Clone)]
-struct Waker {
-    commands: SyncSender<Command>,
-    is_under_way: Arc<AtomicBool>,
-}
-
-impl Waker {
-    fn wake(&self) {
-        if !self.is_under_way.swap(true, Ordering::AcqRel) {
-            // There is room for it; without a receiver there is nobody to wake.
-            let _ = self.commands.try_send(Command::LookAtSpill);
-        }
-    }
-}
-
 /// A thread's way to the engine.
 struct Teller<T> {
     told: SyncSender<T>,
@@ -183,14 +176,14 @@ pub(crate) struct Spill {
 type Stamp = Option<(u64, SystemTime)>;
 
 impl Spill {
-    /// Starts the threads. `commands` lead to the engine.
+    /// Starts the threads, which wake the engine by `waker`.
     ///
     /// # Errors
     /// There is no thread to be had.
     pub(crate) fn start(
         config: &SpillConfig,
         runner: &dyn ModelRunner,
-        commands: SyncSender<Command>,
+        waker: Waker,
         stats: Arc<SpillStats>,
     ) -> std::io::Result<Self> {
         let layout = runner.layout();
@@ -199,7 +192,6 @@ impl Spill {
         let (to_give, blocks) = sync_channel(READ_AHEAD_MAX);
         let (writes, to_write) = sync_channel(WRITES_MAX);
         let (reads, to_read) = sync_channel(READS_MAX);
-        let waker = Waker { commands, is_under_way: Arc::default() };
         let writer = Teller { told: to_tell, waker: waker.clone() };
         let reader = Teller { told: to_give, waker: waker.clone() };
         let (writer, reader) = disk::workers(config, layout, (writer, reader));
@@ -319,11 +311,6 @@ impl Spill {
             self.send(None);
         }
         self.tell_stats();
-    }
-
-    /// The engine's thread was woken.
-    pub(crate) fn woke(&self) {
-        self.waker.is_under_way.store(false, Ordering::Release);
     }
 
     /// Stops waiting for what is late.

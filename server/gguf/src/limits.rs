@@ -1,18 +1,34 @@
 //! The named limits of what a file may claim. Far above any real file, far below what exhausts memory.
 
-/// Bytes before the tensor data: metadata and tensor directory.
+/// Size of the header of a GGUF file: the metadata and the tensor directory.
+///
+/// Beyond it: the server does not start.
 pub const HEADER_BYTES_MAX: u64 = 512 << 20;
-/// Metadata keys.
+/// Number of metadata keys of a GGUF file.
+///
+/// Beyond it: the server does not start.
 pub const METADATA_KEYS_MAX: u64 = 1 << 16;
-/// Bytes of a metadata key.
+/// Size of a metadata key of a GGUF file.
+///
+/// Beyond it: the server does not start.
 pub const KEY_BYTES_MAX: u64 = 1 << 16;
-/// Elements of a metadata array.
+/// Number of elements of a metadata array of a GGUF file.
+///
+/// Beyond it: the server does not start.
 pub const ARRAY_ELEMENTS_MAX: u64 = 1 << 24;
-/// Tensors.
+/// Number of tensors of a GGUF file.
+///
+/// Beyond it: the server does not start.
 pub const TENSORS_MAX: u64 = 1 << 20;
-/// Bytes of a tensor's name. (ggml itself stops at 64.)
+/// Size of the name of a tensor of a GGUF file. The limit of ggml itself is 64 bytes.
+///
+/// Beyond it: the server does not start.
 pub const TENSOR_NAME_BYTES_MAX: u64 = 1 << 10;
-/// Dimensions of a tensor.
+/// Number of dimensions of a tensor of a GGUF file.
+///
+/// Beyond it: the server does not start.
 pub const DIMENSIONS_MAX: u32 = 4;
-/// Alignment of tensor data, bytes.
+/// Alignment of the tensor data of a GGUF file, in bytes.
+///
+/// Beyond it: the server does not start.
 pub const ALIGNMENT_MAX: u64 = 1 << 20;

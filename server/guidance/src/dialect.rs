@@ -25,7 +25,9 @@ pub enum Dialect {
     MiniCpm,
 }
 
-/// Most references from schema to schema in a row.
+/// Number of consecutive `$ref` references in the schema of a tool.
+///
+/// Beyond it: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const REFERENCES_MAX: usize = 16;
 
 /// A name that is not in the schema.

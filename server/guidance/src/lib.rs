@@ -19,6 +19,7 @@ mod ebnf;
 mod error;
 mod form;
 mod guide;
+mod lane;
 mod lark;
 pub mod limits;
 mod locate;

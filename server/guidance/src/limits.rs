@@ -1,37 +1,109 @@
 //! How much a form may be. What is over a limit is refused when it is compiled, and a request with it.
 
-/// Bytes of a JSON schema, written without space.
+/// Size of a JSON schema, written without whitespace.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const SCHEMA_BYTES_MAX: usize = 1 << 20;
-/// How deep a JSON schema nests.
+/// Nesting depth of a JSON schema.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
-/// Bytes of a grammar.
+/// Size of a grammar.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a regular expression.
+/// Size of a regular expression.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const REGEX_BYTES_MAX: usize = 32 << 10;
-/// Alternatives of a choice, elements of a sequence, tags and triggers.
+/// Number of elements at one place of a form: alternatives of a choice, parts of a sequence, tags and triggers.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const ELEMENTS_MAX: usize = 8192;
-/// How deep forms nest.
+/// Nesting depth of a form.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const FORM_DEPTH_MAX: usize = 64;
-/// Bytes of all that a form consists of.
+/// Size of a form with all its schemas, grammars and texts.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const FORM_BYTES_MAX: usize = 4 << 20;
-/// The greatest count of a repetition.
+/// Greatest count of a repetition in a grammar.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const REPEAT_MAX: u32 = 1 << 16;
 
-/// Work to read regular expressions when a form is compiled: about 50 000 in a millisecond.
+/// Work units to read the regular expressions of a form. About 50,000 units take a millisecond.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const COMPILE_FUEL: u64 = 1_000_000;
-/// Work on regular expressions to know what may come next: about 14 000 in a millisecond.
+/// Work units on regular expressions to determine the allowed next tokens. About 14,000 units take a millisecond.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_FUEL: u64 = 400_000;
-/// Items of the parser to know what may come next: about 20 000 in a millisecond.
+/// Number of parser items to determine the allowed next tokens. About 20,000 items take a millisecond.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
-/// Symbols of a compiled grammar.
+/// Number of symbols of a compiled grammar.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 500_000;
-/// States of a lexer: one or two kilobytes each.
+/// Number of parser items at one position of the output, which is about the number of alternatives there. A choice of
+/// [`ELEMENTS_MAX`] has some more items than elements.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
+/// Number of states of the lexer of a form. A state takes one or two kilobytes.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
+/// Bytes of a lexer in which new sequences start. A larger one is left to the sequences that use it.
+pub const LANE_BYTES_MAX: usize = 32 << 20;
+/// Total memory of the lexers of all forms.
+///
+/// Beyond it: compiled forms that no request uses are dropped; then requests whose lexers grow beyond their share
+/// fail with 400, `form_too_complex`.
+pub const LEXER_BYTES_MAX: usize = 512 << 20;
+/// Bytes of all lexers above which no compiled form is kept that no request uses.
+pub const CACHED_LEXER_BYTES_MAX: usize = 256 << 20;
 
 /// Compiled forms that are kept.
 pub const CACHED_GUIDES_MAX: usize = 256;
 /// Bytes of the forms whose compiled forms are kept.
 pub const CACHED_BYTES_MAX: usize = 8 << 20;
+/// Forms that may be asked for before a compiled form that is not among them is dropped.
+pub const CACHED_USES_MAX: u64 = 10_000;
 /// Sequences that share what is learnt of a compiled form, before it is learnt anew: what there is to learn has no
 /// limit, and so memory would have none.
 pub const LANE_STARTS_MAX: usize = 512;
+
+/// The limits of a compiler that depend on the machine. By default they are the constants of this module, with one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Threads that may compute masks of one guide without waiting for each other.
+    pub lanes: usize,
+    /// See [`STEP_FUEL`].
+    pub step_fuel: u64,
+    /// See [`LEXER_STATES_MAX`].
+    pub lexer_states_max: usize,
+    /// See [`LANE_BYTES_MAX`].
+    pub lane_bytes_max: usize,
+    /// See [`LEXER_BYTES_MAX`].
+    pub lexer_bytes_max: usize,
+    /// See [`CACHED_LEXER_BYTES_MAX`].
+    pub cached_lexer_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            lanes: 1,
+            step_fuel: STEP_FUEL,
+            lexer_states_max: LEXER_STATES_MAX,
+            lane_bytes_max: LANE_BYTES_MAX,
+            lexer_bytes_max: LEXER_BYTES_MAX,
+            cached_lexer_bytes_max: CACHED_LEXER_BYTES_MAX,
+        }
+    }
+}

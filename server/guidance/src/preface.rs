@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{GuideError, GuideState, Progress, TokenId, TokenSet};
+use server_engine::{GuideError, GuideState, Hold, Progress, TokenId, TokenSet};
 
 use crate::Vocabulary;
 use crate::guide::State;
@@ -150,6 +150,14 @@ impl GuideState for Prefaced {
             Phase::Form => {}
         }
         self.form.commit(token)
+    }
+
+    fn try_hold(&self) -> Option<Hold> {
+        match self.phase {
+            // The form is not asked before its beginning.
+            Phase::Free { .. } => Some(Box::new(())),
+            Phase::Lead | Phase::Marked { .. } | Phase::Form => self.form.try_hold(),
+        }
     }
 
     fn fork(&self) -> Box<dyn GuideState> {

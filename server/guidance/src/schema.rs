@@ -16,8 +16,10 @@ pub(crate) enum Layout {
     Tight,
 }
 
-/// Characters of space at a place. Without a limit, a model that has lost its way writes space until its tokens are
-/// used up.
+/// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that has lost
+/// its way writes whitespace until its tokens are used up.
+///
+/// Beyond it: the model must continue with another character.
 const SPACE_MAX: usize = 64;
 
 /// The keyword by which llguidance is told how to lay out.

@@ -7,9 +7,14 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::BuildError;
 
-/// A longer token is in no form: the trie is not made for them.
+/// Size of a token that can be part of a structured output. The trie does not support longer ones.
+///
+/// Beyond it: the model cannot choose the token in a structured output.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Most tokens: the trie has 24 bits for one, of which the last value means none.
+/// Number of tokens of a vocabulary that structured outputs support. The trie has 24 bits for a token, of which the
+/// last value means none.
+///
+/// Beyond it: 500, `internal`, for requests for structured outputs.
 const TOKENS_MAX: usize = (1 << 22) - 1;
 
 /// The tokens of a model.

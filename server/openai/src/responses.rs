@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 pub use conversation::{Conversation, Deleted, InputTokens, List};
 pub use event::{Event, EventData, kind};
 pub use item::{
-    Call, CallOutput, Item, ItemStatus, Message, Output, Part, Reasoning, ReasoningText, SummaryText,
+    Call, CallOutput, CustomCall, Item, ItemStatus, Message, Output, Part, Reasoning, ReasoningText,
+    SummaryText,
 };
 pub use request::{
     ConversationRequest, InputItem, InputPart, ItemsRequest, ReasoningParameter, Request, TextOr,
@@ -107,6 +108,20 @@ pub struct Response {
     pub user: Option<String>,
     /// As in the request.
     pub metadata: Map<String, Value>,
+    /// The parts of the request that have no effect; absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
+}
+
+/// A part of the request that has no effect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// For programs: `unsupported_tool` or `unsupported_format`.
+    pub code: String,
+    /// The parameter, as a path: `tools[1]`.
+    pub param: String,
+    /// For people.
+    pub message: String,
 }
 
 /// How far a response is.

@@ -87,6 +87,7 @@ extern "C" int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute,
         manager.register_pass<ov::pass::SDPAToPagedAttention>();
         manager.run_passes(model->object);
         restore_windows(*model->object, cut);
+        ovfleet::check_attentions(*model->object);
         *own = own_cache >= 0 && ovfleet::put_own_attention(*model->object, ovfleet::Precision(own_cache),
                                                             ovfleet::Compute(compute), share, weighs != 0);
         ovfleet::keep_wanted_rows(*model->object);

@@ -131,7 +131,7 @@ typedef struct ovfleet_sequence {
 // prompts are computed in bf16 with `in_bf16`;
 // `precision` as above; the cache's blocks are as large as attention.hpp says.
 typedef struct ovfleet_attention {
-    size_t kernels, heads, kv_heads, size, window, count;
+    size_t kernels, heads, kv_heads, size, value_size, window, count;
     // Numbers from a token's queries, keys or values to the next one's; 0 if nothing is between.
     size_t row;
     float scale, share;

@@ -23,9 +23,18 @@ template <typename T>
 class Buffer {
 public:
     T* at_least(size_t count) {
-        if (count > count_) {
-            memory_.reset(static_cast<T*>(std::aligned_alloc(ALIGNED, ceiling(count * sizeof(T), ALIGNED) * ALIGNED)));
-            if (!memory_) throw std::bad_alloc();
+#if defined(__SANITIZE_ADDRESS__)
+        // Exactly as large as asked, and new each time: an access one byte beyond it is found.
+        const size_t bytes = count * sizeof(T);
+        const bool fits = false;
+#else
+        const size_t bytes = ceiling(count * sizeof(T), ALIGNED) * ALIGNED;
+        const bool fits = count <= count_;
+#endif
+        if (!fits) {
+            void* memory = nullptr;
+            if (posix_memalign(&memory, ALIGNED, bytes) != 0) throw std::bad_alloc();
+            memory_.reset(static_cast<T*>(memory));
             count_ = count;
         }
         return memory_.get();

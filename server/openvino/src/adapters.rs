@@ -6,6 +6,8 @@
 
 mod config;
 mod file;
+#[cfg(test)]
+mod fuzzing;
 mod names;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,11 +20,15 @@ use crate::Error;
 use crate::runtime::Model;
 use crate::shim::{self, Adapted, Projection};
 
-/// The highest rank of an adapter.
+/// Rank of a LoRA adapter.
+///
+/// Beyond it: the server does not start.
 pub const ADAPTER_RANK_MAX: usize = 256;
 
-/// The highest rank of all adapters together, at any projection: what every token is multiplied by, where projections are not
-/// our own.
+/// Sum of the ranks of all LoRA adapters at one projection. Every token is multiplied by all of them where the native
+/// kernels do not compute the projection.
+///
+/// Beyond it: the server does not start.
 pub const ADAPTER_RANKS_MAX: usize = 1024;
 
 /// An adapter to load.

@@ -30,6 +30,11 @@ impl<'a> Asked<'a> {
         }
     }
 
+    /// Whether the device computes in f16.
+    pub(crate) fn in_f16(&self) -> bool {
+        self.precision("INFERENCE_PRECISION_HINT") == "f16"
+    }
+
     /// Whether the device computes in bf16.
     pub(crate) fn in_bf16(&self) -> bool {
         self.precision("INFERENCE_PRECISION_HINT") == "bf16"

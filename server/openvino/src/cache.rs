@@ -56,6 +56,12 @@ impl CachePorts {
             .ok_or_else(|| unusable("has blocks of no fixed size"))?;
         let (mut block_bytes, mut kv_heads) = (0, 1);
         for port in &ports {
+            if port.shape.iter().skip(1).any(|size| size.is_some_and(|size| size < 1)) {
+                return Err(unusable(&format!(
+                    "has no numbers in {}: its shape is {:?}",
+                    port.name, port.shape
+                )));
+            }
             // The tensor's own arithmetic knows the widths of all element types.
             block_bytes += Tensor::new(port.element, &shape(port, 1)?)?.bytes()? as u64;
             kv_heads = kv_heads.max(shape(port, 1)?[1] as usize);

@@ -12,6 +12,8 @@ use crate::runtime::Model;
 use crate::shim::{self, Permuted, WeightsOf};
 use crate::weights::{Form, Matrix, is_quantized, permute_rows};
 
+mod hyperparameters;
+
 /// A factor for each pair of a head, in f32, by which its frequency is divided (Llama 3.1 and later).
 const ROTARY_FACTORS: &str = "rope_freqs.weight";
 
@@ -28,6 +30,7 @@ const EXPERTS: &str = "_exps.";
 /// longest sequence there will be, if that is less than the model was made for.
 pub(crate) fn read(path: &Path, form: Form, context_tokens_max: Option<u32>) -> Result<Model, Error> {
     let file = GgufFile::open(path)?;
+    hyperparameters::check(&file)?;
     refuse_unproven_experts(&file)?;
     let mut model = read_graph(path, &file)?;
     mend_experts(&file, &mut model)?;

@@ -1,12 +1,10 @@
 //! Rewritten graphs of GGUF files, kept for the next start, and compiled models (`kept/compiled.rs`). What is kept is a
 //! convenience: whatever is wrong with it or with its folder costs time, never the start.
 
-use std::fs::{self, File};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::UNIX_EPOCH;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -14,15 +12,15 @@ use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::Form;
 use crate::{Error, shim};
 pub(crate) use compiled::{Facts, KeptCompiled};
+use folder::PrivateFolder;
 
 mod compiled;
+mod fingerprint;
+mod folder;
 mod probe;
 
 /// Changes whenever the rewriting does: graphs of another version are not read.
-pub(crate) const VERSION: u64 = 9;
-
-/// Bytes of the file's head that go into its fingerprint: the metadata and the tensor directory of most.
-const HEAD_BYTES: u64 = 1 << 22;
+pub(crate) const VERSION: u64 = 10;
 
 /// What is to be kept of a model.
 #[derive(Default)]
@@ -35,17 +33,24 @@ impl ToKeep {
     /// Keeps it, in the background. A failure (a full disk) is logged and leaves nothing behind.
     pub(crate) fn keep(self, core: Arc<Core>) -> Option<Keeping> {
         let Self { graph, compiled } = self;
-        if graph.is_none() && compiled.is_none() {
-            return None;
-        }
+        let folder = match (&graph, &compiled) {
+            (Some((kept, _)), _) => Arc::clone(&kept.folder),
+            (None, Some((kept, ..))) => Arc::clone(kept.folder()),
+            (None, None) => return None,
+        };
         let write = move || {
             if let Some((kept, mut model)) = graph
                 && let Err(error) = kept.try_write(&core, &mut model)
             {
-                tracing::warn!(error, folder = %kept.folder.display(), "cannot keep the rewritten graph");
+                let file = kept.folder.shown(&kept.name);
+                tracing::warn!(error, file = %file.display(), "failed to cache the rewritten graph");
             }
             if let Some((kept, compiled, facts)) = compiled {
-                kept.write(&core, compiled, facts);
+                kept.write(compiled, facts);
+            }
+            if let Err(error) = folder.evict() {
+                let folder = folder.shown("");
+                tracing::warn!(%error, folder = %folder.display(), "failed to remove old files of the model cache");
             }
         };
         let thread = std::thread::Builder::new().name("keep".to_owned()).spawn(write);
@@ -65,25 +70,38 @@ impl Drop for Keeping {
 
 /// Where the graph of one file in one form is kept, and by which name what is compiled of it is told.
 pub(crate) struct Kept {
-    folder: PathBuf,
+    folder: Arc<PrivateFolder>,
     name: String,
 }
 
+/// What a rewritten graph depends on besides the content of the model's files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GraphOptions {
+    pub(crate) form: Option<Form>,
+    pub(crate) context_tokens_max: Option<u32>,
+    /// Whether projections that read the same input are merged.
+    pub(crate) is_merged: bool,
+}
+
 impl Kept {
-    /// `None` if the file cannot be told from others. A graph whose projections are merged is kept apart from one in
-    /// which they are not.
-    pub(crate) fn of(
-        folder: &Path,
-        file: &Path,
-        form: Option<Form>,
-        (context_tokens_max, is_merged): (Option<u32>, bool),
-    ) -> Option<Self> {
+    /// The entry of a model's file in a cache directory; `None`, with a warning, if the directory or the file cannot be used.
+    pub(crate) fn of(cache_dir: &Path, file: &Path, options: GraphOptions) -> Option<Self> {
+        let unusable = |path: &Path, error: std::io::Error| {
+            tracing::warn!(%error, path = %path.display(), "models are not cached");
+        };
+        let folder = PrivateFolder::open(cache_dir).map_err(|error| unusable(cache_dir, error)).ok()?;
+        let name = Self::name(&folder, file, options).map_err(|error| unusable(file, error)).ok()?;
+        Some(Self { folder: Arc::new(folder), name })
+    }
+
+    fn name(folder: &PrivateFolder, file: &Path, options: GraphOptions) -> std::io::Result<String> {
+        let GraphOptions { form, context_tokens_max, is_merged } = options;
         let mut hash = Xxh3Default::new();
-        add(&mut hash, file)?;
+        hash.update(&fingerprint::of_file(folder, file)?.to_le_bytes());
         match form {
             Some(form) => hash.update(&(form as u64).to_le_bytes()),
             // An IR's weights are in a file of their own.
-            None => add(&mut hash, &file.with_extension("bin"))?,
+            None => hash.update(&fingerprint::of_file(folder, &file.with_extension("bin"))?.to_le_bytes()),
         }
         for number in [VERSION, u64::from(context_tokens_max.unwrap_or(0))] {
             hash.update(&number.to_le_bytes());
@@ -91,23 +109,24 @@ impl Kept {
         if !is_merged {
             hash.update(b"apart");
         }
-        Some(Self { folder: folder.to_owned(), name: format!("graph-{:032x}", hash.digest128()) })
-    }
-
-    fn file(&self, ending: &str) -> PathBuf {
-        self.folder.join(format!("{}.{ending}", self.name))
+        Ok(format!("graph-{:032x}", hash.digest128()))
     }
 
     /// The kept graph, if there is a readable one.
     pub(crate) fn read(&self, core: &Core) -> Option<Model> {
-        let xml = self.file("xml");
+        let name = format!("{}.xml", self.name);
+        let xml = self.folder.file(&name);
         if !xml.is_file() {
             return None;
         }
         match core.read_model(&xml) {
-            Ok(model) => Some(model),
+            Ok(model) => {
+                self.folder.touch(&name);
+                Some(model)
+            }
             Err(error) => {
-                tracing::warn!(error = error.chain(), file = %xml.display(), "cannot read the kept graph");
+                let file = self.folder.shown(&name);
+                tracing::warn!(error = error.chain(), file = %file.display(), "failed to read a cached graph");
                 None
             }
         }
@@ -115,40 +134,24 @@ impl Kept {
 
     /// The weights get their name first, the graph, whose presence decides, last.
     fn try_write(&self, core: &Core, model: &mut Model) -> Result<(), String> {
-        fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
         // The weights are found by the graph's name, so both parts of an unfinished one share theirs.
-        let part =
-            Self { folder: self.folder.clone(), name: format!("part-{}-{}", std::process::id(), self.name) };
-        let (xml, bin) = (part.file("xml"), part.file("bin"));
-        let written = shim::save(model, &xml, &bin)
+        let part = self.folder.unfinished(&self.name);
+        let [xml, bin] = ["xml", "bin"].map(|ending| format!("{part}.{ending}"));
+        let finish = |part: &str, ending: &str| {
+            let name = format!("{}.{ending}", self.name);
+            self.folder.finish(part, &name).map_err(|error| error.to_string())
+        };
+        let written = shim::save(model, &self.folder.file(&xml), &self.folder.file(&bin))
             // A stream that ran into a full disk does not say so; a graph that can be read is whole.
-            .and_then(|()| core.read_model(&xml).map(drop))
+            .and_then(|()| core.read_model(&self.folder.file(&xml)).map(drop))
             .map_err(|error: Error| error.chain())
-            .and_then(|()| rename(&bin, &self.file("bin")))
-            .and_then(|()| rename(&xml, &self.file("xml")));
+            .and_then(|()| finish(&bin, "bin"))
+            .and_then(|()| finish(&xml, "xml"));
         if written.is_err() {
             // Nothing to be done if even this fails.
-            let _ = fs::remove_file(&xml);
-            let _ = fs::remove_file(&bin);
+            let _ = fs::remove_file(self.folder.file(&xml));
+            let _ = fs::remove_file(self.folder.file(&bin));
         }
         written
     }
-}
-
-/// Adds what tells a file from others, and from itself before it was changed.
-fn add(hash: &mut Xxh3Default, path: &Path) -> Option<()> {
-    let file = File::open(path).ok()?;
-    let metadata = file.metadata().ok()?;
-    let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-    let mut head = Vec::new();
-    file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
-    hash.update(&head);
-    hash.update(&metadata.len().to_le_bytes());
-    hash.update(&modified.as_nanos().to_le_bytes());
-    hash.update(fs::canonicalize(path).ok()?.as_os_str().as_encoded_bytes());
-    Some(())
-}
-
-fn rename(from: &Path, to: &Path) -> Result<(), String> {
-    fs::rename(from, to).map_err(|error| error.to_string())
 }

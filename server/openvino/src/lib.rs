@@ -30,6 +30,8 @@ mod runtime;
 mod shim;
 mod sleep;
 mod source;
+#[cfg(test)]
+mod symbol_tests;
 mod unpacked;
 mod weights;
 
@@ -37,7 +39,7 @@ pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
 pub use attention::Attention;
 pub use error::Error;
 pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
-pub use memory::available_bytes;
+pub use memory::{available_bytes, trim};
 pub use numa::{NodeError, OnNode, nodes_in_use, run_on_node};
 pub use runner::OpenVinoRunner;
 pub use runtime::NodeTime;

@@ -180,17 +180,17 @@ impl<'a> Compiled<'a> {
     fn compile(config: &'a Config, core: Arc<Core>, stages: &mut Stages<'_>) -> Result<Self, Error> {
         let source = Source::find(&config.model)?;
         let form = source.form(config, &core);
-        let kept = kept_compiled(config, (&source, form), &core);
-        let found = kept.as_ref().and_then(|kept| Made::read(config, form, (kept, &core)));
+        let kept = kept_compiled(config, &source, form);
+        let found = kept.as_ref().and_then(|kept| Made::read(config, form, kept));
         let is_new = found.is_none();
-        let Made { compiled, facts, model, warm, to_keep, adapters } = match found {
+        let Made { compiled, compiled_by, facts, model, warm, to_keep, adapters } = match found {
             Some(made) => {
                 stages.done("read the compiled model");
                 made
             }
             None => Made::compile(config, (&source, form), &core, stages)?,
         };
-        let graph = Graph::new(Arc::clone(&core), compiled)?;
+        let graph = Graph::new(compiled_by, compiled)?;
         let plan = Plan::of(facts.unpacked_bytes, config.unpack, &config.device);
         let ports = CachePorts::find(&graph.compiled.inputs()?)?;
         let vocabulary = vocabulary(&graph.compiled)?;
@@ -271,25 +271,19 @@ fn cache_identity(
 }
 
 /// Where the model is kept as it was compiled, or is to be. With adapters it is not: they are read in any case.
-fn kept_compiled(
-    config: &Config,
-    (source, form): (&Source, Option<Form>),
-    core: &Core,
-) -> Option<KeptCompiled> {
-    let graph = source.kept(config, form).filter(|_| config.adapters.is_empty())?;
-    let kept = KeptCompiled::of(&graph, &config.device, &config.properties, config.attention)?;
-    match shim::read_compiled(core) {
-        Ok(()) => Some(kept),
-        Err(error) => {
-            tracing::warn!(error = error.chain(), "compiled models cannot be kept");
-            None
-        }
+fn kept_compiled(config: &Config, source: &Source, form: Option<Form>) -> Option<KeptCompiled> {
+    if !config.adapters.is_empty() {
+        return None;
     }
+    let graph = source.kept(config, form)?;
+    KeptCompiled::of(&graph, &config.device, &config.properties, config.attention)
 }
 
 /// A compiled model, and what it was compiled from.
 struct Made {
     compiled: CompiledModel,
+    /// The core that compiled or read it.
+    compiled_by: Arc<Core>,
     facts: Facts,
     model: PagedModel,
     /// Whether anything of it was taken from [`Config::graph_folder`].
@@ -301,8 +295,8 @@ struct Made {
 
 impl Made {
     /// Takes it as it was compiled before.
-    fn read(config: &Config, form: Option<Form>, (kept, core): (&KeptCompiled, &Core)) -> Option<Self> {
-        let (compiled, facts) = kept.read(core)?;
+    fn read(config: &Config, form: Option<Form>, kept: &KeptCompiled) -> Option<Self> {
+        let (compiled, facts, compiled_by) = kept.read()?;
         let config = config.clone();
         let model = move |core: &Core| {
             let source = Source::find(&config.model)?;
@@ -310,13 +304,14 @@ impl Made {
             read(&config, (&source, form), core, &mut stages).map(|read| read.model)
         };
         let adapters = Vec::new();
-        Some(Self { compiled, facts, model: Box::new(model), warm: true, to_keep: None, adapters })
+        let model = Box::new(model);
+        Some(Self { compiled, compiled_by, facts, model, warm: true, to_keep: None, adapters })
     }
 
     fn compile(
         config: &Config,
         (source, form): (&Source, Option<Form>),
-        core: &Core,
+        core: &Arc<Core>,
         stages: &mut Stages<'_>,
     ) -> Result<Self, Error> {
         let Read { mut model, is_around_f32, warm, to_keep, adapters } =
@@ -324,7 +319,8 @@ impl Made {
         let facts = Facts { unpacked_bytes: shim::unpacked_bytes(&mut model)?, is_around_f32 };
         let compiled = core.compile(&model, &config.device, &facts.properties(&config.properties))?;
         stages.done("compile");
-        Ok(Self { compiled, facts, model: Box::new(move |_| Ok(model)), warm, to_keep, adapters })
+        let (model, compiled_by) = (Box::new(move |_: &Core| Ok(model)), Arc::clone(core));
+        Ok(Self { compiled, compiled_by, facts, model, warm, to_keep, adapters })
     }
 }
 
@@ -345,6 +341,9 @@ struct Read {
 const NOT_OWN: &str = "sparse attention and weights of blocks are our own attention's, and this model's is the plugin's, by the \
      device, the precision of its KV cache or what the model asks of it";
 
+const NOT_IN_F16: &str = "with INFERENCE_PRECISION_HINT=f16, adapters need the native attention, which this model or the precision \
+     of its KV cache does not allow; use bf16 or f32";
+
 /// Reads a model, with its adapters, and makes it paged.
 fn read(
     config: &Config,
@@ -361,12 +360,20 @@ fn read(
         read.adapters = adapt(&mut read.model, config, source, all_are_own)?;
         stages.done("add the adapters");
     }
-    let attention = OwnAttention::wanted(asked, all_are_own, config.attention);
+    // Where the plugin computes in f16, so would the inputs of our operations be, which read f32 and bf16. A model that is wholly
+    // ours is compiled in f32; any other is left to the plugin.
+    let in_f16 = asked.in_f16();
+    let attention =
+        OwnAttention::wanted(asked, all_are_own, config.attention).filter(|_| !in_f16 || all_are_own);
     let is_own = shim::make_paged(&mut read.model, attention)?;
     if config.attention.is_own() && !is_own {
         return Err(Error::Unsupported(NOT_OWN.to_owned()));
     }
     read.is_around_f32 = all_are_own && is_own;
+    let are_own = are_own && (!in_f16 || read.is_around_f32);
+    if all_are_own && !are_own && !config.adapters.is_empty() {
+        return Err(Error::Unsupported(NOT_IN_F16.to_owned()));
+    }
     tracing::debug!(is_own, "the attention is paged");
     stages.done("make the attention paged");
     if are_own {

@@ -12,7 +12,7 @@ pub fn available_bytes() -> Option<u64> {
 }
 
 /// Gives what the C library's allocator keeps free back to the system, as far as it is whole pages.
-pub(crate) fn trim() {
+pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it touches free memory only, under the allocator's own locks.
     unsafe {

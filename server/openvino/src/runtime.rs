@@ -70,6 +70,14 @@ impl Core {
         Ok(Self(core))
     }
 
+    /// A core that reads compiled models, in which the operations of this crate may be. A core that reads a user's models
+    /// must not know these operations: it would let a file choose their attributes.
+    pub(crate) fn importer() -> Result<Self, Error> {
+        let core = Self::new()?;
+        shim::read_compiled(&core)?;
+        Ok(core)
+    }
+
     /// What a device does by itself.
     pub(crate) fn property(&self, device: &str, key: &str) -> Result<String, Error> {
         let (device, key) = (c_string(device, "read a property")?, c_string(key, "read a property")?);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::kept::Kept;
+use crate::kept::{GraphOptions, Kept};
 use crate::load::{Config, Weights};
 use crate::runtime::Core;
 use crate::weights::Form;
@@ -47,7 +47,8 @@ impl Source {
     pub(crate) fn kept(&self, config: &Config, form: Option<Form>) -> Option<Kept> {
         let (Self::Gguf(path) | Self::Ir(path)) = self;
         let is_merged = config.adapters.is_empty();
-        Kept::of(config.graph_folder.as_deref()?, path, form, (config.context_tokens_max, is_merged))
+        let options = GraphOptions { form, context_tokens_max: config.context_tokens_max, is_merged };
+        Kept::of(config.graph_folder.as_deref()?, path, options)
     }
 }
 

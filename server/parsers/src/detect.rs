@@ -8,32 +8,37 @@ struct Family {
     /// One of these lists, with all of its texts in the template.
     told_by: &'static [&'static [&'static str]],
     tool: ToolFormat,
-    /// How its models reason, if one of these texts is in the template.
-    reasoning: (ReasoningFormat, &'static [&'static str]),
+    /// How its models reason: the first of these with one of its texts in the template.
+    reasoning: &'static [(ReasoningFormat, &'static [&'static str])],
 }
 
 const THINK: &[&str] = &["<think>", "</think>"];
+/// Magistral's tags, where there are no others of the family.
+const MAGISTRAL: &[&str] = &["[THINK]", "[/THINK]"];
+/// How models reason that write calls as Mistral's do, or in no way that is known.
+const MISTRAL: &[(ReasoningFormat, &[&str])] =
+    &[(ReasoningFormat::Mistral, MAGISTRAL), (ReasoningFormat::Qwen3, THINK)];
 
 const FAMILIES: [Family; 14] = [
     Family {
         told_by: &[&["<|channel|>", "<|message|>"]],
         tool: ToolFormat::Gptoss,
-        reasoning: (ReasoningFormat::Gptoss, &["<|channel|>"]),
+        reasoning: &[(ReasoningFormat::Gptoss, &["<|channel|>"])],
     },
     Family {
         told_by: &[&["<|tool_call>"], &["<|channel>"], &["<start_of_turn>", "tool_code"]],
         tool: ToolFormat::Gemma4,
-        reasoning: (ReasoningFormat::Gemma4, &["<|channel>"]),
+        reasoning: &[(ReasoningFormat::Gemma4, &["<|channel>"])],
     },
     Family {
         told_by: &[&["<function=", "<parameter="]],
         tool: ToolFormat::Qwen3Coder,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
         told_by: &[&["<param name="]],
         tool: ToolFormat::MiniCpm5,
-        reasoning: (ReasoningFormat::MiniCpm5, THINK),
+        reasoning: &[(ReasoningFormat::MiniCpm5, THINK)],
     },
     Family {
         // The last is LFM 2.5's, which names none of its tokens.
@@ -44,49 +49,45 @@ const FAMILIES: [Family; 14] = [
             &["List of tools: ["],
         ],
         tool: ToolFormat::Lfm2,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
         told_by: &[&["functools"], &["<|tool|>", "<|/tool|>"]],
         tool: ToolFormat::Phi4,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
-    Family {
-        told_by: &[&["[TOOL_CALLS]", "[ARGS]"]],
-        tool: ToolFormat::Devstral,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
-    },
+    Family { told_by: &[&["[TOOL_CALLS]", "[ARGS]"]], tool: ToolFormat::Devstral, reasoning: MISTRAL },
     Family {
         told_by: &[&["[TOOL_CALLS]"], &["[AVAILABLE_TOOLS]"]],
         tool: ToolFormat::Mistral,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: MISTRAL,
     },
     Family {
         told_by: &[&["<｜tool▁calls▁begin｜>"], &["<｜tool▁call▁begin｜>"]],
         tool: ToolFormat::DeepSeek,
-        reasoning: (ReasoningFormat::DeepSeek, THINK),
+        reasoning: &[(ReasoningFormat::DeepSeek, THINK)],
     },
     Family {
         told_by: &[&["<|start_of_role|>", "tool"], &["<|tool_call|>"]],
         tool: ToolFormat::Granite,
-        reasoning: (ReasoningFormat::Granite, &["Here is my thought process", "<think>", "</think>"]),
+        reasoning: &[(ReasoningFormat::Granite, &["Here is my thought process", "<think>", "</think>"])],
     },
     Family {
         told_by: &[&["<|python_tag|>"], &["<|python_start|>"]],
         tool: ToolFormat::Llama3,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
         told_by: &[&["<tool_call>"]],
         tool: ToolFormat::Hermes3,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
         told_by: &[&["<|start_header_id|>", "tools"], &["<|header_start|>", "tools"]],
         tool: ToolFormat::Llama3,
-        reasoning: (ReasoningFormat::Qwen3, THINK),
+        reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
-    Family { told_by: &[&[]], tool: ToolFormat::None, reasoning: (ReasoningFormat::Qwen3, THINK) },
+    Family { told_by: &[&[]], tool: ToolFormat::None, reasoning: MISTRAL },
 ];
 
 impl Formats {
@@ -94,9 +95,10 @@ impl Formats {
     pub fn detect(template: &str) -> Self {
         let has_all = |texts: &&[&str]| texts.iter().all(|text| template.contains(text));
         let family = FAMILIES.iter().find(|family| family.told_by.iter().any(has_all));
-        let Some(Family { tool, reasoning: (format, signs), .. }) = family else { return Self::default() };
-        let reasons = signs.iter().any(|sign| template.contains(sign));
-        Self { tool: *tool, reasoning: if reasons { *format } else { ReasoningFormat::None } }
+        let Some(Family { tool, reasoning, .. }) = family else { return Self::default() };
+        let is_used = |(_, signs): &&(_, &[&str])| signs.iter().any(|sign| template.contains(sign));
+        let reasoning = reasoning.iter().find(is_used).map_or(ReasoningFormat::None, |(format, _)| *format);
+        Self { tool: *tool, reasoning }
     }
 }
 
@@ -147,6 +149,12 @@ mod tests {
             ("{{ 'Answer with functools[{\"name\": ...}]' }}", "phi4", "none"),
             ("{{ '<|system|>' + text + '<|tool|>' + tools + '<|/tool|>' }}", "phi4", "none"),
             ("{{- '[TOOL_CALLS]' + f.name + '[ARGS]' + f.arguments }}", "devstral", "none"),
+            (
+                "{{- '[TOOL_CALLS]' + f.name + '[ARGS]' }}{{- '[THINK]' + text + '[/THINK]' }}",
+                "devstral",
+                "mistral",
+            ),
+            ("{{- 'Think between [THINK] and [/THINK].' }}", "none", "mistral"),
             ("{{- '[AVAILABLE_TOOLS] [' }}{{- '[TOOL_CALLS] [' }}", "mistral", "none"),
             (
                 "{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>'}}{{'<think>\\n'}}",
@@ -186,7 +194,11 @@ mod tests {
             assert!(FAMILIES.iter().any(|family| family.tool == tool), "{}", tool.name());
         }
         for reasoning in ReasoningFormat::ALL.into_iter().filter(|format| *format != ReasoningFormat::None) {
-            assert!(FAMILIES.iter().any(|family| family.reasoning.0 == reasoning), "{}", reasoning.name());
+            assert!(
+                FAMILIES.iter().any(|family| family.reasoning.iter().any(|(format, _)| *format == reasoning)),
+                "{}",
+                reasoning.name()
+            );
         }
     }
 }

@@ -55,6 +55,8 @@ pub enum ReasoningFormat {
     MiniCpm5,
     /// `Here is my thought process:` or `<think>`: Granite.
     Granite,
+    /// `[THINK]…[/THINK]`: Magistral.
+    Mistral,
 }
 
 impl ToolFormat {
@@ -123,8 +125,16 @@ const HARMONY_TOKENS: [&str; 7] =
 
 impl ReasoningFormat {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::None, Self::Qwen3, Self::DeepSeek, Self::Gptoss, Self::Gemma4, Self::MiniCpm5, Self::Granite];
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Qwen3,
+        Self::DeepSeek,
+        Self::Gptoss,
+        Self::Gemma4,
+        Self::MiniCpm5,
+        Self::Granite,
+        Self::Mistral,
+    ];
 
     /// What it is called in flags.
     pub fn name(self) -> &'static str {
@@ -136,6 +146,7 @@ impl ReasoningFormat {
             Self::Gemma4 => "gemma4",
             Self::MiniCpm5 => "minicpm5",
             Self::Granite => "granite",
+            Self::Mistral => "mistral",
         }
     }
 
@@ -148,6 +159,7 @@ impl ReasoningFormat {
             Self::Granite => &["<think>", "</think>", "<response>", "</response>"],
             Self::Gptoss => &HARMONY_TOKENS,
             Self::Gemma4 => &["<|channel>", "<channel|>"],
+            Self::Mistral => &["[THINK]", "[/THINK]"],
         }
     }
 }

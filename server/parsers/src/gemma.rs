@@ -8,6 +8,8 @@ use crate::schema::Types;
 use crate::typed::partial;
 
 const QUOTE: &str = "<|\"|>";
+/// What ends calls. It makes good for brackets that are not closed.
+pub(crate) const CALLS_END: &str = "<tool_call|>";
 
 /// An object on its way.
 #[derive(Debug)]
@@ -35,6 +37,12 @@ enum State {
     Next,
     Key,
     Word,
+    /// In what may be the marker that ends the calls, after a bare value, which is in `word`, or between values.
+    End {
+        read: String,
+    },
+    /// After that marker.
+    Ended,
     /// In a string between tokens.
     Text {
         part: Part,
@@ -99,6 +107,8 @@ impl GemmaObject {
                 self.word_is_whole(to);
                 self.between(letter, to)
             }
+            State::Word if letter == '<' && !self.word.starts_with('<') => self.end(letter, to),
+            State::End { .. } => self.end(letter, to),
             State::Key | State::Word => self.word(letter, to),
             _ => self.between(letter, to),
         }
@@ -106,7 +116,8 @@ impl GemmaObject {
 
     /// The text ends: a bare value that is held back is cut off, or whole.
     pub(crate) fn finish(&mut self, to: &mut String) {
-        if matches!(self.state, State::Word) && !self.word.starts_with('<') {
+        let is_word = matches!(self.state, State::Word | State::End { .. });
+        if is_word && !self.word.is_empty() && !self.word.starts_with('<') {
             self.comma(to);
             to.push_str(&partial(
                 &self.word,
@@ -127,9 +138,40 @@ impl GemmaObject {
 
     /// How many bytes of a token were read, of which the next character made none.
     pub(crate) fn token_bytes(&self) -> usize {
+        if let State::End { read } = &self.state {
+            return read.len() - read.chars().next_back().map_or(0, char::len_utf8);
+        }
         let is_token = matches!(self.state, State::Key | State::Word) && self.word.starts_with('<');
         let last = self.word.chars().next_back().map_or(0, char::len_utf8);
         if is_token { self.word.len() - last } else { 0 }
+    }
+
+    /// Whether the marker that ends the calls has closed it.
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    /// A character of what may be the marker that ends the calls.
+    fn end(&mut self, letter: char, to: &mut String) -> Verdict {
+        let mut read = match &mut self.state {
+            State::End { read } => std::mem::take(read),
+            _ => String::new(),
+        };
+        read.push(letter);
+        let is_end = read == CALLS_END;
+        if !is_end {
+            let verdict = if CALLS_END.starts_with(&read) { Verdict::More } else { Verdict::Bad };
+            self.state = State::End { read };
+            return verdict;
+        }
+        if !self.word.is_empty() {
+            self.word_is_whole(to);
+        }
+        while let Some(is_object) = self.open.pop() {
+            to.push(if is_object { '}' } else { ']' });
+        }
+        self.state = State::Ended;
+        Verdict::Done
     }
 
     fn go(&mut self, state: State) -> Verdict {
@@ -168,6 +210,10 @@ impl GemmaObject {
             (State::Colon, ':') => {
                 to.push(':');
                 self.go(State::Value)
+            }
+            (State::Next, '<') => {
+                self.word.clear();
+                self.end(letter, to)
             }
             (State::Item | State::Value, letter) => self.begin(letter, to),
             _ => Verdict::Bad,
@@ -218,6 +264,12 @@ impl GemmaObject {
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { Verdict::Bad } else { Verdict::More };
+        }
+        if part == Part::Key && !QUOTE.starts_with(&self.word) && CALLS_END.starts_with(&self.word) {
+            // After a comma, where the brace is missing.
+            let read = std::mem::take(&mut self.word);
+            self.is_comma_due = false;
+            return self.go(State::End { read });
         }
         if self.word == QUOTE {
             self.comma(to);

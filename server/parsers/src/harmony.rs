@@ -27,8 +27,10 @@ pub(crate) struct Harmony {
     has_reasoning: bool,
     state: State,
     scanner: Scanner,
-    /// The header on its way or, until a call has begun, of the message.
+    /// The header on its way or, until a call has begun, what there is of its message.
     header: String,
+    /// Whether a message that was meant as a call and is none is reasoning, by its channel.
+    is_reasoned: bool,
     /// Space outside of messages: text only if text follows.
     layout: String,
     content: Joint,
@@ -79,6 +81,7 @@ impl Harmony {
             state: State::Lead,
             scanner: Scanner::default(),
             header: String::new(),
+            is_reasoned: false,
             layout: String::new(),
             content: Joint::default(),
             reasoning: Joint::default(),
@@ -136,8 +139,7 @@ impl Harmony {
         }
         match std::mem::replace(&mut self.state, State::Outside) {
             State::Lead | State::Header => self.header_is_text(out),
-            // Cut off before its arguments: the name is certain.
-            State::Call { name } => out.begin(&name),
+            State::Call { name } => out.call_at_end(&name),
             State::Arguments(value) => {
                 out.begin_prepared();
                 out.arguments(&value.held());
@@ -258,31 +260,37 @@ impl Harmony {
     /// The header is whole: the message begins.
     fn message(&mut self, out: &mut Out) {
         self.layout.clear();
-        let state = match Header::read(&self.header) {
-            None => {
-                self.header.push_str(MESSAGE);
-                return self.header_is_text(out);
-            }
-            Some(Header { recipient: Some(name), .. }) if self.has_tools => {
-                State::Call { name: name.to_owned() }
-            }
-            Some(Header { recipient: Some(_), .. }) => State::Unread,
-            Some(Header { channel: Some("analysis"), .. }) if self.has_reasoning => State::Reasoning,
-            Some(Header { channel: Some("analysis"), .. }) => State::Unread,
-            Some(Header { .. }) => State::Content,
+        let Some(Header { channel, recipient }) = Header::read(&self.header) else {
+            self.header.push_str(MESSAGE);
+            return self.header_is_text(out);
         };
-        self.state = state;
-        self.header.push_str(MESSAGE);
-        if matches!(self.state, State::Unread) {
-            self.unread(out);
+        let is_analysis = channel == Some("analysis");
+        self.is_reasoned = is_analysis && self.has_reasoning;
+        match recipient {
+            Some(name) if self.has_tools => {
+                self.state = State::Call { name: name.to_owned() };
+                self.header.clear();
+            }
+            None if is_analysis && !self.has_reasoning => {
+                self.state = State::Unread;
+                self.header.push_str(MESSAGE);
+                let text = std::mem::take(&mut self.header);
+                self.give_content(&text, out);
+            }
+            _ => {
+                self.header.clear();
+                self.unread(out);
+            }
         }
     }
 
-    /// The message is no call, or must not be one: all of it is content.
+    /// The message is no call, or must not be one: its text is what its channel makes it. The header is markup.
     fn unread(&mut self, out: &mut Out) {
-        self.state = State::Unread;
+        self.state = if self.is_reasoned { State::Reasoning } else { State::Content };
         let text = std::mem::take(&mut self.header);
-        self.give_content(&text, out);
+        for letter in text.chars() {
+            self.letter(letter, out);
+        }
     }
 
     fn give_content(&mut self, text: &str, out: &mut Out) {

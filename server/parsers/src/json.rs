@@ -9,7 +9,9 @@ pub(crate) use number::Number;
 pub(crate) use string::{JsonString, Pieces};
 pub(crate) use value::{JsonValue, Verdict};
 
-/// Deepest nesting of arguments. What is nested deeper is text.
+/// Nesting depth of the arguments in a tool call that the model generates.
+///
+/// Beyond it: the rest is not parsed as arguments and is returned as text.
 pub const NESTING_MAX: usize = 128;
 
 /// Appends `letter` to `text` as it stands within a JSON string.

@@ -242,6 +242,10 @@ impl Marked {
                 out.commit();
                 self.leave_calls(0, out);
             }
+            Step::Skip { kept } => {
+                let text = out.split_open(kept);
+                self.text(&text, out);
+            }
             Step::Stop { again } => {
                 out.unread();
                 self.again.push(letter);

@@ -15,13 +15,29 @@ pub(crate) struct Out {
     calls: u32,
     /// A call that begins as soon as its arguments hold more than an opening brace: its name and the brace.
     prepared: Option<(String, String)>,
+    ending: Ending,
     work: u64,
+}
+
+/// How the text ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The model has ended it.
+    #[default]
+    Complete,
+    /// The limit of tokens cut it off.
+    Cut,
 }
 
 impl Out {
     /// What has gathered.
     pub(crate) fn take(&mut self) -> Vec<Delta> {
         mem::take(&mut self.deltas)
+    }
+
+    /// The text is going to end like this.
+    pub(crate) fn set_ending(&mut self, ending: Ending) {
+        self.ending = ending;
     }
 
     /// Counts elementary steps.
@@ -131,6 +147,21 @@ impl Out {
         self.end();
     }
 
+    /// The text ends after the name of a call, where its arguments belong: it has none, unless it was cut off.
+    pub(crate) fn call_at_end(&mut self, name: &str) {
+        match self.ending {
+            Ending::Complete => self.call_without_arguments(name),
+            Ending::Cut => self.begin(name),
+        }
+    }
+
+    /// The text ends within the name of a call without arguments. A name that was cut off is not certain.
+    pub(crate) fn call_at_end_of_name(&mut self, name: &str) {
+        if self.ending == Ending::Complete {
+            self.call_without_arguments(name);
+        }
+    }
+
     /// What was read is understood: it will not come back as text.
     pub(crate) fn commit(&mut self) {
         self.raw.clear();
@@ -153,6 +184,23 @@ impl Out {
     /// The character read last is not the format's.
     pub(crate) fn unread(&mut self) {
         self.raw.pop();
+    }
+
+    /// The last `bytes` that were read are going to be read again.
+    pub(crate) fn unread_bytes(&mut self, bytes: usize) {
+        self.raw.truncate(self.raw.len().saturating_sub(bytes));
+    }
+
+    /// What has been read and not been understood, from its first `skipped` bytes on; `None` if it is shorter.
+    pub(crate) fn open_from(&self, skipped: usize) -> Option<&str> {
+        self.raw.get(skipped..)
+    }
+
+    /// What was read is text, but for its last `kept` bytes, which stay read.
+    pub(crate) fn split_open(&mut self, kept: usize) -> String {
+        let rest = self.raw.split_off(self.raw.len() - kept.min(self.raw.len()));
+        self.marker = 0;
+        mem::replace(&mut self.raw, rest)
     }
 
     /// How many bytes have been read and not been understood.

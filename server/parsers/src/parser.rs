@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::harmony::Harmony;
 use crate::marked::Marked;
-use crate::out::Out;
+use crate::out::{Ending, Out};
 use crate::{Delta, Formats, Tools};
 
 /// Takes the text of one answer as it comes and gives out what it means.
@@ -51,8 +51,19 @@ impl Parser {
         self.out.take()
     }
 
-    /// The text ends. Returns what was held back.
-    pub fn finish(mut self) -> Vec<Delta> {
+    /// The model has ended the text. Returns what was held back.
+    pub fn finish(self) -> Vec<Delta> {
+        self.end(Ending::Complete)
+    }
+
+    /// The limit of tokens has cut the text off. Returns what was held back. A call whose arguments had not begun gets
+    /// no arguments, where after [`Self::finish`] it is a call without any.
+    pub fn finish_cut(self) -> Vec<Delta> {
+        self.end(Ending::Cut)
+    }
+
+    fn end(mut self, ending: Ending) -> Vec<Delta> {
+        self.out.set_ending(ending);
         match &mut self.machine {
             Machine::Marked(marked) => marked.finish(&mut self.out),
             Machine::Harmony(harmony) => harmony.finish(&mut self.out),

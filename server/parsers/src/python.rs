@@ -5,7 +5,7 @@ mod string;
 mod value;
 
 pub(crate) use number::number;
-pub(crate) use value::PythonValue;
+pub(crate) use value::{Closing, PythonValue};
 
 use crate::json::Verdict;
 use crate::schema::Types;

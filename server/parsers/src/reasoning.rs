@@ -27,6 +27,11 @@ static NONE: Reasoning = Reasoning { tags: &[], answer: None };
 
 static THINKING: Reasoning = Reasoning { tags: &[THINK], answer: None };
 
+static MAGISTRAL: Reasoning = Reasoning {
+    tags: &[Tags { open: &["[THINK]"], close: &["[/THINK]"], place: Place::Start }],
+    answer: None,
+};
+
 static GEMMA: Reasoning = Reasoning {
     // The tags are tokens of their own: they are written for their meaning only, wherever they stand.
     tags: &[Tags { open: &["<|channel>thought"], close: &["<channel|>"], place: Place::Anywhere }],
@@ -52,6 +57,7 @@ pub(crate) fn reasoning(format: ReasoningFormat) -> &'static Reasoning {
         ReasoningFormat::Qwen3 | ReasoningFormat::DeepSeek | ReasoningFormat::MiniCpm5 => &THINKING,
         ReasoningFormat::Gemma4 => &GEMMA,
         ReasoningFormat::Granite => &GRANITE,
+        ReasoningFormat::Mistral => &MAGISTRAL,
     }
 }
 

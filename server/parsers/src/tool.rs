@@ -66,6 +66,8 @@ pub(crate) enum Step {
     /// It does not belong to the calls. What was read and led to nothing is text; of it the last `again` bytes
     /// are looked at anew, since they may begin something else.
     Stop { again: usize },
+    /// It belongs to the calls, which go on. What was read is text, but for its last `kept` bytes.
+    Skip { kept: usize },
 }
 
 impl Step {

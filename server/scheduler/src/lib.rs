@@ -34,7 +34,7 @@ pub use eviction::SEQUENCE_BLOCKS_MIN;
 pub use keys::{BlockKey, Evicted, KeyOf, Keying};
 pub use load::Load;
 pub use readings::{Place, ReadBack, ReadingId};
-pub use scheduler::{PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX, Scheduler};
+pub use scheduler::{DRAFT_TOKENS_MAX, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX, Scheduler};
 pub use sequence::{Event, FinishReason, NewRequest, Rejected, Sampled, SequenceId, StopRule};
 
 use std::time::Duration;

@@ -17,7 +17,7 @@ use crate::sequence::{Rank, Sequence, Wish};
 use crate::{Batch, Load, NewRequest, Rejected, SchedulerConfig, SequenceId, TokenId};
 use sequences::Sequences;
 
-pub use schedule::{PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
+pub use schedule::{DRAFT_TOKENS_MAX, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
 
 mod commit;
 mod invariants;
@@ -33,7 +33,7 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 /// # Guarantees
 /// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the
 ///   batch reads or writes is given to anybody else, whatever is aborted meanwhile.
-/// - Unless [`Self::is_idle`] or then [`Self::is_reading`], the next batch has a row.
+/// - The next batch has a row, unless [`Self::is_idle`], [`Self::is_reading`] or [`Self::has_suspended`].
 /// - A step of decodes does not allocate.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -55,6 +55,7 @@ pub struct Scheduler {
     in_flight: Vec<Option<u32>>,
     waiting_sequences: u32,
     running_sequences: u32,
+    suspended_sequences: u32,
     uncomputed_tokens: u64,
     preemptions_total: u64,
     arrivals: u64,
@@ -117,6 +118,7 @@ impl Scheduler {
             in_flight: Vec::with_capacity(running),
             waiting_sequences: 0,
             running_sequences: 0,
+            suspended_sequences: 0,
             uncomputed_tokens: 0,
             preemptions_total: 0,
             arrivals: 0,
@@ -165,6 +167,7 @@ impl Scheduler {
             row: None,
             drafts: 0,
             wish: Wish::Open,
+            is_suspended: false,
         };
         self.extend_hashes(&mut sequence);
         self.waiting_sequences += sequence.group();
@@ -176,7 +179,8 @@ impl Scheduler {
 
     /// Asks that the next row of a sequence have room for so many drafts: tokens that may turn out to be what is sampled,
     /// and are computed beside the one that is known. It has as many as there are blocks and budget for without others
-    /// having less, and none unless it is to take one token; never more than it may generate before its last.
+    /// having less, and none unless it is to take one token; never more than it may generate before its last, and never
+    /// more than [`DRAFT_TOKENS_MAX`] in a step, over all sequences.
     pub fn propose(&mut self, id: SequenceId, drafts: u32) {
         if let Some(slot) = self.sequences.slot(id) {
             self.sequences.get_mut(slot).drafts = drafts;
@@ -251,6 +255,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether a sequence is suspended. Then there may be batches without rows.
+    pub fn has_suspended(&self) -> bool {
+        self.suspended_sequences > 0
+    }
+
     /// Whether there is nothing to compute.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
@@ -303,6 +312,7 @@ impl Scheduler {
         self.release_blocks(slot);
         let sequence = self.sequences.remove(slot);
         self.uncomputed_tokens -= u64::from(sequence.uncomputed());
+        self.suspended_sequences -= u32::from(sequence.is_suspended);
         if let Some(row) = sequence.row {
             self.in_flight[row as usize] = None;
         }

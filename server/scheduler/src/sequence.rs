@@ -60,14 +60,20 @@ pub struct Sampled {
     pub from: SequenceId,
     /// How many of the row's drafts, from the first on, are what would have been sampled.
     pub accepted: u32,
-    /// The token that follows these.
-    pub token: TokenId,
+    /// The token that follows these. `None` suspends the sequence: it keeps its place and its blocks, and takes part in
+    /// no step until [`Scheduler::resume`](crate::Scheduler::resume) gives it a token.
+    pub token: Option<TokenId>,
 }
 
 impl Sampled {
     /// A sequence goes on from its own tokens.
     pub fn new(sequence: SequenceId, token: TokenId) -> Self {
-        Self { sequence, from: sequence, accepted: 0, token }
+        Self { sequence, from: sequence, accepted: 0, token: Some(token) }
+    }
+
+    /// The next token of a sequence is not known yet.
+    pub fn suspended(sequence: SequenceId) -> Self {
+        Self { sequence, from: sequence, accepted: 0, token: None }
     }
 }
 
@@ -166,7 +172,7 @@ pub(crate) struct Sequence {
     pub(crate) in_step: bool,
     pub(crate) prompt_tokens: u32,
     pub(crate) tokens: Vec<TokenId>,
-    /// Leading tokens whose keys and values are in the cache. Less than `tokens`, between steps.
+    /// Leading tokens whose keys and values are in the cache. Between steps fewer than `tokens`, unless it is suspended.
     pub(crate) computed: u32,
     /// The blocks it holds: none while it waits.
     pub(crate) table: Vec<BlockId>,
@@ -195,6 +201,8 @@ pub(crate) struct Sequence {
     /// Drafts that its next row is to have.
     pub(crate) drafts: u32,
     pub(crate) wish: Wish,
+    /// Whether its last tokens were computed and no token was sampled after them yet.
+    pub(crate) is_suspended: bool,
 }
 
 impl Sequence {
@@ -240,7 +248,7 @@ impl Sequence {
     /// Those of the next tokens that it may compute whatever others do.
     pub(crate) fn chunk_tokens(&self, scores: u32) -> u32 {
         let next = self.next_tokens(scores);
-        if self.awaits_others() { next.min(self.uncomputed() - 1) } else { next }
+        if self.awaits_others() { next.min(self.uncomputed().saturating_sub(1)) } else { next }
     }
 
     /// What its first block comes after.
@@ -314,6 +322,7 @@ impl Sequence {
             row: None,
             drafts: 0,
             wish: Wish::Over,
+            is_suspended: false,
         }
     }
 

@@ -18,7 +18,9 @@ pub struct SpillArgs {
     #[arg(long, env = "OVFLEET_KV_SPILL_DIR", value_name = "PATH", conflicts_with = "no_prefix_caching")]
     pub kv_spill_dir: Option<PathBuf>,
 
-    /// Most bytes in --kv-spill-dir, e.g. 20GiB; of more, what was used longest ago goes.
+    /// Total size of the blocks in --kv-spill-dir. Accepts a unit, such as 20GiB.
+    ///
+    /// Beyond it: the least recently used blocks are deleted.
     #[arg(long, env = "OVFLEET_KV_SPILL_BYTES", value_name = "SIZE", default_value = "8GiB")]
     pub kv_spill_bytes: ByteSize,
 }

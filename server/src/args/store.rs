@@ -1,4 +1,4 @@
-//! What is kept of responses.
+//! Flags for stored responses.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,13 @@ use clap::Args;
 use super::ByteSize;
 use crate::store::StoreConfig;
 
-/// What is kept of responses.
+/// How many responses are stored, and where.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Responses")]
 pub struct StoreArgs {
-    /// Most responses and conversations that are kept for later requests to refer to; of more, what was used least
-    /// recently goes. 0 keeps none.
+    /// Number of stored responses and conversations, to which later requests can refer. 0 stores none.
+    ///
+    /// Beyond it: the least recently used are evicted.
     #[arg(
         long,
         env = "OVFLEET_MAX_STORED_RESPONSES",
@@ -22,12 +23,14 @@ pub struct StoreArgs {
     )]
     pub max_stored_responses: u32,
 
-    /// Most bytes of all of them, e.g. 1GiB.
+    /// Total size of the stored responses and conversations. Accepts a unit, such as 1GiB.
+    ///
+    /// Beyond it: the least recently used are evicted.
     #[arg(long, env = "OVFLEET_MAX_STORED_BYTES", value_name = "SIZE", default_value = "256MiB")]
     pub max_stored_bytes: ByteSize,
 
-    /// A directory to keep them in, so that they outlive the process. It belongs to one server at a time. Default:
-    /// memory.
+    /// Directory in which responses and conversations are stored, so that they outlive the process. One server can use
+    /// it at a time. Default: memory.
     #[arg(long, env = "OVFLEET_RESPONSE_STORE_DIR", value_name = "PATH")]
     pub response_store_dir: Option<PathBuf>,
 }

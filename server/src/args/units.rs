@@ -20,6 +20,13 @@ const UNITS: [(&str, u64); 8] = [
     ("KB", 1_000),
 ];
 
+impl ByteSize {
+    /// As many bytes as this machine can address.
+    pub(crate) fn to_usize(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
 impl FromStr for ByteSize {
     type Err = String;
 

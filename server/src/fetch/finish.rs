@@ -22,13 +22,26 @@ pub(crate) struct Finished {
     pub(crate) digest: String,
     /// What leads to the model.
     pub(crate) current: PathBuf,
+    /// The commit that they are of, if the source has commits.
+    pub(crate) revision: Option<String>,
     files: Vec<Fetched>,
+}
+
+/// Where files are from.
+#[derive(Debug)]
+pub(crate) struct Origin<'a> {
+    /// What distinguishes the source from others.
+    pub(crate) source: &'a str,
+    /// The commit that the files are of, if the source has commits.
+    pub(crate) revision: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Manifest {
     source: String,
     digest: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    revision: Option<String>,
     files: Vec<Fetched>,
 }
 
@@ -47,7 +60,8 @@ impl Finished {
             std::fs::metadata(into.join(FILES).join(&file.path)).is_ok_and(|found| found.len() == file.bytes)
         };
         let whole = manifest.source == source && current.exists() && manifest.files.iter().all(is_there);
-        whole.then_some(Self { digest: manifest.digest, current, files: manifest.files })
+        let Manifest { digest, revision, files, .. } = manifest;
+        whole.then_some(Self { digest, current, revision, files })
     }
 }
 
@@ -57,13 +71,19 @@ impl Finished {
 /// There is no model among them, or the disk fails.
 pub(crate) fn finish(
     into: &Path,
-    source: &str,
+    origin: Origin<'_>,
     files: Vec<Fetched>,
     format: Format,
 ) -> Result<Finished, Error> {
     let model = PathBuf::from(FILES).join(model(&files, format)?);
     let digest = digest(&files);
-    let manifest = Manifest { source: source.to_owned(), digest: digest.clone(), files: files.clone() };
+    let Origin { source, revision } = origin;
+    let manifest = Manifest {
+        source: source.to_owned(),
+        digest: digest.clone(),
+        revision: revision.clone(),
+        files: files.clone(),
+    };
     let text = serde_json::to_vec(&manifest).expect("invariant: texts and numbers are JSON");
     let current = into.join(CURRENT);
     // The link first: who sees a manifest may rely on it.
@@ -74,7 +94,7 @@ pub(crate) fn finish(
     let part = into.join("manifest.json.part");
     std::fs::write(&part, text).map_err(|source| Error::disk("write", &part, source))?;
     std::fs::rename(&part, into.join(MANIFEST)).map_err(|source| Error::disk("rename", &part, source))?;
-    Ok(Finished { digest, current, files })
+    Ok(Finished { digest, current, revision, files })
 }
 
 /// One digest for all files.

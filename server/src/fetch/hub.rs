@@ -3,12 +3,16 @@
 use reqwest::{Client, Url};
 use serde::Deserialize;
 
-use super::Error;
 use super::source::{Credentials, File, Place, checked_path};
+use super::{Error, Source};
 
-/// Bytes of the list of a repository's files.
+/// Size of the file list of a Hugging Face repository.
+///
+/// Beyond it: `server fetch` fails with exit code 13.
 const LIST_BYTES_MAX: usize = 32 << 20;
-/// Files of one model.
+/// Number of files that are fetched from a Hugging Face repository.
+///
+/// Beyond it: `server fetch` fails with exit code 13.
 const FILES_MAX: usize = 10_000;
 
 /// A repository.
@@ -40,13 +44,13 @@ struct Lfs {
 }
 
 impl Hub<'_> {
-    /// The files whose names are like one of `patterns`, or all that are not hidden.
+    /// The files whose names are like one of `patterns`, or all that are not hidden, and the commit that they are of.
     pub(crate) async fn files(
         &self,
         client: &Client,
         credentials: &Credentials,
         patterns: &[String],
-    ) -> Result<Vec<File>, Error> {
+    ) -> Result<Source, Error> {
         let listing = self.listing(client, credentials).await?;
         let is_wanted = |name: &str| {
             if patterns.is_empty() {
@@ -65,7 +69,8 @@ impl Hub<'_> {
             )));
         }
         let mut files = Vec::new();
-        for sibling in listing.siblings.into_iter().filter(|sibling| is_wanted(&sibling.rfilename)) {
+        let siblings = listing.siblings.into_iter();
+        for sibling in siblings.filter(|sibling| is_wanted(&sibling.rfilename)) {
             let path = checked_path(&sibling.rfilename)?;
             // By the commit: a branch may move meanwhile.
             let mut url = self.base()?;
@@ -82,7 +87,7 @@ impl Hub<'_> {
                 files.len()
             )));
         }
-        Ok(files)
+        Ok(Source { files, revision: Some(listing.sha) })
     }
 
     async fn listing(&self, client: &Client, credentials: &Credentials) -> Result<Listing, Error> {

@@ -1,6 +1,6 @@
 //! How far a fetch is, and telling it to whoever asks.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Progress {
 /// Tells it at `port`. That nobody can ask is no reason not to fetch.
 pub(crate) async fn serve(port: u16, progress: Arc<Progress>) {
     let pages = Router::new().route("/progress", get(page)).with_state(progress);
-    let outcome = match TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await {
+    let outcome = match TcpListener::bind(&every_address(port)[..]).await {
         Ok(listener) => axum::serve(listener, pages).await,
         Err(error) => Err(error),
     };
@@ -67,4 +67,9 @@ pub(crate) async fn log(progress: Arc<Progress>) {
 async fn page(State(progress): State<Arc<Progress>>) -> Json<Value> {
     let (bytes, total) = progress.read();
     Json(json!({"bytes": bytes, "bytes_total": total}))
+}
+
+/// All addresses of the machine: of both families where it has IPv6, as the first that can be had is taken.
+fn every_address(port: u16) -> [SocketAddr; 2] {
+    [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
 }

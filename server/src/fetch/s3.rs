@@ -11,9 +11,13 @@ use super::source::{self, Credentials, File, checked_path};
 
 /// How long a signed address is good for: until the request begins.
 const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
-/// Objects of one model.
+/// Number of S3 objects that begin with a prefix.
+///
+/// Beyond it: `server fetch` fails with exit code 13.
 const OBJECTS_MAX: usize = 10_000;
-/// Bytes of a page of a list.
+/// Size of a page of an S3 object list.
+///
+/// Beyond it: `server fetch` fails with exit code 13.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Where S3 is.

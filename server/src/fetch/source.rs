@@ -7,7 +7,9 @@ use reqwest::{Client, RequestBuilder, Url};
 
 use super::Error;
 
-/// Bytes of a file with a credential.
+/// Size of a file with a credential.
+///
+/// Beyond it: `server fetch` fails with exit code 13.
 const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
 
 /// A file that is to be fetched.
@@ -159,7 +161,9 @@ pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
 /// # Errors
 /// The system's certificates cannot be read.
 pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
-    /// For connecting, whatever a source takes for the rest.
+    /// Time in which `server fetch` connects to a source; `--idle-timeout` applies if it is shorter.
+    ///
+    /// Beyond it: the attempt fails; see `--attempts`.
     const CONNECT: Duration = Duration::from_secs(15);
     // Fails if there is one already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -2,19 +2,19 @@
 
 use server_openai::{CompletionRequest, Prompt};
 
+use super::encode::{Encoder, Surround};
 use super::resolved::{Source, TokensMax};
-use super::{Prepared, Target, guide, infill, parameters, prompt, requested_tokens};
+use super::{Prepared, Target, guide, infill, parameters, requested_tokens};
 use crate::error::Error;
-
-/// As OpenAI has it.
-const TOKENS_DEFAULT: u32 = 16;
 
 /// Prepares a request to the completions endpoint.
 ///
 /// # Errors
 /// It cannot be served.
 pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Result<Prepared, Error> {
-    let CompletionRequest { generation, prompt, logprobs, echo, suffix } = request;
+    let CompletionRequest { mut generation, prompt, logprobs, echo, suffix } = request;
+    let rules = target.model.api_rules;
+    rules.complete(&mut generation);
     let model = parameters::model(&generation, target.model)?;
     let echo = echo.unwrap_or(false);
     let mut resolved = parameters::resolve(&generation, target, ("logprobs", logprobs))?;
@@ -23,31 +23,42 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
     if echo && let Some(logprobs) = logprobs {
         resolved.sampling.prompt_logprobs = resolved.prompt_logprobs.max(Some(logprobs));
     }
-    let tokens_max = requested_tokens(&generation)
-        .or(target.model.text.defaults.tokens_max.map(|tokens| TokensMax { param: "max_tokens", tokens }))
-        .unwrap_or(TokensMax { param: "max_tokens", tokens: TOKENS_DEFAULT });
-    if tokens_max.tokens == 0 && !echo {
+    let default = target.model.text.defaults.tokens_max.or(rules.completion_tokens_default());
+    let tokens_max =
+        requested_tokens(&generation).or(default.map(|tokens| TokensMax { param: "max_tokens", tokens }));
+    if let Some(TokensMax { param, tokens: 0 }) = tokens_max
+        && !echo
+    {
         // There is nothing to answer.
-        return Err(Error::coded("integer_below_min_value", tokens_max.param, "must be at least 1"));
+        return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     let prompt = prompt.ok_or_else(|| Error::missing("prompt"))?;
+    let count = match &prompt {
+        Prompt::Texts(texts) => texts.len(),
+        Prompt::Tokens(prompts) => prompts.len(),
+    };
+    resolved.check_choices(count)?;
     let plain = generation.add_special_tokens.unwrap_or(true);
+    let prompt_tokens_max = resolved.prompt_tokens_max(target);
     let source = match suffix.filter(|suffix| !suffix.is_empty()) {
-        None => tokenise(prompt, (plain, echo), target)?,
+        None => {
+            let encoder = Encoder { model: target.model, param: "prompt", tokens_max: prompt_tokens_max };
+            tokenize(prompt, encoder, Surround::added_if(plain), echo)?
+        }
         Some(_) if echo => return Err(Error::invalid("suffix", "cannot be combined with echo")),
         Some(suffix) => {
-            let prompts = infill::prompts(prompt, &suffix, target.model)?;
+            let prompts = infill::prompts(prompt, &suffix, target.model, prompt_tokens_max)?;
             Source { prompts, param: "prompt", echoes: Vec::new() }
         }
     };
-    resolved.prepare(model, source, Some(tokens_max), target)
+    resolved.prepare(model, source, tokens_max, target)
 }
 
-fn tokenise(prompt: Prompt, (plain, echo): (bool, bool), target: Target<'_>) -> Result<Source, Error> {
-    let tokenizer = &target.model.text.tokenizer;
+fn tokenize(prompt: Prompt, encoder: Encoder<'_>, surround: Surround, echo: bool) -> Result<Source, Error> {
+    let tokenizer = &encoder.model.text.tokenizer;
     let (prompts, echoes) = match prompt {
         Prompt::Texts(texts) => {
-            let encode = |text: &String| prompt::encode(text, plain, "prompt", target.model);
+            let encode = |text: &String| encoder.prompt(text, surround);
             let prompts = texts.iter().map(encode).collect::<Result<_, Error>>()?;
             (prompts, if echo { texts } else { Vec::new() })
         }

@@ -15,13 +15,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use server_engine::Guide;
-use server_guidance::{Compiler, Form, Invalid, Preface};
+use server_guidance::{Compiler, Form, Invalid, Preface, Vocabulary};
 use server_openai::Generation;
 use server_parsers::{Formats, ReasoningFormat, ToolFormat};
 
 use super::Target;
 use super::conversation::Conversation;
-use super::tools::ToolChoice;
+use super::tools::{Tool, ToolChoice};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -88,24 +88,52 @@ impl Asked<'_> {
     /// The compiled form. A schema that cannot be followed is an error if it is a strict tool's, and of another
     /// tool's arguments nothing is asked then.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
-        let mut loose: HashSet<usize> = HashSet::new();
-        loop {
-            let form = self.form(compiler, &loose)?;
-            let invalid = match compiler.compile(&form) {
-                Ok(guide) => return Ok(guide),
-                Err(invalid) => invalid,
-            };
-            let at_fault = tools::offered(self.conversation).find(|(index, tool)| {
-                !tool.strict && !loose.contains(index) && tools::is_of(&invalid.at, *index)
-            });
-            match at_fault {
-                Some((index, _)) => loose.insert(index),
-                None => return Err(refused(invalid, param)),
-            };
-        }
+        self.compiled_by(&Attempts {
+            vocabulary: compiler.vocabulary(),
+            compile: &|form| compiler.compile(form),
+            accepts: &|form| compiler.accepts(form),
+            param,
+        })
     }
 
-    fn form(&self, compiler: &Compiler, loose: &HashSet<usize>) -> Result<Form, Error> {
+    /// As [`Self::compiled`]. However many schemas cannot be followed, each is tried by itself once, and all together three
+    /// times at most.
+    fn compiled_by<T>(&self, attempts: &Attempts<'_, T>) -> Result<T, Error> {
+        let Attempts { vocabulary, compile, accepts, param } = attempts;
+        let mut refusal = match compile(&self.form(vocabulary, &HashSet::new())?) {
+            Ok(compiled) => return Ok(compiled),
+            Err(invalid) => invalid,
+        };
+        let lenient: Vec<(usize, &Tool)> =
+            tools::offered(self.conversation).filter(|(_, tool)| !tool.strict).collect();
+        if !lenient.iter().any(|(index, _)| tools::is_of(&refusal.at, *index)) {
+            return Err(refused(refusal, param));
+        }
+        let is_broken = |tool: &Tool| self.alone(tool, vocabulary).is_ok_and(|form| !accepts(&form));
+        let broken = lenient.iter().filter(|(_, tool)| is_broken(tool)).map(|(index, _)| *index).collect();
+        let all = lenient.iter().map(|(index, _)| *index).collect();
+        for loose in [broken, all] {
+            match compile(&self.form(vocabulary, &loose)?) {
+                Ok(compiled) => return Ok(compiled),
+                Err(invalid) => refusal = invalid,
+            }
+        }
+        Err(refused(refusal, param))
+    }
+
+    /// The form of a call of this tool alone, whether or not the request requires one.
+    fn alone(&self, tool: &Tool, vocabulary: &Vocabulary) -> Result<Form, Error> {
+        let conversation = Conversation {
+            param: self.conversation.param,
+            tools: vec![tool.clone()],
+            choice: ToolChoice::Required,
+            ..Conversation::default()
+        };
+        Asked { conversation: &conversation, formats: self.formats, content: None }
+            .form(vocabulary, &HashSet::new())
+    }
+
+    fn form(&self, vocabulary: &Vocabulary, loose: &HashSet<usize>) -> Result<Form, Error> {
         let Self { conversation, formats, content } = self;
         if !conversation.may_call() {
             let content = (*content).cloned().unwrap_or_else(Form::text);
@@ -117,17 +145,27 @@ impl Asked<'_> {
             return Ok(harmony::with_calls(&calls, must_call, *content));
         }
         match (must_call, *content) {
-            (true, _) => calls.alone(compiler.vocabulary()).ok_or_else(|| {
+            (true, _) => calls.alone(vocabulary).ok_or_else(|| {
                 let problem = "asks for a call, but this model is not known to write any";
                 Error::invalid("tool_choice", problem)
             }),
-            (false, Some(content)) => Ok(match calls.alone(compiler.vocabulary()) {
+            (false, Some(content)) => Ok(match calls.alone(vocabulary) {
                 Some(calls) => Form::Choice(vec![calls, content.clone()]),
                 None => content.clone(),
             }),
-            (false, None) => Ok(calls.in_text(compiler.vocabulary()).unwrap_or_else(Form::text)),
+            (false, None) => Ok(calls.in_text(vocabulary).unwrap_or_else(Form::text)),
         }
     }
+}
+
+/// How a form is compiled to a `T`.
+struct Attempts<'a, T> {
+    vocabulary: &'a Vocabulary,
+    compile: &'a dyn Fn(&Form) -> Result<T, Invalid>,
+    /// Whether it would succeed.
+    accepts: &'a dyn Fn(&Form) -> bool,
+    /// The parameter that asks for the form, for errors without a place.
+    param: &'a str,
 }
 
 /// Whether the whole text is messages in channels.
@@ -145,6 +183,7 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
         | ReasoningFormat::MiniCpm5
         | ReasoningFormat::Granite => ("<think>", "</think>"),
         ReasoningFormat::Gemma4 => ("<|channel>", "<channel|>"),
+        ReasoningFormat::Mistral => ("[THINK]", "[/THINK]"),
     };
     let end = prompt_end.trim_end();
     if end.ends_with(open) || end.ends_with("<|channel>thought") {

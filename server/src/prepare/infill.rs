@@ -5,7 +5,7 @@ use server_engine::TokenId;
 use server_openai::Prompt;
 use server_text::Tokenizer;
 
-use super::prompt;
+use super::encode::{Encoder, Surround};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -24,7 +24,14 @@ const FORMS: [[&str; 3]; 5] = [
 ];
 
 /// The tokens of the prompts with the gap before `suffix`.
-pub(super) fn prompts(prompt: Prompt, suffix: &str, model: &Model) -> Result<Vec<Vec<TokenId>>, Error> {
+pub(super) fn prompts(
+    prompt: Prompt,
+    suffix: &str,
+    model: &Model,
+    tokens_max: Option<u32>,
+) -> Result<Vec<Vec<TokenId>>, Error> {
+    let encode =
+        |text: &str, param: &'static str| Encoder { model, param, tokens_max }.prompt(text, Surround::Absent);
     let tokenizer = &model.text.tokenizer;
     let form = form(tokenizer).ok_or_else(|| {
         Error::coded(
@@ -33,11 +40,11 @@ pub(super) fn prompts(prompt: Prompt, suffix: &str, model: &Model) -> Result<Vec
             "this model was not made to fill in: its vocabulary has no tokens for it",
         )
     })?;
-    let after = encode(suffix, "suffix", model)?;
+    let after = encode(suffix, "suffix")?;
     let prefixes = match prompt {
         Prompt::Texts(texts) => texts
             .iter()
-            .map(|text| if text.is_empty() { Ok(Vec::new()) } else { encode(text, "prompt", model) })
+            .map(|text| if text.is_empty() { Ok(Vec::new()) } else { encode(text, "prompt") })
             .collect(),
         Prompt::Tokens(prompts) => Ok(prompts),
     };
@@ -49,10 +56,6 @@ pub(super) fn prompts(prompt: Prompt, suffix: &str, model: &Model) -> Result<Vec
     let first = tokenizer.encode("", true, false).unwrap_or_default();
     let first: Vec<TokenId> = first.into_iter().take_while(|token| Some(*token) == tokenizer.bos()).collect();
     Ok(prefixes.into_iter().map(|before| arrange(&first, form, &before, &after)).collect())
-}
-
-fn encode(text: &str, param: &'static str, model: &Model) -> Result<Vec<TokenId>, Error> {
-    prompt::encode(text, false, param, model)
 }
 
 fn arrange(
@@ -86,14 +89,14 @@ mod tests {
         let [before, middle, after] = [259, 260, 261];
         let texts = Prompt::Texts(vec!["ab".to_owned(), String::new()]);
         let expected = [vec![before, 97, 98, after, 99, middle], vec![before, after, 99, middle]];
-        assert_eq!(prompts(texts, "c", &model).unwrap(), expected);
+        assert_eq!(prompts(texts, "c", &model, None).unwrap(), expected);
         let tokens = Prompt::Tokens(vec![vec![97]]);
-        assert_eq!(prompts(tokens, "c", &model).unwrap(), [[before, 97, after, 99, middle]]);
+        assert_eq!(prompts(tokens, "c", &model, None).unwrap(), [[before, 97, after, 99, middle]]);
     }
 
     #[test]
     fn a_model_that_was_not_made_for_it_is_not_asked() {
-        let refused = prompts(Prompt::Texts(vec!["a".to_owned()]), "b", &model(&["<fim_prefix>"]));
+        let refused = prompts(Prompt::Texts(vec!["a".to_owned()]), "b", &model(&["<fim_prefix>"]), None);
         let Err(Error::Invalid { code, param, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!((code, param.as_str()), ("unsupported_parameter", "suffix"));
     }

@@ -21,7 +21,7 @@ pub(crate) use table::{Endpoint, Here, Parameter, Peer};
 use super::resolved::{Resolved, Truncate};
 use super::{Target, TextRule, UsageRule};
 use crate::error::Error;
-use crate::limits::{CHOICES_MAX, TOP_LOGPROBS_MAX};
+use crate::limits::{CHOICES_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, TOP_LOGPROBS_MAX};
 use crate::model::Model;
 
 /// As OVMS has it.
@@ -179,7 +179,8 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     }
     let number =
         |given: Option<f32>, recommended: Option<f32>, default: f32| given.or(recommended).unwrap_or(default);
-    let is_penalty = |penalty: &f32| *penalty > 0.0 && penalty.is_finite();
+    let is_penalty =
+        |penalty: &f32| (REPETITION_PENALTY_MIN..=REPETITION_PENALTY_MAX).contains(&f64::from(*penalty));
     Ok(Sampling {
         // What the request says is in its range; what the model's files say is brought into it.
         temperature: number(generation.temperature, defaults.temperature, 1.0).clamp(0.0, 2.0),

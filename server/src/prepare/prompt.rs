@@ -11,6 +11,7 @@ use server_parsers::ReasoningFormat;
 use server_text::{Abilities, ChatTemplate, RenderError, RenderInput, ToolsPlace};
 
 use super::conversation::{Conversation, Effort};
+use super::encode::{Encoder, Surround};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -18,7 +19,9 @@ use crate::model::Model;
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
-/// Most messages of a conversation. Some templates look at all messages for each of them.
+/// Number of messages of a conversation. Some templates iterate over all messages for each message.
+///
+/// Beyond it: 400, `array_above_max_length`.
 const MESSAGES_MAX: usize = 4096;
 
 /// Bytes of a prompt's end that are looked at for what the template has opened.
@@ -31,8 +34,12 @@ pub(super) struct Rendered {
     pub(super) end: String,
 }
 
-/// The prompt of a conversation.
-pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rendered, Error> {
+/// The prompt of a conversation. `tokens_max` is as in [`Encoder`].
+pub(super) fn render(
+    conversation: &Conversation,
+    model: &Model,
+    tokens_max: Option<u32>,
+) -> Result<Rendered, Error> {
     let param = conversation.param;
     if conversation.messages.is_empty() {
         return Err(Error::coded("empty_array", param, "is empty"));
@@ -68,7 +75,8 @@ pub(super) fn render(conversation: &Conversation, model: &Model) -> Result<Rende
     let text = if conversation.continues { continued::cut(text, conversation)? } else { text };
     let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
     let end = text[start.unwrap_or(text.len())..].to_owned();
-    Ok(Rendered { tokens: encode(&text, false, param, model)?, end })
+    let encoder = Encoder { model, param, tokens_max };
+    Ok(Rendered { tokens: encoder.prompt(&text, Surround::Absent)?, end })
 }
 
 /// Why there is no text.
@@ -146,20 +154,6 @@ fn variables(conversation: &Conversation, model: &Model) -> Map<String, Value> {
     }
     variables.extend(conversation.variables.clone());
     variables
-}
-
-/// The tokens of a text; `plain` ones get what the model wants around every text.
-pub(super) fn encode(
-    text: &str,
-    plain: bool,
-    param: &'static str,
-    model: &Model,
-) -> Result<Vec<TokenId>, Error> {
-    // Even where a beginning token is added, nothing is no prompt.
-    if text.is_empty() {
-        return Err(Error::invalid(param, "is empty"));
-    }
-    model.text.tokenizer.encode(text, plain, true).map_err(|error| Error::invalid(param, error))
 }
 
 #[cfg(test)]

@@ -64,6 +64,25 @@ pub(super) struct Resolved {
 }
 
 impl Resolved {
+    /// Checks that `count` prompts do not ask for too many choices, before any of them is tokenized.
+    ///
+    /// # Errors
+    /// They do.
+    pub(super) fn check_choices(&self, count: usize) -> Result<(), Error> {
+        if count as u64 * u64::from(self.candidates) <= u64::from(CHOICES_MAX) {
+            return Ok(());
+        }
+        let (name, each) =
+            if self.candidates > self.choices { ("best_of", self.candidates) } else { ("n", self.choices) };
+        let problem = format!("{count} prompts with {name} = {each} are more than {CHOICES_MAX} choices");
+        Err(Error::coded("integer_above_max_value", name, problem))
+    }
+
+    /// Most tokens that a prompt can have; `None` if longer ones are truncated.
+    pub(super) fn prompt_tokens_max(&self, target: Target<'_>) -> Option<u32> {
+        self.truncate.is_none().then_some(target.limits.sequence_tokens_max)
+    }
+
     /// Without `tokens_max` a prompt gets all the room that there is.
     pub(super) fn prepare(
         self,
@@ -74,15 +93,6 @@ impl Resolved {
     ) -> Result<Prepared, Error> {
         let Source { prompts, param, mut echoes } = source;
         let count = prompts.len();
-        if count as u64 * u64::from(self.candidates) > u64::from(CHOICES_MAX) {
-            let (name, each) = if self.candidates > self.choices {
-                ("best_of", self.candidates)
-            } else {
-                ("n", self.choices)
-            };
-            let problem = format!("{count} prompts with {name} = {each} are more than {CHOICES_MAX} choices");
-            return Err(Error::coded("integer_above_max_value", name, problem));
-        }
         let tokenizer = &target.model.text.tokenizer;
         let mut requests = Vec::with_capacity(count);
         for (index, mut prompt) in prompts.into_iter().enumerate() {
@@ -183,7 +193,7 @@ fn room(
     let tokens = prompt.len();
     if room == 0 {
         let message = format!("{param}: the prompt of {tokens} tokens leaves no room in {whose}");
-        return Err(Error::ContextLength { param, message });
+        return Err(Error::ContextLength { param: param.to_owned(), message });
     }
     match tokens_max {
         None => Ok(room),
@@ -192,7 +202,7 @@ fn room(
             let message = format!(
                 "{param}: a prompt of {tokens} tokens and {wanted} to generate are more than {whose}"
             );
-            Err(Error::ContextLength { param, message })
+            Err(Error::ContextLength { param: param.to_owned(), message })
         }
     }
 }

@@ -3,38 +3,66 @@
 
 mod items;
 mod messages;
+mod tools;
+
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use server_openai::responses::{
-    ConversationName, Item, Object, ReasoningParameter, Request, Response, Status, TextOr, TextParameter,
+    ConversationName, InputItem, Item, Object, ReasoningParameter, Request, Response, Status, TextOr,
+    TextParameter,
 };
 use server_openai::{Generation, Message};
 
+pub(crate) use super::tools::ToolKind;
 pub(crate) use items::{Given, read as read_items};
+pub(crate) use tools::{CallName, CallNames, custom_input};
 
 use super::conversation::{Conversation, Effort, Reasoning};
+use super::fitting::{first_fitting, guess_cut};
 use super::resolved::TokensMax;
-use super::tools::{self, Tool, ToolChoice};
+use super::tools::{Tool, ToolChoice};
 use super::{Prepared, Target, Wanted, parameters};
 use crate::error::Error;
 use crate::store::{Id, ItemIds, Kind};
+use tools::RequestTools;
+
+/// Number of references to stored items in a request.
+///
+/// Beyond it: 400, `array_above_max_length`.
+const REFERENCES_MAX: usize = 1024;
 
 /// What a request refers to.
 #[derive(Debug, Default)]
 pub(crate) struct References {
     pub(crate) previous: Option<String>,
     pub(crate) conversation: Option<String>,
-    /// Items, with the elements of the input that name them.
-    pub(crate) items: Vec<(usize, String)>,
+    pub(crate) items: Vec<ItemReference>,
 }
 
-/// What was found of it.
+/// A reference to a stored item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ItemReference {
+    /// The parameter that names the item.
+    pub(crate) param: String,
+    pub(crate) id: String,
+}
+
+impl ItemReference {
+    pub(crate) fn not_found(&self) -> Error {
+        let Self { param, id } = self;
+        let message = format!("{param}: the item {id:?} is not kept here, or no more");
+        Error::NotKept { code: "item_not_found", param: Some(param.clone()), message }
+    }
+}
+
+/// The stored items that a request refers to.
 #[derive(Debug, Default)]
 pub(crate) struct Context {
     /// What goes before the request's own items, oldest first.
-    pub(crate) history: Vec<Item>,
+    pub(crate) history: Vec<Arc<Item>>,
     /// In the order of [`References::items`].
-    pub(crate) items: Vec<Item>,
+    pub(crate) items: Vec<Arc<Item>>,
 }
 
 /// A request, resolved.
@@ -46,7 +74,9 @@ pub(crate) struct Ready {
     /// For the items of the output.
     pub(crate) ids: ItemIds,
     /// What the request adds to the conversation.
-    pub(crate) input: Vec<Item>,
+    pub(crate) input: Vec<Arc<Item>>,
+    /// How calls are reported.
+    pub(crate) call_names: CallNames,
 }
 
 /// What has to be looked up for a request.
@@ -54,35 +84,46 @@ pub(crate) struct Ready {
 /// # Errors
 /// What it refers to contradicts itself.
 pub(crate) fn references(request: &Request) -> Result<References, Error> {
-    let conversation = match &request.conversation {
-        None => None,
-        Some(Value::String(id)) => Some(id.clone()),
-        Some(Value::Object(object)) => match object.get("id") {
-            Some(Value::String(id)) => Some(id.clone()),
-            Some(_) => return Err(Error::coded("invalid_type", "conversation.id", "is no string")),
-            None => return Err(Error::missing("conversation.id")),
-        },
-        Some(_) => {
-            return Err(Error::coded("invalid_type", "conversation", "is neither a string nor an object"));
-        }
-    };
+    let conversation = conversation_name(request)?;
     if conversation.is_some() && request.previous_response_id.is_some() {
         let problem = "cannot be combined with previous_response_id";
         return Err(Error::coded("mutually_exclusive_parameters", "conversation", problem));
     }
-    let mut items = Vec::new();
-    if let Some(TextOr::List(given)) = &request.input {
-        for (index, item) in given.iter().enumerate() {
-            let is_reference = match item.r#type.as_deref() {
-                Some(kind) => kind == "item_reference",
-                None => item.role.is_none(),
-            };
-            if let (true, Some(id)) = (is_reference, &item.id) {
-                items.push((index, id.clone()));
-            }
-        }
-    }
+    let items = match &request.input {
+        Some(TextOr::List(given)) => item_references(given, "input")?,
+        _ => Vec::new(),
+    };
     Ok(References { previous: request.previous_response_id.clone(), conversation, items })
+}
+
+/// The elements of parameter `at` that refer to stored items.
+///
+/// # Errors
+/// There are too many.
+pub(crate) fn item_references(given: &[InputItem], at: &str) -> Result<Vec<ItemReference>, Error> {
+    let references = given.iter().enumerate().filter_map(|(index, item)| {
+        let id = items::reference(item)?;
+        Some(ItemReference { param: format!("{at}[{index}].id"), id: id.to_owned() })
+    });
+    let references: Vec<ItemReference> = references.take(REFERENCES_MAX + 1).collect();
+    if references.len() > REFERENCES_MAX {
+        let problem = format!("has more than {REFERENCES_MAX} references to items");
+        return Err(Error::coded("array_above_max_length", at, problem));
+    }
+    Ok(references)
+}
+
+fn conversation_name(request: &Request) -> Result<Option<String>, Error> {
+    match &request.conversation {
+        None => Ok(None),
+        Some(Value::String(id)) => Ok(Some(id.clone())),
+        Some(Value::Object(object)) => match object.get("id") {
+            Some(Value::String(id)) => Ok(Some(id.clone())),
+            Some(_) => Err(Error::coded("invalid_type", "conversation.id", "is no string")),
+            None => Err(Error::missing("conversation.id")),
+        },
+        Some(_) => Err(Error::coded("invalid_type", "conversation", "is neither a string nor an object")),
+    }
 }
 
 /// Prepares a request that is to be answered as `id`.
@@ -104,26 +145,31 @@ pub(crate) fn responses(
     if input.is_empty() && context.history.is_empty() {
         return Err(Error::missing("input"));
     }
-    let items = context.history.iter().chain(&input);
+    let items = context.history.iter().chain(&input).map(Arc::as_ref);
     let messages = messages::messages(request.instructions.as_deref(), items);
-    let conversation = conversation(request, messages)?;
+    let mut tools = RequestTools::read(request.tools.clone().unwrap_or_default())?;
+    let call_names = CallNames::of(&tools.offered);
+    let conversation = conversation(request, messages, std::mem::take(&mut tools.offered))?;
     let format = format(request);
     let mut generation = request.generation.clone();
+    target.model.api_rules.complete(&mut generation);
     generation.response_format = Some(chat_format(&format));
     // These are other endpoints' names for `max_output_tokens`, and mean nothing here.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
     // What these ask for has no place in a response.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
-    let (shown, choice, parallel) = (shown(&conversation.tools), choice(request), conversation.parallel);
-    let prepared = fitting(request, (&generation, model), &conversation, target).map_err(renamed)?;
+    let (choice, parallel) = (choice(request), conversation.parallel);
+    let prepared = fitting(request, (&generation, model), &conversation, target)
+        .map_err(|error| tools.renamed(renamed(error)))?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
         text: TextParameter { format: Some(format), verbosity: verbosity(request) },
-        tools: shown,
+        tools: tools.shown,
+        warnings: tools.warnings,
         tool_choice: choice,
         ..response(request, id, &prepared)
     };
-    Ok(Ready { prepared, response, ids, input })
+    Ok(Ready { prepared, response, ids, input, call_names })
 }
 
 /// What the table of parameters cannot say.
@@ -148,30 +194,40 @@ pub(crate) fn check_metadata(metadata: &Map<String, Value>) -> Result<(), Error>
 }
 
 /// The request's own items, with those that it refers to in their places.
-fn input(request: &Request, referred: Vec<Item>, ids: &mut ItemIds) -> Result<Vec<Item>, Error> {
+fn input(request: &Request, referred: Vec<Arc<Item>>, ids: &mut ItemIds) -> Result<Vec<Arc<Item>>, Error> {
     let given = match request.input.clone() {
         None => return Ok(Vec::new()),
         Some(TextOr::Text(text)) if text.is_empty() => {
             return Err(Error::coded("empty_string", "input", "is empty"));
         }
-        Some(TextOr::Text(text)) => return Ok(vec![items::said(text, ids)]),
+        Some(TextOr::Text(text)) => return Ok(vec![Arc::new(items::said(text, ids))]),
         Some(TextOr::List(given)) if given.is_empty() => {
             return Err(Error::coded("empty_array", "input", "is empty"));
         }
         Some(TextOr::List(given)) => items::read(given, "input", ids)?,
     };
-    let mut referred = referred.into_iter();
+    with_referenced(given, referred)
+}
+
+/// The items that were given, with `referenced`, which are in the order of the references, in the places of those.
+///
+/// # Errors
+/// There are fewer of them.
+pub(crate) fn with_referenced(
+    given: Vec<Given>,
+    referenced: Vec<Arc<Item>>,
+) -> Result<Vec<Arc<Item>>, Error> {
+    let mut referenced = referenced.into_iter();
     let item = |given| match given {
-        Given::Item(item) => Ok(item),
+        Given::Item(item) => Ok(Arc::new(item)),
         Given::Reference(id) => {
-            referred.next().ok_or_else(|| Error::Internal(format!("{id} was not looked up")))
+            referenced.next().ok_or_else(|| Error::Internal(format!("{id} was not looked up")))
         }
     };
     given.into_iter().map(item).collect()
 }
 
-fn conversation(request: &Request, messages: Vec<Message>) -> Result<Conversation, Error> {
-    let tools = tools::read(request.tools.clone().unwrap_or_default())?;
+fn conversation(request: &Request, messages: Vec<Message>, tools: Vec<Tool>) -> Result<Conversation, Error> {
     let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools)?;
     let effort = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
     let effort = effort.map(|effort| Effort::read(effort, "reasoning.effort")).transpose()?;
@@ -225,17 +281,16 @@ fn fitting(
     let rest = |cut: usize| messages::without(&conversation.messages, cut);
     let room = target.limits.sequence_tokens_max / ANSWER_SHARE;
     let left = tokens_max.unwrap_or(TokensMax { param: "max_output_tokens", tokens: room.max(1) });
-    let (mut fitting, mut low, mut high) = (None, 0, cuts.len());
-    while low < high {
-        let middle = low + (high - low) / 2;
-        match prepare(rest(cuts[middle]), Some(left)) {
-            Ok(prepared) => (fitting, high) = (Some(prepared), middle),
-            Err(error) if is_too_long(&error) => low = middle + 1,
-            Err(error) => return Err(error),
-        }
-    }
-    match (tokens_max, cuts.get(high).or(cuts.last())) {
-        (Some(_), _) | (_, None) => fitting.ok_or(refused),
+    let tokens_max_of_prompt = target.limits.sequence_tokens_max.saturating_sub(left.tokens);
+    let guess = guess_cut(&conversation.messages, &cuts, target.model, tokens_max_of_prompt);
+    let fitting = first_fitting(cuts.len(), guess, |at| match prepare(rest(cuts[at]), Some(left)) {
+        Ok(prepared) => Ok(Some(prepared)),
+        Err(error) if is_too_long(&error) => Ok(None),
+        Err(error) => Err(error),
+    })?;
+    let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at));
+    match (tokens_max, cut) {
+        (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(refused),
         // It may go on for as long as there is room; the last turn alone may leave less than was wished for.
         (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| refused),
     }
@@ -299,10 +354,6 @@ fn verbosity(request: &Request) -> Option<String> {
     Some(asked.unwrap_or_else(|| "medium".to_owned()))
 }
 
-fn shown(tools: &[Tool]) -> Vec<Value> {
-    tools.iter().map(messages::shown).collect()
-}
-
 /// As this endpoint has it: a function is named flat.
 fn choice(request: &Request) -> Value {
     match &request.tool_choice {
@@ -321,7 +372,7 @@ fn response(request: &Request, id: Id, prepared: &Prepared) -> Response {
     let is_background = request.background.unwrap_or(false);
     let sampling = prepared.prompts.first().map(|prompt| &prompt.sampling);
     let named = |id: String| ConversationName { id };
-    let conversation = references(request).ok().and_then(|references| references.conversation);
+    let conversation = conversation_name(request).ok().flatten();
     let asked = request.reasoning.clone().unwrap_or_default();
     let summary = asked.summary.or(asked.generate_summary);
     Response {
@@ -356,6 +407,7 @@ fn response(request: &Request, id: Id, prepared: &Prepared) -> Response {
         usage: None,
         user: request.user.clone(),
         metadata: request.metadata.clone().unwrap_or_default(),
+        warnings: Vec::new(),
     }
 }
 

@@ -8,10 +8,13 @@ use server_openai::{
 use server_text::Tokenizer;
 
 use super::conversation::Conversation;
+use super::encode::{Encoder, Surround};
 use super::{Target, parameters, prompt};
 use crate::error::Error;
 
-/// Most tokens that lists are filled up to, all together.
+/// Number of tokens after padding, over all texts of one tokenize request.
+///
+/// Beyond it: 400, `integer_above_max_value`.
 const PADDED_TOKENS_MAX: usize = 1 << 20;
 
 /// The tokens of a text, of several, or of a conversation.
@@ -21,10 +24,9 @@ const PADDED_TOKENS_MAX: usize = 1 << 20;
 pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<Tokenized, Error> {
     let wire = TokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
-    let tokenizer = &target.model.text.tokenizer;
-    let special = wire.add_special_tokens.unwrap_or(true);
-    let encode = |text: &String, param| {
-        tokenizer.encode(text, special, true).map_err(|error| Error::invalid(param, error))
+    let surround = Surround::added_if(wire.add_special_tokens.unwrap_or(true));
+    let encode = |text: &String, param: &'static str| {
+        Encoder { model: target.model, param, tokens_max: None }.text(text, surround)
     };
     let has_messages = request.get("messages").is_some_and(|messages| !messages.is_null());
     let (texts, param) = match (&wire.text, &wire.prompt, has_messages) {
@@ -32,7 +34,7 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<Tokenized,
         (None, Some(prompt), false) => (prompt, "prompt"),
         (None, None, true) => {
             let conversation = Conversation::of_chat(ChatRequest::read(request)?)?;
-            let tokens = prompt::render(&conversation, target.model)?.tokens;
+            let tokens = prompt::render(&conversation, target.model, None)?.tokens;
             return fitted(Lists::One(tokens), &wire, target);
         }
         (None, None, false) => {
@@ -135,13 +137,13 @@ fn told(
     Tokenized { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
 }
 
-/// What lists are filled up with: a token that is called padding, or else the end token, which models without one are
-/// trained with.
+/// What lists are filled up with: the padding token that the model's files name, or else a token that is called padding,
+/// or else the end token, which models without one are trained with.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];
     let named =
         NAMES.iter().find_map(|name| tokenizer.token_id(name).filter(|token| tokenizer.is_special(*token)));
-    named
-        .or(tokenizer.eos())
+    let pad = tokenizer.pad().or(named);
+    pad.or(tokenizer.eos())
         .ok_or_else(|| Error::invalid("pad_to_max_length", "this model has no token to fill up with"))
 }

@@ -5,9 +5,13 @@ use serde_json::{Map, Value, json};
 
 use crate::error::Error;
 
-/// Most tools of a request.
+/// Number of tools of a request.
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const TOOLS_MAX: usize = 512;
-/// Bytes of a tool's name.
+/// Size of the name of a tool.
+///
+/// Beyond it: 400, `invalid_value`.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 
 /// A tool that the model may be offered.
@@ -19,9 +23,70 @@ pub(crate) struct Tool {
     pub(crate) parameters: Option<Value>,
     /// Whether arguments have to fit the schema.
     pub(crate) strict: bool,
+    pub(crate) kind: ToolKind,
+    /// The namespace that declares it, if one does: `name` is made of both names then.
+    pub(crate) member: Option<Member>,
+}
+
+/// What the client declared a tool as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToolKind {
+    Function,
+    /// A tool whose input is text. The model is offered a function with one parameter.
+    Custom,
+}
+
+/// A tool's place in a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) namespace: String,
+    /// The tool's name within it.
+    pub(crate) name: String,
+}
+
+/// The types of tools that OpenAI's clients know and that the model cannot be offered, with the reason. The responses
+/// endpoint ignores such tools; functions, custom tools and namespaces are offered.
+pub(crate) const BUILT_IN: [(&str, &str); 16] = [
+    ("web_search", HOSTED),
+    ("web_search_2025_08_26", HOSTED),
+    ("web_search_preview", HOSTED),
+    ("web_search_preview_2025_03_11", HOSTED),
+    ("file_search", HOSTED),
+    ("code_interpreter", HOSTED),
+    ("image_generation", HOSTED),
+    ("mcp", HOSTED),
+    ("programmatic_tool_calling", HOSTED),
+    ("computer", OWN_CALLS),
+    ("computer_use", OWN_CALLS),
+    ("computer_use_preview", OWN_CALLS),
+    ("local_shell", OWN_CALLS),
+    ("shell", OWN_CALLS),
+    ("apply_patch", OWN_CALLS),
+    ("tool_search", ALL_OFFERED),
+];
+
+const HOSTED: &str = "this server runs no tools";
+const OWN_CALLS: &str = "this server does not generate its type of calls; declare a function instead";
+const ALL_OFFERED: &str = "the model is offered every tool of the request at once";
+
+/// Why a tool of this type cannot be offered; `None` if the type is no known built-in one.
+pub(crate) fn built_in(kind: &str) -> Option<&'static str> {
+    BUILT_IN.iter().find(|(known, _)| *known == kind).map(|(_, reason)| *reason)
+}
+
+/// The name by which the model calls a member of a namespace. Codex ends its namespaces with the separator already.
+pub(crate) fn joined_name(namespace: &str, name: &str) -> String {
+    const SEPARATOR: &str = "__";
+    let separator = if namespace.ends_with(SEPARATOR) { "" } else { SEPARATOR };
+    format!("{namespace}{separator}{name}")
 }
 
 impl Tool {
+    /// A function without strict arguments.
+    pub(crate) fn function(name: String, description: Option<String>, parameters: Option<Value>) -> Self {
+        Self { name, description, parameters, strict: false, kind: ToolKind::Function, member: None }
+    }
+
     /// As templates want it: OpenAI's shape of the chat endpoint. `strict` is not among what the model is told, so
     /// that it makes no other prompt.
     pub(crate) fn shown(&self) -> Value {
@@ -78,9 +143,14 @@ impl ToolChoice {
             },
             Some(Value::Object(choice)) => match choice.get("type").and_then(Value::as_str) {
                 Some("allowed_tools") => allowed(choice, tools),
-                Some("function") | None => required(Self::Named(known(choice, PARAM, tools)?)),
+                Some("function" | "custom") | None => required(Self::Named(known(choice, PARAM, tools)?)),
                 Some(other) => {
-                    let problem = format!("{other:?} is neither function nor allowed_tools");
+                    let problem = match built_in(other) {
+                        Some(reason) => format!("{other:?} cannot be called: {reason}"),
+                        None => {
+                            format!("{other:?} is neither \"function\" nor \"custom\" nor \"allowed_tools\"")
+                        }
+                    };
                     Err(Error::invalid("tool_choice.type", problem))
                 }
             },
@@ -126,13 +196,20 @@ fn allowed(choice: &Map<String, Value>, tools: &[Tool]) -> Result<ToolChoice, Er
         Some(_) => return Err(Error::coded("invalid_type", format!("{at}.tools"), "is no array")),
         None => return Err(Error::missing(format!("{at}.tools"))),
     };
-    let name = |(index, tool): (usize, &Value)| {
+    let mut names = Vec::with_capacity(list.len());
+    for (index, tool) in list.iter().enumerate() {
         let at = format!("{at}.tools[{index}]");
         let tool = tool.as_object().ok_or_else(|| Error::coded("invalid_type", &at, "is no object"))?;
-        known(tool, &at, tools)
-    };
-    let names = list.iter().enumerate().map(name).collect::<Result<_, _>>()?;
-    Ok(ToolChoice::Allowed { names, is_required })
+        // Tools that were ignored cannot be called, and so it does not matter whether they may be.
+        if tool.get("type").and_then(Value::as_str).and_then(built_in).is_none() {
+            names.push(known(tool, &at, tools)?);
+        }
+    }
+    match (names.is_empty(), is_required) {
+        (false, _) => Ok(ToolChoice::Allowed { names, is_required }),
+        (true, false) => Ok(ToolChoice::None),
+        (true, true) => Err(Error::invalid(format!("{at}.tools"), "names no tool that this server offers")),
+    }
 }
 
 /// The name of a tool that is there, from an object that names it in either shape.
@@ -149,10 +226,14 @@ fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String,
         Some(_) => return Err(Error::coded("invalid_type", format!("{at}.name"), "is no string")),
         None => return Err(Error::missing(format!("{at}.name"))),
     };
-    if !tools.iter().any(|tool| tool.name == *name) {
+    let name = match named.get("namespace").and_then(Value::as_str) {
+        Some(namespace) => joined_name(namespace, name),
+        None => name.clone(),
+    };
+    if !tools.iter().any(|tool| tool.name == name) {
         return Err(Error::invalid(format!("{at}.name"), format!("{name:?} is none of the tools")));
     }
-    Ok(name.clone())
+    Ok(name)
 }
 
 /// Reads `tools`.
@@ -167,8 +248,7 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     let mut read: Vec<Tool> = Vec::with_capacity(tools.len());
     for (index, tool) in tools.into_iter().enumerate() {
         let tool = read_one(tool, &format!("tools[{index}]"))?;
-        if read.iter().any(|other| other.name == tool.name) {
-            let problem = format!("{:?} is the name of another tool, too", tool.name);
+        if let Some(problem) = duplicate(&read, &tool) {
             return Err(Error::invalid(format!("tools[{index}].function.name"), problem));
         }
         read.push(tool);
@@ -176,16 +256,29 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     Ok(read)
 }
 
-fn read_one(mut tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
+/// What is wrong if another tool has the name of `tool`.
+pub(crate) fn duplicate(read: &[Tool], tool: &Tool) -> Option<String> {
+    let is_taken = read.iter().any(|other| other.name == tool.name);
+    is_taken.then(|| format!("{:?} is the name of another tool, too", tool.name))
+}
+
+fn read_one(tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
     match tool.get("type") {
-        Some(Value::String(kind)) if kind == "function" => {}
+        Some(Value::String(kind)) if kind == "function" => read_function(tool, at),
         Some(Value::String(kind)) => {
             let problem = format!("{kind:?} is not supported, only \"function\"");
-            return Err(Error::invalid(format!("{at}.type"), problem));
+            Err(Error::invalid(format!("{at}.type"), problem))
         }
-        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.type"), "is no string")),
-        None => return Err(Error::missing(format!("{at}.type"))),
+        Some(_) => Err(Error::coded("invalid_type", format!("{at}.type"), "is no string")),
+        None => Err(Error::missing(format!("{at}.type"))),
     }
+}
+
+/// Reads a tool of type `function`, in either shape.
+///
+/// # Errors
+/// A member is missing or has the wrong type.
+pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
     let (mut function, at) = match tool.remove("function") {
         Some(Value::Object(function)) => (function, format!("{at}.function")),
         Some(_) => {
@@ -193,20 +286,12 @@ fn read_one(mut tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
         }
         None => (tool, at.to_owned()),
     };
+    let name = read_name(&mut function, &at)?;
+    let description = optional_text(&mut function, "description", &at)?;
     // Null is the same as absent.
     let mut take = |field: &str| function.remove(field).filter(|value| !value.is_null());
     let wrong =
         |field: &str, problem: &str| Err(Error::coded("invalid_type", format!("{at}.{field}"), problem));
-    let name = match take("name") {
-        Some(Value::String(name)) => check_name(name, &format!("{at}.name"))?,
-        Some(_) => return wrong("name", "is no string"),
-        None => return Err(Error::missing(format!("{at}.name"))),
-    };
-    let description = match take("description") {
-        None => None,
-        Some(Value::String(text)) => Some(text),
-        Some(_) => return wrong("description", "is no string"),
-    };
     let parameters = match take("parameters") {
         None => None,
         Some(schema @ Value::Object(_)) => Some(schema),
@@ -217,10 +302,35 @@ fn read_one(mut tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
         Some(Value::Bool(strict)) => strict,
         Some(_) => return wrong("strict", "is no boolean"),
     };
-    Ok(Tool { name, description, parameters, strict })
+    Ok(Tool { strict, ..Tool::function(name, description, parameters) })
 }
 
-fn check_name(name: String, at: &str) -> Result<String, Error> {
+/// Takes the member `name` of a tool.
+pub(crate) fn read_name(tool: &mut Map<String, Value>, at: &str) -> Result<String, Error> {
+    let at = format!("{at}.name");
+    let name = match tool.remove("name") {
+        Some(Value::String(name)) => name,
+        None | Some(Value::Null) => return Err(Error::missing(at)),
+        Some(_) => return Err(Error::coded("invalid_type", at, "is no string")),
+    };
+    check_name(&name, &at)?;
+    Ok(name)
+}
+
+/// Takes a member of a tool that is text if it is there.
+pub(crate) fn optional_text(
+    tool: &mut Map<String, Value>,
+    member: &str,
+    at: &str,
+) -> Result<Option<String>, Error> {
+    match tool.remove(member) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Error::coded("invalid_type", format!("{at}.{member}"), "is no string")),
+    }
+}
+
+pub(crate) fn check_name(name: &str, at: &str) -> Result<(), Error> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.:/".contains(letter);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(fits) {
         let problem = format!(
@@ -228,5 +338,5 @@ fn check_name(name: String, at: &str) -> Result<String, Error> {
         );
         return Err(Error::invalid(at, problem));
     }
-    Ok(name)
+    Ok(())
 }

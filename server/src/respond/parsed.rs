@@ -72,7 +72,10 @@ impl Parsed {
     ) -> FinishReason {
         let Some(mut parser) = self.parser.take() else { return FinishReason::Stop };
         let mut read = parser.push(rest);
-        read.extend(parser.finish());
+        read.extend(match reason {
+            EngineReason::Stop => parser.finish(),
+            EngineReason::Length => parser.finish_cut(),
+        });
         if let Some(reason) = self.give(choice, read, deltas) {
             return reason;
         }

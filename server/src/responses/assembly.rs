@@ -6,12 +6,13 @@
 //! ```
 
 use server_openai::responses::{
-    Call, Event, EventData, IncompleteDetails, Item, ItemStatus, Message, Part, Reasoning, Response,
-    ResponseError, Status, SummaryText, Usage, kind,
+    Call, CustomCall, Event, EventData, IncompleteDetails, Item, ItemStatus, Message, Part, Reasoning,
+    Response, ResponseError, Status, SummaryText, Usage, kind,
 };
 use server_openai::{ChatTokenLogprob, FinishReason};
 
 use crate::error::Error;
+use crate::prepare::responses::{CallName, CallNames, ToolKind, custom_input};
 use crate::respond::{Delta, TokenText};
 use crate::store::ItemIds;
 
@@ -28,6 +29,8 @@ pub(crate) struct Begun {
     pub(crate) show: Option<Show>,
     /// Choices that are made, each of which has items of its own.
     pub(crate) choices: u32,
+    /// How calls are reported.
+    pub(crate) call_names: CallNames,
 }
 
 /// A response in the making.
@@ -36,6 +39,7 @@ pub(crate) struct Assembly {
     ids: ItemIds,
     show: Option<Show>,
     choices: Vec<Choice>,
+    call_names: CallNames,
     /// Of the next event.
     number: u64,
 }
@@ -52,6 +56,8 @@ struct Choice {
     /// Of `blank`.
     tokens: Vec<TokenText>,
     has_items: bool,
+    /// The arguments of the call that is open, if the client sees them otherwise.
+    arguments: String,
 }
 
 /// The item that is being made, by its place in the output.
@@ -66,9 +72,9 @@ enum Open {
 
 impl Assembly {
     pub(crate) fn new(begun: Begun) -> Self {
-        let Begun { response, ids, show, choices } = begun;
+        let Begun { response, ids, show, choices, call_names } = begun;
         let choices = (0..choices).map(|_| Choice::default()).collect();
-        Self { response, ids, show, choices, number: 0 }
+        Self { response, ids, show, choices, call_names, number: 0 }
     }
 
     /// As it is now.
@@ -149,6 +155,9 @@ impl Assembly {
             if let Open::Message(at) | Open::Reasoning(at) | Open::Call(at) = std::mem::take(&mut choice.open)
             {
                 self.response.output[at].set_status(ItemStatus::Incomplete);
+                if let Item::CustomToolCall(CustomCall { input, .. }) = &mut self.response.output[at] {
+                    *input = custom_input(&std::mem::take(&mut choice.arguments));
+                }
             }
         }
     }
@@ -244,8 +253,25 @@ impl Assembly {
     fn call(&mut self, choice: usize, (call_id, name): (String, String), sink: Sink<'_>) {
         self.close(choice, ItemStatus::Incomplete, sink);
         self.forget_blank(choice);
-        let (id, status) = (self.ids.next("fc"), ItemStatus::InProgress);
-        let item = Item::FunctionCall(Call { id, status, arguments: String::new(), call_id, name });
+        let status = ItemStatus::InProgress;
+        let CallName { namespace, name, kind } = self.call_names.reported(name);
+        let item = match kind {
+            ToolKind::Function => {
+                let id = self.ids.next("fc");
+                Item::FunctionCall(Call { id, status, arguments: String::new(), call_id, name, namespace })
+            }
+            ToolKind::Custom => {
+                let id = self.ids.next("ctc");
+                Item::CustomToolCall(CustomCall {
+                    id,
+                    status,
+                    input: String::new(),
+                    call_id,
+                    name,
+                    namespace,
+                })
+            }
+        };
         let at = self.add(choice, item, sink);
         self.choices[choice].open = Open::Call(at);
     }
@@ -255,8 +281,10 @@ impl Assembly {
         if new.is_empty() {
             return;
         }
-        let Self { response, number, .. } = self;
+        let Self { response, number, choices, .. } = self;
         let Item::FunctionCall(Call { id, call_id, arguments, .. }) = &mut response.output[at] else {
+            // The input of a custom tool is within the arguments: it is reported when they are complete.
+            choices[choice].arguments.push_str(new);
             return;
         };
         let data = EventData::ArgumentsDelta { item_id: id, output_index: at, call_id, delta: new };
@@ -293,8 +321,12 @@ impl Assembly {
     fn finish(&mut self, choice: usize, status: ItemStatus, sink: Sink<'_>) {
         let open = std::mem::take(&mut self.choices[choice].open);
         let (Open::Message(at) | Open::Reasoning(at) | Open::Call(at)) = open else { return };
-        let Self { response, number, .. } = self;
+        let Self { response, number, choices, .. } = self;
         response.output[at].set_status(status);
+        let arguments = std::mem::take(&mut choices[choice].arguments);
+        if let Item::CustomToolCall(CustomCall { input, .. }) = &mut response.output[at] {
+            *input = custom_input(&arguments);
+        }
         let item = &response.output[at];
         match item {
             Item::Message(Message { id, content, .. }) => {
@@ -321,8 +353,16 @@ impl Assembly {
                     EventData::ArgumentsDone { item_id: id, output_index: at, call_id, name, arguments };
                 emit(number, (kind::ARGUMENTS_DONE, data), sink);
             }
+            Item::CustomToolCall(CustomCall { id, input, .. }) => {
+                let (item_id, output_index) = (id.as_str(), at);
+                if !input.is_empty() {
+                    let data = EventData::InputDelta { item_id, output_index, delta: input };
+                    emit(number, (kind::INPUT_DELTA, data), sink);
+                }
+                emit(number, (kind::INPUT_DONE, EventData::InputDone { item_id, output_index, input }), sink);
+            }
             // The model makes none.
-            Item::FunctionCallOutput(_) => {}
+            Item::FunctionCallOutput(_) | Item::CustomToolCallOutput(_) => {}
         }
         emit(number, (kind::ITEM_DONE, EventData::Item { output_index: at, item }), sink);
     }

@@ -1,4 +1,5 @@
-//! The body of a request: no larger and no slower than the limits have it.
+//! The body of a request: no larger and no slower than the limits allow, and only as long as the bodies of all requests
+//! together fit their budget.
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::Request;
@@ -6,55 +7,133 @@ use axum::http::{HeaderMap, header};
 use futures_util::StreamExt as _;
 
 use crate::app::App;
-use crate::error::Error;
+use crate::error::{Error, Resource};
+use crate::limits::{BudgetExhausted, ByteClaim};
 
-/// Bytes that are read and dropped of a body that is too large: who is still sending does not look for an answer, and
-/// closing the connection would take it away with what was not read.
+/// Size of the part of a rejected body that the server reads and discards. A client that is still sending does not
+/// read the answer, and closing the connection early would discard the answer with the unread data.
+///
+/// Beyond it: the server answers without reading the rest and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
-/// The whole body.
+/// The whole body. Its bytes count towards the budget until the last clone of it is dropped.
 ///
 /// # Errors
-/// It is too large, or did not arrive in time.
+/// It is too large, did not arrive in time, or the budget is exhausted.
 pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     let limits = app.limits();
     let bytes_max = limits.body_bytes_max;
-    if is_hopeless(request.headers(), bytes_max) {
+    let announced = announced(request.headers());
+    if is_hopeless(request.headers(), announced, bytes_max) {
         return Err(Error::BodyTooLarge(bytes_max));
     }
-    let whole = tokio::time::timeout(limits.read_timeout, whole(request.into_body(), bytes_max)).await;
-    whole.map_err(|_| Error::Body(format!("it took longer than {:?}", limits.read_timeout)))?
+    let buffer = Buffer { claim: app.body_bytes().claim(), bytes: Vec::new(), bytes_max, announced };
+    let read = tokio::time::timeout(limits.read_timeout, whole(request.into_body(), buffer)).await;
+    let read = read.map_err(|_| Error::Body(format!("it took longer than {:?}", limits.read_timeout)))?;
+    read.map_err(|refusal| match refusal {
+        Refusal::TooLarge => Error::BodyTooLarge(bytes_max),
+        Refusal::Exhausted => app.overloaded(Resource::BodyBytes),
+        Refusal::Broken => Error::Body("the connection broke".to_owned()),
+    })
+}
+
+/// The length of the body that the head announces.
+fn announced(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// Whether a body that is announced need not be waited for: it is larger than can be dropped, or has not been sent yet.
-fn is_hopeless(headers: &HeaderMap, bytes_max: usize) -> bool {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+fn is_hopeless(headers: &HeaderMap, announced: Option<usize>, bytes_max: usize) -> bool {
     let waits = headers.contains_key(header::EXPECT);
-    length
-        .is_some_and(|length: usize| length > bytes_max && (waits || length - bytes_max > DROPPED_BYTES_MAX))
+    announced.is_some_and(|length| length > bytes_max && (waits || length - bytes_max > DROPPED_BYTES_MAX))
 }
 
-async fn whole(body: Body, bytes_max: usize) -> Result<Bytes, Error> {
+/// Why a body is not read to its end and kept.
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    TooLarge,
+    Exhausted,
+    Broken,
+}
+
+impl From<BudgetExhausted> for Refusal {
+    fn from(_: BudgetExhausted) -> Self {
+        Self::Exhausted
+    }
+}
+
+/// A body that is arriving.
+struct Buffer {
+    claim: ByteClaim,
+    bytes: Vec<u8>,
+    bytes_max: usize,
+    announced: Option<usize>,
+}
+
+impl Buffer {
+    /// Appends a piece, with memory that was claimed before.
+    fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
+        let length = self.bytes.len() + piece.len();
+        if length > self.bytes_max {
+            return Err(Refusal::TooLarge);
+        }
+        if length > self.bytes.capacity() {
+            // What was announced need not arrive, so the buffer grows with what does.
+            let most = self.announced.unwrap_or(self.bytes_max).min(self.bytes_max);
+            let capacity = (self.bytes.capacity() * 2).min(most).max(length);
+            self.claim.grow_to(capacity)?;
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(())
+    }
+
+    fn finish(self) -> Bytes {
+        Bytes::from_owner(Claimed { bytes: self.bytes, _claim: self.claim })
+    }
+}
+
+/// Bytes that count towards the budget as long as they exist.
+struct Claimed<T> {
+    bytes: T,
+    _claim: ByteClaim,
+}
+
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Claimed<T> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+}
+
+async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     let mut pieces = body.into_data_stream();
     let Some(first) = next(&mut pieces).await? else { return Ok(Bytes::new()) };
     let mut second = next(&mut pieces).await?;
-    if second.is_none() && first.len() <= bytes_max {
-        return Ok(first);
+    if second.is_none() && first.len() <= buffer.bytes_max {
+        buffer.claim.grow_to(first.len())?;
+        return Ok(Bytes::from_owner(Claimed { bytes: first, _claim: buffer.claim }));
     }
-    let (mut size, mut gathered) = (first.len(), first.to_vec());
+    let (mut size, mut pushed) = (first.len(), buffer.push(&first));
+    drop(first);
+    while let (Ok(()), Some(piece)) = (pushed, &second) {
+        size += piece.len();
+        pushed = buffer.push(piece);
+        second = next(&mut pieces).await?;
+    }
+    let Err(refusal) = pushed else { return Ok(buffer.finish()) };
+    let readable = buffer.bytes_max + DROPPED_BYTES_MAX;
+    // What has arrived of it is of no use any more.
+    drop(buffer);
     while let Some(piece) = second {
         size += piece.len();
-        if size <= bytes_max {
-            gathered.extend_from_slice(&piece);
-        } else if size - bytes_max > DROPPED_BYTES_MAX {
+        if size > readable {
             break;
         }
         second = next(&mut pieces).await?;
     }
-    if size > bytes_max { Err(Error::BodyTooLarge(bytes_max)) } else { Ok(gathered.into()) }
+    Err(refusal)
 }
 
-async fn next(pieces: &mut BodyDataStream) -> Result<Option<Bytes>, Error> {
-    let piece = pieces.next().await.transpose();
-    piece.map_err(|_| Error::Body("the connection broke".to_owned()))
+async fn next(pieces: &mut BodyDataStream) -> Result<Option<Bytes>, Refusal> {
+    pieces.next().await.transpose().map_err(|_| Refusal::Broken)
 }

@@ -1,128 +1,145 @@
 //! `/conversations`: what responses are said in, one after the other, without the client naming each.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Path, Request, State};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{
     Conversation, ConversationRequest, Deleted, InputItem, Item, ItemsRequest, Object,
 };
 
 use super::body;
-use super::responses::{Page, list, no_conversation, read_conversation, told, unreadable};
+use super::responses::{
+    Lookup, Offer, Page, Selection, conversation, damaged, list, no_conversation, told, unreadable,
+};
+use super::stored_objects::answered;
 use crate::app::App;
 use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::model::unix_time;
-use crate::prepare::responses::{Given, check_metadata, read_items};
-use crate::store::{ConversationRecord, Id, ItemIds, Kind};
+use crate::prepare::responses::{check_metadata, item_references, read_items, with_referenced};
+use crate::store::{ConversationRecord, Id, ItemIds, Kind, NewItems, Stored};
+use crate::tenant::Tenant;
 
 /// In metrics and logs.
 const ENDPOINT: &str = "conversations";
-/// Most items that are added at a time, as with OpenAI.
+/// Number of items that one request adds to a conversation, as with OpenAI.
+///
+/// Beyond it: 400, `array_above_max_length`.
 const ADDED_MAX: usize = 20;
 
 /// `POST /conversations`.
 pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let created = async {
-        let body = body::read(&app, request).await?;
-        let request = ConversationRequest::parse(&body)?;
+    let (headers, read) = read_body(&app, request, ConversationRequest::parse).await;
+    let request = match read {
+        Ok(request) => request,
+        Err(error) => return refused(&app, &headers, error),
+    };
+    answered(&app, ENDPOINT, &headers, async |tenant| {
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata)?;
         if !app.store().is_on() {
             return Err(Error::invalid("conversation", "nothing is kept here"));
         }
+        let given = check_count(request.items.unwrap_or_default())?;
         let id = app.store().name(Kind::Conversation);
-        let mut ids = id.items();
-        let items = added(&app, request.items.unwrap_or_default(), &mut ids).await?;
         let conversation = Conversation {
             id: id.to_string(),
             object: Object::Conversation,
             created_at: unix_time(),
             metadata,
         };
-        let record = ConversationRecord { conversation: conversation.clone(), items, named: ids.count() };
-        app.store().with(move |store| store.put(&record)).await.map_err(unkept)?;
-        Ok(Json(conversation).into_response())
-    };
-    let created = created.await;
-    told(&app, ENDPOINT, dispatch, created)
+        let whole = app.clone();
+        let stored = app.store().run(move |store| {
+            let referenced = referenced(&whole, tenant, &given)?;
+            let NewItems { items, named } = new_items(given, referenced, id.items())?;
+            let record = ConversationRecord { conversation, items, named };
+            store.put_conversation(&record, tenant).map_err(Failure::from)?;
+            Ok::<_, Failure>(record.conversation)
+        });
+        Ok(Json(stored.await?).into_response())
+    })
+    .await
 }
 
 /// `GET /conversations/{id}`.
 pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let retrieved = read(&app, id).await.map(|record| Json(record.conversation).into_response());
-    told(&app, ENDPOINT, dispatch, retrieved)
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
+        let conversation = read(&app, tenant, id, |stored| stored.head::<Conversation>().map_err(damaged));
+        Ok(Json(conversation.await?).into_response())
+    })
+    .await
 }
 
 /// `POST /conversations/{id}`: other metadata.
 pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let updated = async {
-        let body = body::read(&app, request).await?;
-        let metadata =
-            ConversationRequest::parse(&body)?.metadata.ok_or_else(|| Error::missing("metadata"))?;
-        check_metadata(&metadata)?;
-        let change = move |record: &mut ConversationRecord| {
-            record.conversation.metadata = metadata;
-            record.conversation.clone()
-        };
-        Ok(Json(changed(&app, id, change).await?).into_response())
+    let (headers, read) = read_body(&app, request, ConversationRequest::parse).await;
+    let request = match read {
+        Ok(request) => request,
+        Err(error) => return refused(&app, &headers, error),
     };
-    let updated = updated.await;
-    told(&app, ENDPOINT, dispatch, updated)
+    answered(&app, ENDPOINT, &headers, async |tenant| {
+        let metadata = request.metadata.ok_or_else(|| Error::missing("metadata"))?;
+        check_metadata(&metadata)?;
+        let parsed = named(&id)?;
+        let updated = app.store().run(move |store| {
+            store.set_head(parsed, tenant, |stored| {
+                let head: Conversation = stored.head().map_err(damaged)?;
+                Ok::<_, Failure>(Conversation { metadata, ..head })
+            })
+        });
+        Ok(Json(updated.await?.ok_or_else(|| no_conversation(&id))?).into_response())
+    })
+    .await
 }
 
 /// `DELETE /conversations/{id}`.
 pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let deleted = async {
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let parsed = named(&id)?;
-        if !app.store().with(move |store| store.remove(parsed)).await {
+        if !app.store().run(move |store| store.remove(parsed, tenant)).await {
             return Err(no_conversation(&id));
         }
         let deleted = Deleted { id, object: Object::ConversationDeleted, deleted: true };
         Ok(Json(deleted).into_response())
-    };
-    let deleted = deleted.await;
-    told(&app, ENDPOINT, dispatch, deleted)
+    })
+    .await
 }
 
 /// `GET /conversations/{id}/items`.
 pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let (dispatch, uri) = (Dispatch::of(request.headers()), request.uri().clone());
-    let listed = async {
+    let uri = request.uri().clone();
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let page = Page::of(&uri)?;
-        let (data, has_more) = page.take(read(&app, id).await?.items, Item::id)?;
+        let (data, has_more) = read(&app, tenant, id, move |stored| page_of(stored, &page)).await?;
         Ok(Json(list(data, has_more)).into_response())
-    };
-    let listed = listed.await;
-    told(&app, ENDPOINT, dispatch, listed)
+    })
+    .await
 }
 
 /// `POST /conversations/{id}/items`.
 pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let listed = async {
-        let body = body::read(&app, request).await?;
-        let given = ItemsRequest::parse(&body)?.items.ok_or_else(|| Error::missing("items"))?;
-        // Read before anything is changed, and named as they are added.
-        let parsed = named(&id)?;
-        added(&app, given.clone(), &mut parsed.items()).await?;
-        let whole = app.clone();
-        let change = move |record: &mut ConversationRecord| {
-            let mut ids = parsed.items_after(record.named);
-            let items = resolved(&whole, given, &mut ids)?;
-            record.named = ids.count();
-            record.items.extend(items.iter().cloned());
-            Ok::<_, Error>(items)
-        };
-        let items = changed(&app, id, change).await??;
-        Ok(Json(list(items, false)).into_response())
+    let (headers, read) = read_body(&app, request, ItemsRequest::parse).await;
+    let request = match read {
+        Ok(request) => request,
+        Err(error) => return refused(&app, &headers, error),
     };
-    let listed: Result<Response, Error> = listed.await;
-    told(&app, ENDPOINT, dispatch, listed)
+    answered(&app, ENDPOINT, &headers, async |tenant| {
+        let given = check_count(request.items.ok_or_else(|| Error::missing("items"))?)?;
+        let parsed = named(&id)?;
+        let whole = app.clone();
+        let added = app.store().run(move |store| {
+            let referenced = referenced(&whole, tenant, &given)?;
+            store.append(parsed, tenant, |tally| {
+                Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(tally.named))?)
+            })
+        });
+        let added = added.await?.ok_or_else(|| no_conversation(&id))?;
+        Ok(Json(list(added.into_iter().map(Arc::unwrap_or_clone).collect(), false)).into_response())
+    })
+    .await
 }
 
 /// `GET /conversations/{id}/items/{item}`.
@@ -131,14 +148,19 @@ pub(super) async fn item(
     Path((id, item)): Path<(String, String)>,
     request: Request,
 ) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let found = async {
-        let mut items = read(&app, id).await?.items.into_iter();
-        let found = items.find(|kept| kept.id() == item);
-        Ok(Json(found.ok_or_else(|| no_item(&item))?).into_response())
-    };
-    let found = found.await;
-    told(&app, ENDPOINT, dispatch, found)
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
+        let found = read(&app, tenant, id, move |stored| {
+            for stored in stored.input() {
+                let stored = stored.map_err(damaged)?;
+                if stored.id == item {
+                    return stored.parse().map_err(damaged);
+                }
+            }
+            Err(no_item(&item))
+        });
+        Ok(Json(found.await?).into_response())
+    })
+    .await
 }
 
 /// `DELETE /conversations/{id}/items/{item}`: the answer is the conversation.
@@ -147,58 +169,110 @@ pub(super) async fn remove(
     Path((id, item)): Path<(String, String)>,
     request: Request,
 ) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let removed = async {
-        let change = move |record: &mut ConversationRecord| {
-            let at = record.items.iter().position(|kept| kept.id() == item).ok_or_else(|| no_item(&item))?;
-            record.items.remove(at);
-            Ok(record.conversation.clone())
-        };
-        let conversation: Result<Conversation, Error> = changed(&app, id, change).await?;
-        Ok(Json(conversation?).into_response())
-    };
-    let removed = removed.await;
-    told(&app, ENDPOINT, dispatch, removed)
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
+        let parsed = named(&id)?;
+        let removed = app.store().run(move |store| {
+            store.remove_item(parsed, tenant, |stored| {
+                for (number, stored_item) in stored.input().enumerate() {
+                    if stored_item.map_err(damaged)?.id == item {
+                        let head: Conversation = stored.head().map_err(damaged)?;
+                        return Ok::<_, Failure>((number, head));
+                    }
+                }
+                Err(no_item(&item).into())
+            })
+        });
+        Ok(Json(removed.await?.ok_or_else(|| no_conversation(&id))?).into_response())
+    })
+    .await
 }
 
-/// The items of a request, with those that they refer to in their places.
-async fn added(app: &App, given: Vec<InputItem>, ids: &mut ItemIds) -> Result<Vec<Item>, Error> {
+/// Why an operation on the store failed: by the store or by the request.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Store(#[from] crate::store::Error),
+    #[error(transparent)]
+    Request(#[from] Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        use crate::store::Error as Store;
+        match failure {
+            Failure::Request(error) => error,
+            Failure::Store(error @ Store::Full { .. }) => {
+                Self::coded("array_above_max_length", "items", error)
+            }
+            Failure::Store(error @ (Store::TooLarge { .. } | Store::TooDeep)) => {
+                Self::invalid("items", error)
+            }
+            Failure::Store(error) => unreadable(&error),
+        }
+    }
+}
+
+/// The headers of a request, and its body, read with `parse`. The body arrives before the request counts, so that slow
+/// clients do not keep others out.
+async fn read_body<T, E: Into<Error>>(
+    app: &App,
+    request: Request,
+    parse: fn(&[u8]) -> Result<T, E>,
+) -> (HeaderMap, Result<T, Error>) {
+    let headers = request.headers().clone();
+    let read = async { parse(&body::read(app, request).await?).map_err(Into::into) };
+    (headers, read.await)
+}
+
+fn refused(app: &App, headers: &HeaderMap, error: Error) -> Response {
+    told(app, ENDPOINT, Dispatch::of(headers), Err(error))
+}
+
+fn check_count(given: Vec<InputItem>) -> Result<Vec<InputItem>, Error> {
     if given.len() > ADDED_MAX {
         let problem = format!("has {} items, and {ADDED_MAX} may be added at a time", given.len());
         return Err(Error::coded("array_above_max_length", "items", problem));
     }
-    let (whole, mut names) = (app.clone(), *ids);
-    let read = app.store().with(move |_| {
-        let items = resolved(&whole, given, &mut names)?;
-        Ok::<_, Error>((items, names))
-    });
-    let (items, names) = read.await?;
-    *ids = names;
-    Ok(items)
+    Ok(given)
 }
 
-fn resolved(app: &App, given: Vec<InputItem>, ids: &mut ItemIds) -> Result<Vec<Item>, Error> {
-    let items = read_items(given, "items", ids)?;
-    let item = |given| match given {
-        Given::Item(item) => Ok(item),
-        Given::Reference(name) => super::responses::item(app, &name)?.ok_or_else(|| no_item(&name)),
-    };
-    items.into_iter().map(item).collect()
+/// The stored items that these refer to.
+fn referenced(app: &App, tenant: Tenant, given: &[InputItem]) -> Result<Vec<Arc<Item>>, Error> {
+    Lookup::new(app, tenant).referenced(&item_references(given, "items")?)
 }
 
-async fn read(app: &App, id: String) -> Result<ConversationRecord, Error> {
-    let whole = app.clone();
-    app.store().with(move |_| read_conversation(&whole, &id)).await
+/// The items to be stored, with those that they refer to in their places.
+fn new_items(given: Vec<InputItem>, referenced: Vec<Arc<Item>>, mut ids: ItemIds) -> Result<NewItems, Error> {
+    let items = with_referenced(read_items(given, "items", &mut ids)?, referenced)?;
+    Ok(NewItems { items, named: ids.count() })
 }
 
-async fn changed<T: Send + 'static>(
+/// A page of a conversation's items.
+fn page_of(stored: &Stored, page: &Page) -> Result<(Vec<Item>, bool), Error> {
+    let mut items = stored.input().collect::<Result<Vec<_>, _>>().map_err(damaged)?;
+    if page.is_descending() {
+        items.reverse();
+    }
+    let (mut selection, mut data) = (Selection::new(page), Vec::new());
+    for item in items {
+        match selection.offer(&item.id, item.bytes()) {
+            Offer::Skip => {}
+            Offer::Take => data.push(item.parse().map_err(damaged)?),
+            Offer::End => break,
+        }
+    }
+    Ok((data, selection.finish()?))
+}
+
+/// Reads something of a conversation.
+async fn read<T: Send + 'static>(
     app: &App,
+    tenant: Tenant,
     id: String,
-    change: impl FnOnce(&mut ConversationRecord) -> T + Send + 'static,
+    of: impl FnOnce(&Stored) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let parsed = named(&id)?;
-    let changed = app.store().with(move |store| store.change(parsed, change)).await;
-    changed.map_err(|error| unreadable(&error))?.ok_or_else(|| no_conversation(&id))
+    let whole = app.clone();
+    app.store().run(move |_| of(&conversation(&whole, tenant, &id)?)).await
 }
 
 fn named(id: &str) -> Result<Id, Error> {
@@ -210,14 +284,5 @@ fn no_item(id: &str) -> Error {
         code: "item_not_found",
         param: Some("item_id".to_owned()),
         message: format!("the item {id:?} is not kept here, or no more"),
-    }
-}
-
-fn unkept(error: crate::store::Error) -> Error {
-    match error {
-        error @ (crate::store::Error::TooLarge { .. } | crate::store::Error::TooDeep) => {
-            Error::invalid("items", error)
-        }
-        error => unreadable(&error),
     }
 }

@@ -16,12 +16,14 @@ use super::body;
 use crate::app::{App, RequestId, Serving};
 use crate::compat::ErrorShape;
 use crate::dispatches::Dispatch;
-use crate::error::Error;
+use crate::error::{Error, Resource};
+use crate::limits::NoSlot;
 use crate::metrics::Record;
 use crate::model::unix_time;
 use crate::prepare::{Prepared, Reply, Target, UsageRule};
 use crate::respond::{Answer, Delta, Deltas, Submitted, TokenText};
 use crate::sse::{self, Events};
+use crate::tenant::Tenant;
 
 /// What sets an endpoint apart.
 pub(super) trait Shape: 'static {
@@ -175,12 +177,14 @@ async fn begin<S: Shape>(
 ) -> Result<(Head, Deltas), Error> {
     app.serving()?;
     let errors = ErrorShape::of(&request);
+    let tenant = Tenant::of(request.headers())?;
     let body = body::read(app, request).await?;
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.next_id();
     let prepared = prepare::<S>(app, body, id).await?;
-    let Prepared { prompts, echoes, text, reply } = prepared;
+    let Prepared { mut prompts, echoes, text, reply } = prepared;
+    tenant.separate(&mut prompts);
     let (candidates, wanted) = (prompts.first().map_or(1, server_engine::Request::results), reply.choices);
     let submitted = submit(app, serving, prompts)?;
     let head = Head {
@@ -216,13 +220,17 @@ pub(super) fn is_light(body: &[u8]) -> bool {
     body.len() <= INLINE_BYTES_MAX && !crate::prepare::may_compile(body)
 }
 
-/// Prepares a request on a thread of its own.
+/// Prepares a request on a thread of its own, once one of the slots for that is free.
 pub(super) async fn apart<T: Send + 'static>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
+    let slot = app.preparations().slot().await.map_err(|NoSlot| app.overloaded(Resource::Preparation))?;
     let app = app.clone();
-    let work = tokio::task::spawn_blocking(move || work(&app));
+    let work = tokio::task::spawn_blocking(move || {
+        let _slot = slot;
+        work(&app)
+    });
     work.await.unwrap_or_else(|_| Err(Error::Internal("failed to prepare the request".to_owned())))
 }
 

@@ -1,6 +1,9 @@
 //! `/openapi.json`: what there is, what it takes and what it answers. What it takes is written from the table that
-//! requests are checked against ([`Endpoint::parameters`]), so it cannot differ from it; what it answers is in
-//! `answers.json`, and a test holds answers against that.
+//! requests are checked against ([`Endpoint::parameters`]), so it cannot differ from it; the elements of arrays that the
+//! table does not look into are in `requests.json`; what it answers is in `answers.json`, and tests hold requests and
+//! answers against these.
+
+mod operations;
 
 use std::sync::LazyLock;
 
@@ -8,9 +11,12 @@ use axum::Json;
 use serde_json::{Map, Value, json};
 
 use crate::prepare::{Endpoint, Here, Kind, Parameter, Peer};
+use operations::{API, BARE, Body, Operation, Query};
 
-/// Schemas of answers, and of the bodies that are not in the table.
+/// Schemas of answers.
 const ANSWERS: &str = include_str!("openapi/answers.json");
+/// Schemas of bodies that are not in the table, and of elements that it does not look into.
+const REQUESTS: &str = include_str!("openapi/requests.json");
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 
@@ -18,77 +24,12 @@ pub(super) async fn openapi() -> Json<&'static Value> {
     Json(&DOCUMENT)
 }
 
-/// An operation.
-struct Operation {
-    method: &'static str,
-    path: &'static str,
-    summary: &'static str,
-    /// The schema of its body, if it takes one.
-    body: Option<&'static str>,
-    /// The schema of its answer; none if that is no JSON.
-    answer: Option<&'static str>,
-    /// Of the events of a streamed one.
-    events: Option<&'static str>,
-}
-
-const fn get(path: &'static str, summary: &'static str, answer: Option<&'static str>) -> Operation {
-    Operation { method: "get", path, summary, body: None, answer, events: None }
-}
-
-const fn delete(path: &'static str, summary: &'static str) -> Operation {
-    Operation { method: "delete", path, summary, body: None, answer: Some("Object"), events: None }
-}
-
-const fn post(path: &'static str, summary: &'static str, schemas: [&'static str; 2]) -> Operation {
-    let [body, answer] = schemas;
-    Operation { method: "post", path, summary, body: Some(body), answer: Some(answer), events: None }
-}
-
-impl Operation {
-    const fn events(self, events: &'static str) -> Self {
-        Self { events: Some(events), ..self }
-    }
-}
-
-/// What there is under `/v1` and `/v3`.
-const API: &[Operation] = &[
-    post("/chat/completions", "Continue a conversation.", ["ChatRequest", "ChatCompletion"])
-        .events("ChatChunk"),
-    post("/completions", "Continue a text.", ["CompletionRequest", "Completion"]).events("Completion"),
-    post("/tokenize", "Turn text into tokens.", ["TokenizeRequest", "Tokenized"]),
-    post("/detokenize", "Turn tokens into text.", ["DetokenizeRequest", "Detokenized"]),
-    post("/responses", "Answer a conversation that may be kept.", ["ResponsesRequest", "Response"])
-        .events("ResponseEvent"),
-    post("/responses/input_tokens", "Count the tokens of a conversation.", ["ResponsesRequest", "Object"]),
-    get("/responses/{id}", "A response that is kept.", Some("Response")),
-    delete("/responses/{id}", "Forget a response."),
-    post("/responses/{id}/cancel", "Cancel a response in the background.", ["Object", "Response"]),
-    get("/responses/{id}/input_items", "What a response answers to.", Some("Object")),
-    post("/conversations", "Begin a conversation that is kept.", ["Object", "Object"]),
-    get("/conversations/{id}", "A conversation.", Some("Object")),
-    post("/conversations/{id}", "Change what is noted of a conversation.", ["Object", "Object"]),
-    delete("/conversations/{id}", "Forget a conversation."),
-    get("/conversations/{id}/items", "What is in a conversation.", Some("Object")),
-    post("/conversations/{id}/items", "Add to a conversation.", ["Object", "Object"]),
-    get("/conversations/{id}/items/{item}", "One item of a conversation.", Some("Object")),
-    delete("/conversations/{id}/items/{item}", "Take an item out of a conversation."),
-    get("/models", "List the models.", Some("ModelList")),
-    get("/models/{id}", "Describe a model. Its name may have slashes in it.", Some("Model")),
-];
-
-/// What there is besides.
-const BARE: &[Operation] = &[
-    post("/tokenize", "Turn text into tokens.", ["TokenizeRequest", "Tokenized"]),
-    post("/detokenize", "Turn tokens into text.", ["DetokenizeRequest", "Detokenized"]),
-    get("/v2/health/live", "Whether the process is there.", None),
-    get("/v2/health/ready", "Whether requests should be sent here.", None),
-    get("/metrics", "Metrics, in OpenMetrics' text format.", None),
-    get("/openapi.json", "This document.", Some("Object")),
-];
-
 fn document() -> Value {
-    let mut schemas: Map<String, Value> =
-        serde_json::from_str(ANSWERS).expect("invariant: a test reads the document");
+    let read = |text| {
+        serde_json::from_str::<Map<String, Value>>(text).expect("invariant: a test reads the document")
+    };
+    let mut schemas = read(ANSWERS);
+    schemas.extend(read(REQUESTS));
     for endpoint in Endpoint::ALL {
         schemas.insert(schema_name(endpoint).to_owned(), request(endpoint));
     }
@@ -120,8 +61,7 @@ fn schema_name(endpoint: Endpoint) -> &'static str {
 }
 
 fn add(paths: &mut Map<String, Value>, prefix: &str, operation: &Operation) {
-    let Operation { method, path, summary, body, answer, events } = operation;
-    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let Operation { method, path, summary, body, answer, events, query, errors } = operation;
     let mut content = Map::new();
     if let Some(answer) = answer {
         content.insert("application/json".to_owned(), json!({"schema": reference(answer)}));
@@ -129,29 +69,68 @@ fn add(paths: &mut Map<String, Value>, prefix: &str, operation: &Operation) {
     if let Some(events) = events {
         content.insert("text/event-stream".to_owned(), json!({"schema": reference(events)}));
     }
-    let problem = json!({"description": "What is wrong.", "content": {"application/json": {"schema": reference("Error")}}});
-    let mut described = json!({
-        "summary": summary,
-        "responses": {"200": {"description": "The answer.", "content": content}, "default": problem},
-    });
-    if let Some(body) = body {
-        let content = json!({"application/json": {"schema": reference(body)}});
-        described["requestBody"] = json!({"required": true, "content": content});
+    let mut responses = Map::new();
+    responses.insert("200".to_owned(), json!({"description": "The answer.", "content": content}));
+    for status in *errors {
+        responses.insert(status.to_string(), problem(*status, answer.is_some() || *method == "post"));
     }
-    let names: Vec<_> =
-        ["id", "item"].into_iter().filter(|name| path.contains(&format!("{{{name}}}"))).collect();
-    if !names.is_empty() {
-        let parameter =
-            |name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
-        described["parameters"] = names.into_iter().map(parameter).collect();
+    let mut described = json!({"summary": summary, "responses": responses});
+    let body = match body {
+        Body::Nothing => None,
+        Body::Optional(schema) => Some((schema, false)),
+        Body::Required(schema) => Some((schema, true)),
+    };
+    if let Some((schema, required)) = body {
+        let content = json!({"application/json": {"schema": reference(schema)}});
+        described["requestBody"] = json!({"required": required, "content": content});
+    }
+    let in_path = ["id", "item"].into_iter().filter(|name| path.contains(&format!("{{{name}}}")));
+    let in_path = in_path
+        .map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}));
+    let parameters: Vec<Value> = in_path.chain(query.iter().copied().map(query_parameter)).collect();
+    if !parameters.is_empty() {
+        described["parameters"] = parameters.into();
     }
     let entry = paths.entry(format!("{prefix}{path}")).or_insert_with(|| json!({}));
     entry[*method] = described;
 }
 
+fn reference(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+/// An answer with the status of an error. Probes have no body.
+fn problem(status: u16, has_body: bool) -> Value {
+    let description = match status {
+        400 => "A value is missing, malformed or out of range; `param` names it.",
+        404 => "The model, or what a name refers to, is not here.",
+        408 => "The body did not arrive in time.",
+        409 => "Requests are in work.",
+        413 => "The body is too large.",
+        429 => "Too many requests are in work or wait. `Retry-After` says when to come back.",
+        503 => "The model is being loaded, or the server is shutting down.",
+        _ => "The server failed.",
+    };
+    if !has_body {
+        return json!({"description": description});
+    }
+    json!({"description": description, "content": {"application/json": {"schema": reference("Error")}}})
+}
+
+fn query_parameter(query: Query) -> Value {
+    let (name, schema) = match query {
+        Query::Boolean(name) => (name, json!({"type": "boolean"})),
+        Query::Integer(name, min, max) => (name, json!({"type": "integer", "minimum": min, "maximum": max})),
+        Query::OneOf(name, words) => (name, json!({"type": "string", "enum": words})),
+        Query::Text(name) => (name, json!({"type": "string"})),
+    };
+    json!({"name": name, "in": "query", "required": false, "schema": schema})
+}
+
 fn request(endpoint: Endpoint) -> Value {
+    let described = |parameter| property(parameter, elements(endpoint, parameter));
     let properties: Map<String, Value> =
-        endpoint.parameters().map(|parameter| (parameter.name.to_owned(), property(parameter))).collect();
+        endpoint.parameters().map(|parameter| (parameter.name.to_owned(), described(parameter))).collect();
     let required: Vec<_> = endpoint
         .parameters()
         .filter(|parameter| parameter.required)
@@ -160,13 +139,30 @@ fn request(endpoint: Endpoint) -> Value {
     json!({"type": "object", "properties": properties, "required": required})
 }
 
-fn property(parameter: &Parameter) -> Value {
+/// The schema of a parameter's elements, where the table does not look into them.
+fn elements(endpoint: Endpoint, parameter: &Parameter) -> Option<&'static str> {
+    match (endpoint, parameter.name) {
+        (_, "messages") => Some("ChatMessage"),
+        (Endpoint::Responses, "tools") => Some("ResponsesTool"),
+        (_, "tools") => Some("ChatTool"),
+        (_, "functions") => Some("FunctionDefinition"),
+        (Endpoint::Responses, "input") => Some("InputItem"),
+        _ => None,
+    }
+}
+
+fn property(parameter: &Parameter, elements: Option<&str>) -> Value {
     let peer = |peer: Peer| match peer {
         Peer::Has => "yes",
         Peer::Partly => "partly",
         Peer::Lacks => "no",
     };
     let mut property = schema(parameter.kind);
+    if let Some(elements) = elements {
+        let is_array = property["type"] == "array";
+        let array = if is_array { &mut property } else { &mut property["anyOf"][1] };
+        array["items"] = reference(elements);
+    }
     property["description"] = json!(parameter.note);
     property["x-words"] = json!(parameter.kind.to_string());
     property["x-default"] = json!(parameter.default);
@@ -194,9 +190,7 @@ fn schema(kind: Kind) -> Value {
             }
             schema
         }
-        Kind::Number(min, max) if (min, max) == (f64::MIN, f64::MAX) => json!({"type": "number"}),
         Kind::Number(min, max) => json!({"type": "number", "minimum": min, "maximum": max}),
-        Kind::NumberAbove(min) => json!({"type": "number", "exclusiveMinimum": min}),
         Kind::Text(usize::MAX) => json!({"type": "string"}),
         // In bytes, which are no fewer than the characters that this counts.
         Kind::Text(bytes_max) => json!({"type": "string", "maxLength": bytes_max}),

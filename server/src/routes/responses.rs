@@ -19,16 +19,18 @@ use super::body;
 use super::generate::{self, Counted};
 use crate::app::{App, Serving};
 use crate::dispatches::Dispatch;
-use crate::error::Error;
+use crate::error::{Error, Resource};
+use crate::limits::BudgetExhausted;
 use crate::metrics::Record;
 use crate::model::unix_time;
 use crate::prepare::responses::{Ready, References, references, responses};
 use crate::prepare::{self, Endpoint, Target};
 use crate::respond::{Answer, Deltas};
-use crate::responses::{Assembly, Begun, Show};
+use crate::responses::{Assembly, Begun, RetainedInput, Show};
 use crate::store::{Id, Kind};
-pub(super) use context::{item, no_conversation, read_conversation, unreadable};
-pub(super) use query::Page;
+use crate::tenant::Tenant;
+pub(super) use context::{Lookup, conversation, damaged, no_conversation, unreadable};
+pub(super) use query::{Offer, Page, Selection};
 pub(super) use stored::{cancel, delete, input_items, list, retrieve};
 
 /// In metrics and logs.
@@ -37,10 +39,10 @@ const ENDPOINT: &str = "responses";
 /// A response that is about to be made.
 struct Making {
     assembly: Assembly,
-    /// What its request adds to the conversation.
-    input: Vec<wire::Item>,
+    input: RetainedInput,
     answer: Deltas,
     way: Way,
+    tenant: Tenant,
 }
 
 /// How the client gets it.
@@ -72,11 +74,13 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
 
 async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, Error> {
     app.serving()?;
+    let tenant = Tenant::of(request.headers())?;
     let body = body::read(app, request).await?;
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.store().name(Kind::Response);
-    let mut ready = prepare(app, body, id).await?;
+    let mut ready = prepare(app, body, id, tenant).await?;
+    tenant.separate(&mut ready.prepared.prompts);
     ready.response.created_at = unix_time();
     ready.response.store &= app.store().is_on();
     if ready.response.background && !ready.response.store {
@@ -90,7 +94,11 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
         (false, true) => Way::Streamed,
         (false, false) => Way::Whole,
     };
-    let Ready { prepared, response, ids, input } = ready;
+    let is_stored = ready.response.store || ready.response.conversation.is_some();
+    let input = if is_stored { std::mem::take(&mut ready.input) } else { Vec::new() };
+    let input = RetainedInput::new(app.body_bytes(), input);
+    let input = input.map_err(|BudgetExhausted| app.overloaded(Resource::BodyBytes))?;
+    let Ready { prepared, response, ids, input: _, call_names } = ready;
     let record = Record::new(app.clone(), ENDPOINT, id.to_string(), (arrived, admitted));
     let show = prepared.reply.logprobs.map(|_| {
         let tokenizer = Arc::clone(&serving.model.text.tokenizer);
@@ -102,16 +110,16 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
     let submitted = generate::submit(app, serving, prepared.prompts)?;
     let answer = Answer::new(submitted, &serving.model.text.tokenizer, &prepared.text, record);
     let answer = Deltas::new(answer, candidates, choices);
-    let assembly = Assembly::new(Begun { response, ids, show, choices });
-    Ok(Making { assembly, input, answer, way })
+    let assembly = Assembly::new(Begun { response, ids, show, choices, call_names });
+    Ok(Making { assembly, input, answer, way, tenant })
 }
 
 /// Reads a body, looks up what it refers to, and prepares it.
-async fn prepare(app: &App, body: Bytes, id: Id) -> Result<Ready, Error> {
+async fn prepare(app: &App, body: Bytes, id: Id, tenant: Tenant) -> Result<Ready, Error> {
     let seed = app.next_id().seed();
     let work = move |app: &App, (request, references): (wire::Request, References)| {
         let Serving { model, engine, .. } = app.serving()?;
-        let found = context::find(app, &references)?;
+        let found = context::find(app, tenant, &references)?;
         responses(&request, found, id, Target { model, limits: engine.limits(), seed })
     };
     if !generate::is_light(&body) {
@@ -136,8 +144,10 @@ fn read(body: &[u8]) -> Result<(wire::Request, References), Error> {
 pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Response {
     let counted = async {
         app.serving()?;
+        let tenant = Tenant::of(request.headers())?;
         let body = body::read(&app, request).await?;
-        let ready = prepare(&app, body, app.store().name(Kind::Response)).await?;
+        let _admitted = app.admission().admit()?;
+        let ready = prepare(&app, body, app.store().name(Kind::Response), tenant).await?;
         let tokens = ready.prepared.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum();
         Ok(Json(InputTokens { object: Object::InputTokens, input_tokens: tokens }).into_response())
     };

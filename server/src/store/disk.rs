@@ -1,35 +1,40 @@
-//! What is kept in a directory: a file for each, that is written elsewhere and then renamed, so that it is there
-//! whole or not at all. A file's first line has its number, by which they are in order (clocks are too coarse for
-//! that, and go back), and names what it follows: so neither needs all to be read.
+//! Records in a directory: a file for each. A new file is written elsewhere and then renamed, so that it exists whole or
+//! not at all; a file that is appended to says by itself what was written to its end, see [`super::record`]. A file's
+//! first line has its number, which gives the order of files (clocks are too coarse, and may go back), its tenant, and
+//! the record that it follows, so that opening the directory does not read all of it.
 //!
-//! The directory belongs to one server at a time, which holds a lock on it. Its number is in the directory as well:
-//! the names that it has given are its own after a restart too.
+//! The directory belongs to one server at a time, which holds a lock on it. The server's number is in the directory as
+//! well: the names that it has generated stay its own after a restart.
 
 use std::fs::{File, TryLockError};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::NamedTempFile;
 
 use super::Error;
 use super::id::Key;
+use super::index::Entry;
+use super::record::Stored;
+use crate::tenant::Tenant;
 
-/// The file that is locked, and has the number.
+/// The file that is locked and has the number.
 const KEEPER: &str = "keeper";
-/// How files end that are whole.
-const SUFFIX: &str = ".json";
-/// How those begin that are not: what a server leaves that dies while it writes.
+/// How the names of whole files end.
+const SUFFIX: &str = ".record";
+/// How the names of others begin: what a server leaves that dies while it writes.
 const UNFINISHED: &str = "unfinished-";
 /// Longest first line.
 const LINE_BYTES_MAX: u64 = 128;
+/// How the default tenant is written.
+const NO_TENANT: &str = "-";
 
 /// The directory.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Of the next file.
+    /// The number of the next file.
     number: AtomicU64,
     /// As long as it is open, it is locked.
     _lock: File,
@@ -39,25 +44,18 @@ pub(super) struct Folder {
 pub(super) struct Opened {
     pub(super) folder: Folder,
     pub(super) keeper: u64,
-    /// Those that are whole, oldest first.
-    pub(super) files: Vec<Found>,
+    /// The whole files, oldest first.
+    pub(super) files: Vec<(Key, Entry)>,
 }
 
-/// A file that was found.
-pub(super) struct Found {
-    pub(super) key: Key,
-    pub(super) bytes: u64,
-    pub(super) previous: Option<Key>,
-}
-
-/// A file that is not in its place yet. Dropped before, it is no more.
+/// A file that is not in its place yet. Dropped before, it is deleted.
 pub(super) struct Written<'a> {
     folder: &'a Folder,
     file: NamedTempFile,
 }
 
 impl Folder {
-    /// Opens the directory, and makes it if need be. `keeper`: the number, if it has none yet.
+    /// Opens the directory, and creates it if need be. `keeper`: the server's number, if the directory has none yet.
     pub(super) fn open(path: &Path, keeper: u64) -> Result<Opened, Error> {
         std::fs::create_dir_all(path).map_err(Error::io(path))?;
         let lock_path = path.join(KEEPER);
@@ -84,9 +82,9 @@ impl Folder {
         Ok(Opened { folder, keeper, files })
     }
 
-    /// All files that are whole, oldest first; what was never finished is removed.
-    fn files(&self) -> Result<Vec<Found>, Error> {
-        let mut files: Vec<(u64, Found)> = Vec::new();
+    /// All whole files, oldest first; others that a server left are removed.
+    fn files(&self) -> Result<Vec<(Key, Entry)>, Error> {
+        let mut files: Vec<(u64, Key, Entry)> = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(Error::io(&self.path))? {
             let entry = entry.map_err(Error::io(&self.path))?;
             let (name, path) = (entry.file_name(), entry.path());
@@ -96,41 +94,62 @@ impl Folder {
                 continue;
             }
             let Some(key) = name.strip_suffix(SUFFIX).and_then(Key::parse) else { continue };
-            let (number, bytes, previous) = look(&path).map_err(Error::io(&path))?;
-            files.push((number, Found { key, bytes, previous }));
+            let (number, found) = read_head(&path).map_err(Error::io(&path))?;
+            files.push((number, key, found));
         }
-        files.sort_by_key(|(number, found)| (*number, found.key));
-        let next = files.last().map_or(0, |(number, _)| number.saturating_add(1));
+        files.sort_by_key(|(number, key, _)| (*number, *key));
+        let next = files.last().map_or(0, |(number, ..)| number.saturating_add(1));
         self.number.store(next, Ordering::Relaxed);
-        Ok(files.into_iter().map(|(_, found)| found).collect())
+        Ok(files.into_iter().map(|(_, key, found)| (key, found)).collect())
     }
 
-    /// What is kept under `key`; `None` if there is nothing.
-    pub(super) fn read(&self, key: Key) -> Result<Option<Arc<[u8]>>, Error> {
+    /// The record under `key`, of which the index knows so many `bytes`; `None` if it has been removed.
+    pub(super) fn read(&self, key: Key, bytes: u64) -> Result<Option<Stored>, Error> {
         let path = self.file(key);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::Io { path, source }),
-        };
-        let line = bytes.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
-        Ok(Some(bytes[line..].into()))
+        let Some(mut file) = existing(File::open(&path)).map_err(Error::io(&path))? else { return Ok(None) };
+        let mut content = Vec::new();
+        let read = skip_first_line(&mut file).and_then(|_| file.take(bytes).read_to_end(&mut content));
+        read.map_err(Error::io(&path))?;
+        Ok(Some(Stored::of_file(content)))
     }
 
-    /// Writes what is to be kept, to be put into its place.
-    pub(super) fn write(&self, previous: Option<Key>, bytes: &[u8]) -> Result<Written<'_>, Error> {
+    /// Writes a record, to be put into its place.
+    pub(super) fn write(
+        &self,
+        tenant: Tenant,
+        previous: Option<Key>,
+        bytes: &[u8],
+    ) -> Result<Written<'_>, Error> {
         let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.path);
         let mut file = file.map_err(Error::io(&self.path))?;
         let previous = previous.map(|previous| previous.to_string()).unwrap_or_default();
+        let tenant = if tenant == Tenant::default() { NO_TENANT.to_owned() } else { tenant.to_string() };
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let written = file.write_all(format!("{number} {previous}\n").as_bytes());
+        let written = file.write_all(format!("{number} {tenant} {previous}\n").as_bytes());
         let written = written.and_then(|()| file.write_all(bytes));
         // Else the name might be on the disk before what it names.
         written.and_then(|()| file.as_file().sync_data()).map_err(Error::io(&self.path))?;
         Ok(Written { folder: self, file })
     }
 
-    /// Removes these. A file that stays although it should go is found again at the next start.
+    /// Adds bytes to a record, which has so many `before`; whatever a failed append has left behind those is
+    /// overwritten. Returns whether the record still exists.
+    pub(super) fn append(&self, key: Key, before: u64, bytes: &[u8]) -> Result<bool, Error> {
+        let path = self.file(key);
+        let opened = existing(File::options().read(true).write(true).open(&path));
+        let Some(mut file) = opened.map_err(Error::io(&path))? else { return Ok(false) };
+        let appended = skip_first_line(&mut file).and_then(|line| {
+            let end = line + before;
+            file.set_len(end)?;
+            file.seek(SeekFrom::Start(end))?;
+            file.write_all(bytes)?;
+            file.sync_data()
+        });
+        appended.map_err(Error::io(&path))?;
+        Ok(true)
+    }
+
+    /// Removes these. A file that cannot be removed is found again at the next start.
     pub(super) fn remove(&self, keys: &[Key]) {
         for &key in keys {
             let path = self.file(key);
@@ -154,14 +173,38 @@ impl Written<'_> {
     }
 }
 
-/// A file's number, its bytes without the first line, and what that names.
-fn look(path: &Path) -> std::io::Result<(u64, u64, Option<Key>)> {
-    use std::io::Read as _;
+fn existing(opened: std::io::Result<File>) -> std::io::Result<Option<File>> {
+    match opened {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Goes to the end of the first line. Returns its length.
+fn skip_first_line(file: &mut File) -> std::io::Result<u64> {
+    let mut line = Vec::new();
+    BufReader::new(std::io::Read::by_ref(file).take(LINE_BYTES_MAX)).read_until(b'\n', &mut line)?;
+    let bytes = line.len() as u64;
+    file.seek(SeekFrom::Start(bytes))?;
+    Ok(bytes)
+}
+
+/// A file's number and what its first line says about its record.
+fn read_head(path: &Path) -> std::io::Result<(u64, Entry)> {
     let file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    let mut line = String::new();
-    BufReader::new(file.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-    // A line that is damaged makes an old file of it, which goes soon.
-    let (number, previous) = line.trim_end_matches('\n').split_once(' ').unwrap_or_default();
-    Ok((number.parse().unwrap_or(0), bytes.saturating_sub(line.len() as u64), Key::parse(previous)))
+    let size = file.metadata()?.len();
+    let mut line = Vec::new();
+    BufReader::new(file.take(LINE_BYTES_MAX)).read_until(b'\n', &mut line)?;
+    let bytes = size.saturating_sub(line.len() as u64);
+    // A damaged line makes an old file of nobody, which is evicted soon.
+    let text = String::from_utf8_lossy(&line);
+    let mut words = text.trim_end_matches('\n').splitn(3, ' ');
+    let number = words.next().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let tenant = match words.next() {
+        Some(NO_TENANT) => Tenant::default(),
+        tenant => tenant.and_then(Tenant::parse).unwrap_or(Tenant::NOBODY),
+    };
+    let previous = words.next().and_then(Key::parse);
+    Ok((number, Entry { tenant, previous, bytes, data: None, tally: None }))
 }

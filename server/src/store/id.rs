@@ -16,7 +16,7 @@ pub(crate) enum Kind {
 }
 
 /// A name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Id {
     kind: Kind,
     keeper: u64,
@@ -126,8 +126,10 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn kind(self) -> Kind {
-        self.kind
+    /// The name of what is stored under this key.
+    pub(super) fn id(self) -> Id {
+        let Self { kind, keeper, random } = self;
+        Id { kind, keeper, random, number: 0 }
     }
 
     /// Reads what [`fmt::Display`] writes.
@@ -138,8 +140,7 @@ impl Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, keeper, random } = *self;
-        Id { kind, keeper, random, number: 0 }.fmt(formatter)
+        self.id().fmt(formatter)
     }
 }
 

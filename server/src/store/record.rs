@@ -1,61 +1,434 @@
-//! What is kept of a response and of a conversation.
+//! The stored form of responses and conversations: lines, each of a letter, a space and JSON.
+//!
+//! A line can be appended without rewriting those before it, and read without parsing those beside it. The letters:
+//!
+//! | letter | JSON |
+//! |---|---|
+//! | `h` | the response without its output, or the conversation |
+//! | `i` | the ID of an item, and after a space the item: what was given |
+//! | `o` | the same of an item that was generated |
+//! | `e` | an event of the response's stream, a string |
+//! | `n` | how many IDs of items were generated; ends what was written at once |
+//!
+//! What follows the last `n` was not written to its end and does not count.
 
+use std::sync::Arc;
+
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use server_openai::responses::{Conversation, Item, Response};
 
-use super::id::Kind;
+use super::index::Chunks;
+use super::{DEPTH_MAX, Error};
 
-/// Something that is kept.
-pub(crate) trait Record: Serialize + DeserializeOwned {
-    /// What it is.
-    const KIND: Kind;
-
-    /// Under what it is kept.
-    fn name(&self) -> &str;
-
-    /// What it follows.
-    fn previous(&self) -> Option<&str> {
-        None
-    }
-}
+const HEAD: u8 = b'h';
+const INPUT: u8 = b'i';
+const OUTPUT: u8 = b'o';
+const EVENT: u8 = b'e';
+const NAMED: u8 = b'n';
 
 /// A response, with what it was made from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ResponseRecord {
     pub(crate) response: Response,
-    /// What its request added to the conversation.
-    pub(crate) input: Vec<Item>,
-    /// The events of its stream, if that may be read again: each as it was sent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) events: Option<Vec<String>>,
+    /// The items that its request added to the conversation.
+    pub(crate) input: Vec<Arc<Item>>,
+    /// The events of its stream, as they were sent, if they may be read again.
+    pub(crate) events: Option<Vec<Arc<str>>>,
 }
 
-/// A conversation, with all that is in it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A new conversation.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ConversationRecord {
     pub(crate) conversation: Conversation,
-    pub(crate) items: Vec<Item>,
-    /// Names that were given to items.
+    pub(crate) items: Vec<Arc<Item>>,
+    /// IDs of items that were generated.
     pub(crate) named: u32,
 }
 
-impl Record for ResponseRecord {
-    const KIND: Kind = Kind::Response;
+/// Items to be added to a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct NewItems {
+    pub(crate) items: Vec<Arc<Item>>,
+    /// IDs of items that were generated, those of earlier items included.
+    pub(crate) named: u32,
+}
 
-    fn name(&self) -> &str {
-        &self.response.id
+/// How much is in a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) items: usize,
+    /// IDs of items that were generated.
+    pub(crate) named: u32,
+}
+
+/// Lines to be stored.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(Vec<u8>);
+
+impl Lines {
+    /// The lines of a response.
+    ///
+    /// # Errors
+    /// [`Error::TooDeep`]
+    pub(super) fn of_response(record: ResponseRecord) -> Result<Self, Error> {
+        let ResponseRecord { mut response, input, events } = record;
+        let output = std::mem::take(&mut response.output);
+        let mut lines = Self::default();
+        lines.push(HEAD, &response)?;
+        for item in &input {
+            lines.item(INPUT, item)?;
+        }
+        for item in &output {
+            lines.item(OUTPUT, item)?;
+        }
+        for event in events.iter().flatten() {
+            lines.push(EVENT, &**event)?;
+        }
+        lines.finish(0)
     }
 
-    fn previous(&self) -> Option<&str> {
-        self.response.previous_response_id.as_deref()
+    /// The lines of a conversation.
+    ///
+    /// # Errors
+    /// [`Error::TooDeep`]
+    pub(super) fn of_conversation(record: &ConversationRecord) -> Result<Self, Error> {
+        let mut lines = Self::default();
+        lines.push(HEAD, &record.conversation)?;
+        lines.extend(&record.items, record.named)
+    }
+
+    /// The lines that add items to a conversation.
+    ///
+    /// # Errors
+    /// [`Error::TooDeep`]
+    pub(super) fn of_items(items: &[Arc<Item>], named: u32) -> Result<Self, Error> {
+        Self::default().extend(items, named)
+    }
+
+    /// The lines of a conversation with another head.
+    ///
+    /// # Errors
+    /// [`Error::TooDeep`]
+    pub(super) fn with_head(stored: &Stored, conversation: &Conversation) -> Result<Self, Error> {
+        let mut lines = Self::default();
+        lines.push(HEAD, conversation)?;
+        lines.copy(stored, |line| line.tag != HEAD);
+        Ok(lines)
+    }
+
+    /// The lines of a conversation without its item number `removed`.
+    pub(super) fn without(stored: &Stored, removed: usize) -> Self {
+        let (mut lines, mut items) = (Self::default(), 0);
+        lines.copy(stored, |line| {
+            items += usize::from(line.tag == INPUT);
+            line.tag != INPUT || items != removed + 1
+        });
+        lines
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    fn extend(mut self, items: &[Arc<Item>], named: u32) -> Result<Self, Error> {
+        for item in items {
+            self.item(INPUT, item)?;
+        }
+        self.finish(named)
+    }
+
+    fn finish(mut self, named: u32) -> Result<Self, Error> {
+        self.push(NAMED, &named)?;
+        Ok(self)
+    }
+
+    fn item(&mut self, tag: u8, item: &Item) -> Result<(), Error> {
+        self.0.extend_from_slice(&[tag, b' ']);
+        write(&mut self.0, item.id());
+        self.0.push(b' ');
+        self.end(item)
+    }
+
+    fn push(&mut self, tag: u8, value: &(impl Serialize + ?Sized)) -> Result<(), Error> {
+        self.0.extend_from_slice(&[tag, b' ']);
+        self.end(value)
+    }
+
+    fn end(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Error> {
+        let begin = self.0.len();
+        write(&mut self.0, value);
+        if depth(&self.0[begin..]) > DEPTH_MAX {
+            return Err(Error::TooDeep);
+        }
+        self.0.push(b'\n');
+        Ok(())
+    }
+
+    fn copy(&mut self, stored: &Stored, keeps: impl FnMut(&Line<'_>) -> bool) {
+        for line in stored.lines().filter(keeps) {
+            self.0.extend_from_slice(&[line.tag, b' ']);
+            self.0.extend_from_slice(line.json);
+            self.0.push(b'\n');
+        }
     }
 }
 
-impl Record for ConversationRecord {
-    const KIND: Kind = Kind::Conversation;
+fn write(bytes: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(bytes, value).expect("invariant: records are JSON");
+}
 
-    fn name(&self) -> &str {
-        &self.conversation.id
+/// How deep this JSON is nested.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+/// A stored record.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored(Chunks);
+
+/// A line of a record.
+#[derive(Clone, Copy, Debug)]
+struct Line<'a> {
+    tag: u8,
+    json: &'a [u8],
+}
+
+/// An item of a record, not parsed yet.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredItem<'a> {
+    pub(crate) id: String,
+    json: &'a [u8],
+}
+
+impl StoredItem<'_> {
+    /// The size of its JSON.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.json.len() as u64
+    }
+
+    /// # Errors
+    /// The record is damaged.
+    pub(crate) fn parse(&self) -> Result<Item, serde_json::Error> {
+        serde_json::from_slice(self.json)
+    }
+}
+
+impl Stored {
+    pub(super) fn new(chunks: Chunks) -> Self {
+        Self(chunks)
+    }
+
+    /// The record in a file: as far as it was written to its end.
+    pub(super) fn of_file(mut bytes: Vec<u8>) -> Self {
+        bytes.truncate(finished(&bytes));
+        Self(Arc::new(vec![bytes.into()]))
+    }
+
+    /// The response, with its output.
+    ///
+    /// # Errors
+    /// The record is damaged.
+    pub(crate) fn response(&self) -> Result<Response, serde_json::Error> {
+        let mut response: Response = self.head()?;
+        for item in self.output() {
+            response.output.push(item?.parse()?);
+        }
+        Ok(response)
+    }
+
+    /// The response without its output, or the conversation.
+    ///
+    /// # Errors
+    /// The record is damaged.
+    pub(crate) fn head<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        // An empty head is an error like any other damage.
+        let head = self.tagged(HEAD).next().unwrap_or_default();
+        serde_json::from_slice(head)
+    }
+
+    /// The items that were given: those of a conversation, and those that a response's request added.
+    pub(crate) fn input(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
+        self.tagged(INPUT).map(item)
+    }
+
+    /// The items that were generated.
+    pub(crate) fn output(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
+        self.tagged(OUTPUT).map(item)
+    }
+
+    /// The events of a response's stream; there are none unless they may be read again.
+    pub(crate) fn events(&self) -> impl Iterator<Item = Result<String, serde_json::Error>> {
+        self.tagged(EVENT).map(serde_json::from_slice)
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for line in self.lines() {
+            match line.tag {
+                INPUT => tally.items += 1,
+                NAMED => tally.named = serde_json::from_slice(line.json).unwrap_or(tally.named),
+                _ => {}
+            }
+        }
+        tally
+    }
+
+    /// The size of the record.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.iter().map(|chunk| chunk.len() as u64).sum()
+    }
+
+    fn tagged(&self, tag: u8) -> impl Iterator<Item = &[u8]> {
+        self.lines().filter(move |line| line.tag == tag).map(|line| line.json)
+    }
+
+    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        self.0.iter().flat_map(|chunk| lines(chunk).map(|(_, line)| line))
+    }
+}
+
+/// The lines of a chunk, each with where it ends. A line that is not one is as if it were not there.
+fn lines(chunk: &[u8]) -> impl Iterator<Item = (usize, Line<'_>)> {
+    let mut begin = 0;
+    memchr::memchr_iter(b'\n', chunk).filter_map(move |end| {
+        let line = &chunk[std::mem::replace(&mut begin, end + 1)..end];
+        let (&tag, rest) = line.split_first()?;
+        Some((end + 1, Line { tag, json: rest.strip_prefix(b" ")? }))
+    })
+}
+
+/// Bytes up to the end of the last line that ends what was written at once.
+pub(super) fn finished(bytes: &[u8]) -> usize {
+    lines(bytes).filter(|(_, line)| line.tag == NAMED).last().map_or(0, |(end, _)| end)
+}
+
+fn item(line: &[u8]) -> Result<StoredItem<'_>, serde_json::Error> {
+    let mut ids = serde_json::Deserializer::from_slice(line).into_iter::<String>();
+    // No ID at all is an error like any other damage.
+    let id = ids.next().unwrap_or_else(|| serde_json::from_slice(b""))?;
+    Ok(StoredItem { id, json: &line[ids.byte_offset()..] })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn said(id: &str, text: &str) -> Arc<Item> {
+        let item = json!({"type": "message", "id": id, "status": "completed", "role": "user",
+            "content": [{"type": "input_text", "text": text}]});
+        Arc::new(serde_json::from_value(item).unwrap())
+    }
+
+    fn conversation(metadata: &Value) -> Conversation {
+        serde_json::from_value(
+            json!({"id": "c", "object": "conversation", "created_at": 1, "metadata": metadata}),
+        )
+        .unwrap()
+    }
+
+    fn stored(lines: &[Lines]) -> Stored {
+        let chunk = |lines: &Lines| lines.0.clone().into();
+        Stored::new(Arc::new(lines.iter().map(chunk).collect()))
+    }
+
+    fn texts(stored: &Stored) -> Vec<String> {
+        let text = |item: StoredItem<'_>| match item.parse().unwrap() {
+            Item::Message(message) => format!("{} {}", item.id, message.content[0].text()),
+            other => panic!("{other:?}"),
+        };
+        stored.input().map(|item| text(item.unwrap())).collect()
+    }
+
+    #[test]
+    fn items_are_appended_removed_and_read_whatever_their_ids_and_texts_hold() {
+        let (first, second) = (said("a \"b\"\n", "one\nn 9\n"), said("b", "two"));
+        let head = conversation(&json!({}));
+        let items = vec![Arc::clone(&first)];
+        let record = ConversationRecord { conversation: head.clone(), items, named: 1 };
+        let whole = Lines::of_conversation(&record).unwrap();
+        let added = Lines::of_items(&[second, Arc::clone(&first)], 3).unwrap();
+        let both = stored(&[whole, added]);
+        assert_eq!(texts(&both), ["a \"b\"\n one\nn 9\n", "b two", "a \"b\"\n one\nn 9\n"]);
+        assert_eq!(both.tally(), Tally { items: 3, named: 3 });
+        assert_eq!(both.head::<Conversation>().unwrap(), head);
+        let without = stored(&[Lines::without(&both, 1)]);
+        assert_eq!(texts(&without).len(), 2);
+        assert_eq!(without.tally(), Tally { items: 2, named: 3 }, "no ID is generated twice");
+        let changed = conversation(&json!({"a": "b"}));
+        let changed_head = stored(&[Lines::with_head(&both, &changed).unwrap()]);
+        assert_eq!(changed_head.head::<Conversation>().unwrap(), changed);
+        assert_eq!(texts(&changed_head), texts(&both));
+    }
+
+    #[test]
+    fn what_was_not_written_to_its_end_does_not_count_wherever_it_breaks_off() {
+        let items = vec![said("a", "one")];
+        let record = ConversationRecord { conversation: conversation(&json!({})), items, named: 1 };
+        let whole = Lines::of_conversation(&record).unwrap();
+        let added = Lines::of_items(&[said("b", "two"), said("c", "three")], 3).unwrap();
+        let file = [whole.0.as_slice(), &added.0].concat();
+        for end in whole.0.len()..=file.len() {
+            let read = Stored::of_file(file[..end].to_vec());
+            let items = if end == file.len() { 3 } else { 1 };
+            assert_eq!(read.tally().items, items, "{end} of {}", file.len());
+        }
+    }
+
+    #[test]
+    fn damaged_lines_are_errors_and_never_panics() {
+        for text in ["", "h {\n", "i\n", "i \n", "i \"a\n", "i \"a\" {\n", "x\n\n \n", "i 1 {}\nn -1\n"] {
+            let read = stored(&[Lines(text.as_bytes().to_vec())]);
+            assert!(read.head::<Conversation>().is_err() && read.response().is_err(), "{text:?}");
+            let is_damaged = |item: Result<StoredItem<'_>, _>| item.and_then(|item| item.parse()).is_err();
+            assert!(read.input().all(is_damaged), "{text:?}");
+            assert_eq!(read.tally().named, 0);
+        }
+    }
+
+    #[test]
+    fn whatever_happens_to_a_file_it_is_read_without_a_panic() {
+        let items = vec![said("a", "one"), said("b \" \\", "two")];
+        let record = ConversationRecord { conversation: conversation(&json!({"k": "v"})), items, named: 1 };
+        let whole = Lines::of_conversation(&record).unwrap().into_bytes();
+        let mut state = 7_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..2000 {
+            let mut bytes = whole.clone();
+            for _ in 0..=random(4) {
+                let at = random(bytes.len());
+                match random(4) {
+                    0 => bytes[at] = random(256) as u8,
+                    1 => bytes[at] = b" \n\"{}[]hioen"[random(12)],
+                    2 => bytes.truncate(at + 1),
+                    _ => bytes.extend_from_within(at..),
+                }
+            }
+            let read = Stored::of_file(bytes.clone());
+            assert!(read.bytes() <= bytes.len() as u64);
+            let parsed = read.input().chain(read.output()).filter_map(|item| item.ok()?.parse().ok()).count();
+            assert!(parsed <= lines(&bytes).count());
+            let _ = (read.response(), read.head::<Conversation>(), read.events().count());
+            assert!(read.tally().items <= lines(&bytes).count());
+        }
     }
 }

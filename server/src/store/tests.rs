@@ -1,23 +1,50 @@
+use std::collections::BTreeSet;
+use std::sync::Barrier;
+
 use serde_json::{Map, json};
-use server_openai::responses::{Conversation, Item, Object};
+use server_openai::responses::Object;
 
 use super::*;
 
-fn conversation(store: &Store, items: Vec<Item>) -> (Id, ConversationRecord) {
-    let id = store.name(Kind::Conversation);
-    let conversation = Conversation {
-        id: id.to_string(),
-        object: Object::Conversation,
-        created_at: 1,
-        metadata: Map::new(),
-    };
-    (id, ConversationRecord { conversation, items, named: 0 })
+const NOBODY: Tenant = Tenant::NOBODY;
+
+fn tenant() -> Tenant {
+    Tenant::default()
 }
 
-fn items(text: &str) -> Vec<Item> {
+fn item(text: &str) -> Arc<Item> {
     let item = json!({"type": "message", "id": "msg_1", "status": "completed", "role": "user",
         "content": [{"type": "input_text", "text": text}]});
-    vec![serde_json::from_value(item).unwrap()]
+    Arc::new(serde_json::from_value(item).unwrap())
+}
+
+fn conversation(id: Id) -> Conversation {
+    Conversation { id: id.to_string(), object: Object::Conversation, created_at: 1, metadata: Map::new() }
+}
+
+fn record(id: Id, items: Vec<Arc<Item>>) -> ConversationRecord {
+    ConversationRecord { conversation: conversation(id), items, named: 0 }
+}
+
+fn put(store: &Store, text: &str) -> Id {
+    let id = store.name(Kind::Conversation);
+    store.put_conversation(&record(id, vec![item(text)]), tenant()).unwrap();
+    id
+}
+
+fn add(store: &Store, id: Id, text: &str) -> Result<bool, Error> {
+    let items = |tally: Tally| Ok::<_, Error>(NewItems { items: vec![item(text)], named: tally.named + 1 });
+    let added = store.append(id, tenant(), items);
+    added.map(|added| added.is_some())
+}
+
+fn texts(store: &Store, id: Id) -> Option<Vec<String>> {
+    let stored = store.get(id, tenant()).unwrap()?;
+    let text = |item: StoredItem<'_>| match item.parse().unwrap() {
+        Item::Message(message) => message.content[0].text().to_owned(),
+        other => panic!("{other:?}"),
+    };
+    Some(stored.input().map(|item| text(item.unwrap())).collect())
 }
 
 fn config(folder: Option<&Path>) -> StoreConfig {
@@ -25,29 +52,59 @@ fn config(folder: Option<&Path>) -> StoreConfig {
 }
 
 #[test]
-fn what_was_put_is_there_until_it_is_removed_in_memory_and_on_disk() {
+fn records_are_stored_changed_and_removed_in_memory_and_on_disk() {
     let folder = tempfile::tempdir().unwrap();
     for folder in [None, Some(folder.path())] {
         let store = Store::open(&config(folder)).unwrap();
-        let (id, record) = conversation(&store, items("a"));
-        assert_eq!(store.get::<ConversationRecord>(id).unwrap(), None);
-        store.put(&record).unwrap();
-        assert_eq!(store.get::<ConversationRecord>(id).unwrap(), Some(record));
-        let changed = store.change(id, |record| record.items.extend(items("b"))).unwrap();
-        assert_eq!(changed, Some(()));
-        assert_eq!(store.get::<ConversationRecord>(id).unwrap().unwrap().items.len(), 2);
-        assert!(store.get::<ResponseRecord>(id.owner(Kind::Response)).unwrap().is_none());
-        assert!(store.remove(id) && !store.remove(id));
-        assert_eq!(store.get::<ConversationRecord>(id).unwrap(), None);
-        assert_eq!(store.change(id, |_| ()).unwrap(), None);
+        let id = put(&store, "a");
+        assert!(add(&store, id, "b").unwrap() && add(&store, id, "c").unwrap());
+        assert_eq!(texts(&store, id).unwrap(), ["a", "b", "c"]);
+        let removed = store.remove_item(id, tenant(), |_| Ok::<_, Error>((1, "it"))).unwrap();
+        assert_eq!(removed, Some("it"));
+        let changed =
+            Conversation { metadata: Map::from_iter([("k".to_owned(), json!("v"))]), ..conversation(id) };
+        store.set_head(id, tenant(), |_| Ok::<_, Error>(changed.clone())).unwrap().unwrap();
+        assert!(add(&store, id, "d").unwrap());
+        assert_eq!(texts(&store, id).unwrap(), ["a", "c", "d"]);
+        let stored = store.get(id, tenant()).unwrap().unwrap();
+        assert_eq!(stored.head::<Conversation>().unwrap(), changed);
+        assert_eq!(stored.tally(), Tally { items: 3, named: 3 });
+        assert!(store.get(id.owner(Kind::Response), tenant()).unwrap().is_none());
+        assert!(store.remove(id, tenant()) && !store.remove(id, tenant()));
+        assert!(texts(&store, id).is_none() && !add(&store, id, "e").unwrap());
     }
 }
 
 #[test]
-fn names_are_the_keepers_and_never_twice_the_same() {
+fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let owner = Tenant::parse("0123456789abcdef0123456789abcdef").unwrap();
+    for folder in [None, Some(folder.path())] {
+        let store = Store::open(&config(folder)).unwrap();
+        let id = store.name(Kind::Conversation);
+        store.put_conversation(&record(id, vec![item("a")]), owner).unwrap();
+        let store = if folder.is_some() {
+            drop(store);
+            Store::open(&config(folder)).unwrap()
+        } else {
+            store
+        };
+        for other in [Tenant::default(), NOBODY] {
+            assert!(store.get(id, other).unwrap().is_none() && !store.remove(id, other));
+            assert_eq!(store.chain(id, other), Err(ChainError::Lost(id)));
+            let added = |_| Ok::<_, Error>(NewItems { items: vec![item("b")], named: 0 });
+            assert!(store.append(id, other, added).unwrap().is_none());
+            let changed = store.set_head(id, other, |_| Ok::<_, Error>(conversation(id))).unwrap();
+            assert!(changed.is_none());
+        }
+        assert!(store.get(id, owner).unwrap().is_some());
+    }
+}
+
+#[test]
+fn names_are_the_servers_own_and_unique() {
     let store = Store::open(&config(None)).unwrap();
-    let names: std::collections::BTreeSet<String> =
-        (0..1000).map(|_| store.name(Kind::Response).to_string()).collect();
+    let names: BTreeSet<String> = (0..1000).map(|_| store.name(Kind::Response).to_string()).collect();
     assert_eq!(names.len(), 1000);
     let keeper = format!("resp_{:016x}", store.keeper());
     assert!(names.iter().all(|name| name.starts_with(&keeper)));
@@ -59,32 +116,24 @@ fn a_directory_outlives_the_process_with_its_number_and_its_bounds() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     let keeper = store.keeper();
-    let kept: Vec<Id> = (0..5)
-        .map(|number| {
-            let (id, record) = conversation(&store, items(&number.to_string()));
-            store.put(&record).unwrap();
-            id
-        })
-        .collect();
+    let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
-    // What a server leaves that dies while it writes, and what is somebody else's.
+    // What a server leaves that dies while it writes, and a file of somebody else.
     std::fs::write(folder.path().join("unfinished-x"), "half").unwrap();
-    std::fs::write(folder.path().join("notes.json"), "{}").unwrap();
+    std::fs::write(folder.path().join("notes.record"), "{}").unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     assert_eq!(store.keeper(), keeper);
-    let there: Vec<bool> =
-        kept.iter().map(|&id| store.get::<ConversationRecord>(id).unwrap().is_some()).collect();
-    assert_eq!(there, [false, false, true, true, true]);
-    let mut names: Vec<String> = std::fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    assert_eq!(names.len(), 5, "three, the number, and what is somebody else's: {names:?}");
+    let exist: Vec<bool> = stored.iter().map(|&id| texts(&store, id).is_some()).collect();
+    assert_eq!(exist, [false, false, true, true, true]);
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        5,
+        "three, the number, and somebody else's"
+    );
     drop(store);
     let fewer = StoreConfig { entries_max: 1, ..config(Some(folder.path())) };
     let store = Store::open(&fewer).unwrap();
-    assert!(store.get::<ConversationRecord>(kept[3]).unwrap().is_none());
+    assert!(texts(&store, stored[3]).is_none());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
 }
 
@@ -98,30 +147,115 @@ fn a_directory_has_one_server_at_a_time() {
 }
 
 #[test]
-fn what_is_larger_than_everything_may_be_is_refused_and_what_is_damaged_is_told() {
+fn an_append_that_was_not_written_to_its_end_is_overwritten_by_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
-    let (id, record) = conversation(&store, items(&"x".repeat(20_000)));
-    assert!(matches!(store.put(&record), Err(Error::TooLarge { .. })));
-    assert_eq!(store.get::<ConversationRecord>(id).unwrap(), None);
-    let (id, record) = conversation(&store, items("x"));
-    store.put(&record).unwrap();
-    std::fs::write(folder.path().join(format!("{id}.json")), "\n{").unwrap();
-    assert!(matches!(store.get::<ConversationRecord>(id), Err(Error::Damaged { .. })));
+    let id = put(&store, "a");
+    let path = folder.path().join(format!("{id}.record"));
+    let whole = std::fs::read(&path).unwrap();
+    assert!(add(&store, id, "lost").unwrap());
+    drop(store);
+    let longer = std::fs::read(&path).unwrap();
+    assert!(longer.starts_with(&whole), "it is appended to, not rewritten");
+    // The process dies within an append: at the next start, and again later, it is as if it had not begun.
+    std::fs::write(&path, &longer[..longer.len() - 1]).unwrap();
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    assert_eq!(texts(&store, id).unwrap(), ["a"]);
+    assert!(add(&store, id, "b").unwrap());
+    assert_eq!(texts(&store, id).unwrap(), ["a", "b"]);
+    drop(store);
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    assert_eq!(texts(&store, id).unwrap(), ["a", "b"]);
+    // A write that fails leaves something behind the end that the index knows.
+    let torn = [std::fs::read(&path).unwrap(), b"i \"msg_1\" {\"type\"".to_vec()].concat();
+    std::fs::write(&path, torn).unwrap();
+    assert!(add(&store, id, "c").unwrap());
+    assert_eq!(texts(&store, id).unwrap(), ["a", "b", "c"]);
 }
 
 #[test]
-fn what_could_not_be_read_again_is_refused() {
-    let store = Store::open(&config(None)).unwrap();
-    for (nested, is_kept) in [(120, true), (200, false)] {
-        let (id, mut record) = conversation(&store, Vec::new());
-        record.conversation.metadata.insert("text \\\"[[[".to_owned(), json!("[".repeat(500)));
+fn a_conversation_takes_no_more_items_than_its_limits() {
+    let large = StoreConfig { bytes_max: 1 << 30, ..StoreConfig::default() };
+    let store = Store::open(&large).unwrap();
+    let id = put(&store, "a");
+    let many: Vec<_> = (0..CONVERSATION_ITEMS_MAX).map(|_| item("x")).collect();
+    store.append(id, tenant(), |_| Ok::<_, Error>(NewItems { items: many, named: 0 })).unwrap().unwrap();
+    assert!(matches!(add(&store, id, "b"), Err(Error::Full { .. })));
+    let id = put(&store, &"x".repeat(9 << 20));
+    assert!(add(&store, id, &"x".repeat(9 << 20)).unwrap());
+    assert!(matches!(add(&store, id, "b"), Err(Error::Full { .. })));
+    let id = store.name(Kind::Conversation);
+    let larger = store.put_conversation(&record(id, vec![item(&"x".repeat(33 << 20))]), tenant());
+    assert!(matches!(larger, Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn the_size_of_the_store_counts_what_was_appended() {
+    let store = Store::open(&StoreConfig { bytes_max: 3000, ..StoreConfig::default() }).unwrap();
+    let first = put(&store, &"x".repeat(1000));
+    let second = put(&store, "y");
+    assert!(add(&store, second, &"y".repeat(1800)).unwrap());
+    assert!(texts(&store, first).is_none(), "the least recently used one is evicted");
+    assert_eq!(texts(&store, second).unwrap().len(), 2);
+    assert!(matches!(add(&store, second, &"y".repeat(1800)), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn appends_at_once_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for folder in [None, Some(folder.path())] {
+        let store =
+            Store::open(&StoreConfig { folder: folder.map(Path::to_owned), ..StoreConfig::default() });
+        let store = store.unwrap();
+        let id = put(&store, "a");
+        let barrier = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (store, barrier) = (&store, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    for number in 0..10 {
+                        assert!(add(store, id, &format!("{thread} {number}")).unwrap());
+                        assert!(!texts(store, id).unwrap().is_empty());
+                    }
+                });
+            }
+        });
+        let all = texts(&store, id).unwrap();
+        assert_eq!((all.len(), all.iter().collect::<BTreeSet<_>>().len()), (41, 41));
+        assert_eq!(store.get(id, tenant()).unwrap().unwrap().tally().named, 40);
+    }
+}
+
+#[test]
+fn a_record_that_is_larger_than_the_store_is_refused_and_a_damaged_one_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let id = store.name(Kind::Conversation);
+    let put_large = store.put_conversation(&record(id, vec![item(&"x".repeat(20_000))]), tenant());
+    assert!(matches!(put_large, Err(Error::TooLarge { .. })));
+    assert!(texts(&store, id).is_none());
+    let id = put(&store, "x");
+    std::fs::write(folder.path().join(format!("{id}.record")), "\nh {\nn 0\n").unwrap();
+    let damaged = store.get(id, tenant()).unwrap().unwrap();
+    assert!(damaged.head::<Conversation>().is_err());
+}
+
+#[test]
+fn json_that_could_not_be_read_again_is_refused() {
+    let store = Store::open(&StoreConfig::default()).unwrap();
+    for (nested, is_stored) in [(120, true), (200, false)] {
+        let id = store.name(Kind::Conversation);
         let mut value = json!(1);
         for _ in 0..nested {
             value = json!([value]);
         }
-        record.conversation.metadata.insert("deep".to_owned(), value);
-        assert_eq!(store.put(&record).is_ok(), is_kept, "{nested}");
-        assert_eq!(store.get::<ConversationRecord>(id).unwrap().is_some(), is_kept);
+        let metadata = [("text \\\"[[[".to_owned(), json!("[".repeat(500))), ("deep".to_owned(), value)];
+        let head = Conversation { metadata: Map::from_iter(metadata), ..conversation(id) };
+        let whole = ConversationRecord { conversation: head.clone(), items: Vec::new(), named: 0 };
+        let put = store.put_conversation(&whole, tenant());
+        assert_eq!(put.is_ok(), is_stored, "{nested}");
+        let read = store.get(id, tenant()).unwrap().map(|stored| stored.head::<Conversation>().unwrap());
+        assert_eq!(read, is_stored.then_some(head));
     }
 }

@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::json;
 
-use crate::harness::{Server, completion};
+use crate::harness::{IM_END, Parrot, Server, Setup, completion};
 
 const PATH: &str = "/v3/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -159,4 +159,12 @@ async fn an_echo_comes_before_the_text_streamed_or_not() {
     assert_eq!(first["choices"][0]["text"], "Hi");
     let tokens = server.post(PATH, completion(json!({"echo": true, "prompt": [72, 105]}))).await.json();
     assert_eq!(tokens["choices"][0]["text"], whole["choices"][0]["text"]);
+}
+
+#[tokio::test]
+async fn an_echo_without_generation_ends_for_its_length_whatever_the_next_token_is() {
+    let server = Setup::new(Parrot::new([IM_END])).start();
+    let answer = server.post(PATH, completion(json!({"echo": true, "max_tokens": 0}))).await.json();
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("Hi"), &json!("length")));
 }

@@ -357,8 +357,7 @@ async fn the_tokens_around_a_text_are_there_unless_they_are_not_to_be() {
 #[tokio::test]
 async fn errors_are_strings_to_clients_that_need_them_so() {
     let server = Setup::new(Parrot::new([120])).start();
-    let server =
-        Server { router: server::ovms_errors(server.router), app: server.app, engine: server.engine };
+    let server = Server { router: server::ovms_api(server.router, server.app.clone()), ..server };
     let refused = server.post(PATH, completion(json!({"temperature": 3}))).await;
     assert_eq!(refused.status, 400);
     assert_eq!(refused.json(), json!({"error": "temperature: 3 is not a number from 0 to 2"}));
@@ -375,8 +374,7 @@ async fn errors_are_strings_to_clients_that_need_them_so() {
     ] {
         let fault = SimFault { step: 3, kind: SimFaultKind::Step };
         let server = Setup::new(faulty(vec![fault])).start();
-        let server =
-            Server { router: server::ovms_errors(server.router), app: server.app, engine: server.engine };
+        let server = Server { router: server::ovms_api(server.router, server.app.clone()), ..server };
         let answer = server.post(path, body).await;
         let last: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
         assert!(last["error"].as_str().is_some_and(|told| !told.is_empty()), "{}", answer.body);

@@ -51,6 +51,7 @@ impl Setup {
                 requests_max: 64,
                 connections_max: 64,
                 read_timeout: Duration::from_secs(60),
+                ..Limits::default()
             },
             waiting_max: 256,
             sequence_tokens_max: 512,

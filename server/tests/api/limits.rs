@@ -110,3 +110,54 @@ async fn what_does_not_fit_the_context_says_so() {
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
     }
 }
+
+#[tokio::test]
+async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
+    let mut setup = Setup::new(crate::harness::faulty(Vec::new()));
+    setup.limits.body_bytes_max = 64 * 1024;
+    setup.limits.buffered_body_bytes_max = 80 * 1024;
+    let server = setup.start();
+    // A body of which 40 KiB have come and no more will.
+    let begun = Bytes::from(vec![b' '; 40 * 1024]);
+    let (sender, sent) = tokio::sync::oneshot::channel::<()>();
+    let pieces = futures_util::stream::iter([begun.clone(), Bytes::from_static(b" ")])
+        .chain(futures_util::stream::once(async move {
+            drop(sender);
+            std::future::pending().await
+        }))
+        .map(Ok::<_, std::convert::Infallible>);
+    let first = server.open(PATH, Body::from_stream(pieces));
+    let others = async {
+        sent.await.unwrap_err();
+        let large = server.post(PATH, chat(json!({"pad": "x".repeat(30 * 1024)}))).await;
+        let small = server.post(PATH, chat(json!({}))).await;
+        (large, small)
+    };
+    let (large, small) = tokio::select! {
+        _ = first => panic!("its body never ends"),
+        others = others => others,
+    };
+    assert_eq!((large.status.as_u16(), &large.json()["error"]["code"]), (429, &json!("body_buffer_full")));
+    assert!(large.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
+    assert_eq!(small.status, 200, "there is room for it");
+    let large = server.post(PATH, chat(json!({"pad": "x".repeat(30 * 1024)}))).await;
+    assert_eq!(large.status, 200, "the first gave its bytes back: {}", large.body);
+}
+
+#[tokio::test]
+async fn a_prompt_that_certainly_does_not_fit_is_refused_without_being_tokenized() {
+    let server = Server::parrot("x");
+    let digits = "7".repeat(2000);
+    for (path, body, param) in [
+        (PATH, chat(json!({"messages": [{"role": "user", "content": digits}]})), "messages"),
+        ("/v3/completions", json!({"model": "parrot", "prompt": digits}).to_string(), "prompt"),
+        ("/v3/responses", json!({"model": "parrot", "input": digits}).to_string(), "input"),
+    ] {
+        let error = server.post(path, body).await.json()["error"].clone();
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+        assert!(error["message"].as_str().unwrap().contains("at least"), "{error}");
+    }
+    // What is cut to fit is no refusal.
+    let cut = json!({"model": "parrot", "prompt": digits, "truncate_prompt_tokens": 10, "max_tokens": 1});
+    assert_eq!(server.post("/v3/completions", cut.to_string()).await.json()["usage"]["prompt_tokens"], 10);
+}

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapters;
+mod authentication;
 mod beams;
 mod bodies;
 mod cancellation;
@@ -19,6 +20,7 @@ mod mutated;
 #[path = "../../fuzz/mutations.rs"]
 mod mutations;
 mod openapi;
+mod ovms;
 mod parameters;
 mod random;
 mod reasoning;
@@ -26,9 +28,13 @@ mod refusals;
 mod responses;
 mod responses_kept;
 mod responses_refused;
+mod responses_tools;
 mod routes;
 mod rows;
 mod sleep;
+mod stored_limits;
 mod structured;
+mod template;
+mod tenants;
 mod tokenize;
 mod tools;

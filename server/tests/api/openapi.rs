@@ -4,11 +4,14 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Server, chat, completion};
+use crate::harness::{Answer, Server, Setup, chat, completion};
+use crate::tools::HERMES;
 
 #[tokio::test]
 async fn what_it_names_is_there_and_what_is_there_is_in_it() {
     let server = Server::parrot("x");
+    let router = server::router_with(server.app.clone(), server::Sleep::OnRequest);
+    let server = Server { router, ..server };
     let document = server.get("/openapi.json").await.json();
     assert_eq!(document["openapi"], "3.1.0");
     let paths = document["paths"].as_object().unwrap();
@@ -27,7 +30,7 @@ async fn what_it_names_is_there_and_what_is_there_is_in_it() {
         }
     }
     // The routes as they are written down.
-    let source = include_str!("../../src/routes.rs");
+    let source = [include_str!("../../src/routes.rs"), include_str!("../../src/routes/sleep.rs")].concat();
     let mut count = 0;
     for route in source.split(".route(").skip(1) {
         let (path, handlers) = route.trim().strip_prefix('"').unwrap().split_once('"').unwrap();
@@ -81,7 +84,7 @@ async fn answers_are_as_it_says() {
     for (path, body) in requests {
         let answer = server.post(path, body.clone()).await;
         let responses = &document["paths"][path]["post"]["responses"];
-        let response = if answer.status == 200 { &responses["200"] } else { &responses["default"] };
+        let response = &responses[answer.status.as_str()];
         let kind = answer.headers["content-type"].to_str().unwrap().split(';').next().unwrap().to_owned();
         let schema = &response["content"][kind.as_str()]["schema"];
         let values: Vec<Value> = if kind == "text/event-stream" {
@@ -103,6 +106,114 @@ async fn answers_are_as_it_says() {
             ["schema"];
         fits(&document, schema, &server.get(path).await.json()).unwrap();
     }
+}
+
+#[tokio::test]
+async fn what_is_required_is_refused_without_it_and_what_is_not_is_not() {
+    let server = Server::parrot("abc");
+    let document = server.get("/openapi.json").await.json();
+    for (path, whole) in [
+        ("/v3/chat/completions", chat(json!({}))),
+        ("/v3/completions", completion(json!({}))),
+        ("/v3/responses", json!({"model": "parrot", "input": "Hi", "max_output_tokens": 2}).to_string()),
+        ("/tokenize", json!({"model": "parrot", "text": "a"}).to_string()),
+        ("/detokenize", json!({"model": "parrot", "tokens": [97]}).to_string()),
+        ("/v3/conversations", json!({"metadata": {}}).to_string()),
+    ] {
+        let operation = &document["paths"][path]["post"];
+        let body = operation["requestBody"].clone();
+        let name = body["content"]["application/json"]["schema"]["$ref"].as_str().unwrap();
+        let required = document.pointer(&format!("{}/required", name.trim_start_matches('#'))).cloned();
+        let required = required.and_then(|list| list.as_array().cloned()).unwrap_or_default();
+        let whole: Value = serde_json::from_str(&whole).unwrap();
+        assert_eq!(server.post(path, whole.to_string()).await.status, 200, "{path}");
+        for member in whole.as_object().unwrap().keys() {
+            let mut without = whole.clone();
+            without.as_object_mut().unwrap().remove(member);
+            let answer = server.post(path, without.to_string()).await;
+            let is_required = required.contains(&json!(member));
+            // Of several prompts one has to be there, which the document says in words.
+            let is_one_of =
+                path == "/tokenize" && member == "text" || path == "/v3/responses" && member == "input";
+            assert_eq!(
+                answer.status == 400,
+                is_required || is_one_of,
+                "{path} without {member}: {}",
+                answer.body
+            );
+        }
+        let empty = server.post(path, "").await;
+        assert_eq!(empty.status == 400, body["required"] == true, "{path} without a body: {}", empty.body);
+    }
+}
+
+#[tokio::test]
+async fn elements_that_it_describes_are_accepted() {
+    let server = Setup::scripted(HERMES, &[], &["Hello."]).start();
+    let document = server.get("/openapi.json").await.json();
+    let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let tools = [
+        ("ResponsesTool", json!({"type": "function", "name": "f"})),
+        (
+            "ResponsesTool",
+            json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": null}}),
+        ),
+        (
+            "ResponsesTool",
+            json!({"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}),
+        ),
+        (
+            "ResponsesTool",
+            json!({"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f"}]}),
+        ),
+        ("ResponsesTool", json!({"type": "web_search"})),
+        ("ChatTool", json!({"type": "function", "function": {"name": "f"}})),
+        ("ChatTool", json!({"type": "function", "name": "f"})),
+    ];
+    for (name, tool) in tools {
+        fits(&document, &schema(name), &tool).unwrap();
+        let (path, body) = if name == "ChatTool" {
+            ("/v3/chat/completions", chat(json!({"tools": [tool]})))
+        } else {
+            (
+                "/v3/responses",
+                json!({"model": "parrot", "input": "Hi", "max_output_tokens": 2, "tools": [tool]})
+                    .to_string(),
+            )
+        };
+        let answer = server.post(path, body.clone()).await;
+        assert_eq!(answer.status, 200, "{body}: {}", answer.body);
+    }
+    let items = [
+        json!({"role": "user", "content": "a", "status": null}),
+        json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]}),
+        json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}], "content": null}),
+        json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"}),
+        json!({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}]}),
+        json!({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "a"}),
+        json!({"type": "custom_tool_call_output", "call_id": "c", "output": "a"}),
+    ];
+    for item in &items {
+        fits(&document, &schema("InputItem"), item).unwrap();
+    }
+    let body = json!({"model": "parrot", "input": items, "max_output_tokens": 2}).to_string();
+    let answer = server.post("/v3/responses", body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let messages = [
+        json!({"role": "system", "content": [{"type": "text", "text": "a"}]}),
+        json!({"role": "user", "content": "a", "name": "n"}),
+        json!({"role": "assistant", "content": null, "reasoning_content": "b", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        ]}),
+        json!({"role": "tool", "content": "a", "tool_call_id": "c"}),
+        json!({"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}}),
+        json!({"role": "function", "content": "a", "name": "f"}),
+    ];
+    for message in &messages {
+        fits(&document, &schema("ChatMessage"), message).unwrap();
+    }
+    let answer = server.post("/v3/chat/completions", chat(json!({"messages": messages}))).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
 #[test]

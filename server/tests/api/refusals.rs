@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use crate::harness::{Server, chat, completion};
+use crate::harness::{Server, Setup, chat, completion};
 
 async fn refused(path: &str, bodies: Vec<String>, expect: Expect) {
     let server = Server::parrot("x");
@@ -243,7 +243,7 @@ async fn parameters_that_both_endpoints_share() {
         400 invalid_type top_p | top_p: an array is not a number from 0 to 1
         400 invalid_type top_k | top_k: 1.5 is not an integer from -1 to 2147483647
         400 invalid_type min_p | min_p: "0" is not a number from 0 to 1
-        400 invalid_type repetition_penalty | repetition_penalty: an object is not a number greater than 0
+        400 invalid_type repetition_penalty | repetition_penalty: an object is not a number from 0.001 to 1000
         400 invalid_type frequency_penalty | frequency_penalty: "0" is not a number from -2 to 2
         400 invalid_type presence_penalty | presence_penalty: true is not a number from -2 to 2
         400 invalid_type logit_bias | logit_bias: an array is not an object
@@ -280,8 +280,8 @@ async fn parameters_that_both_endpoints_share() {
         400 decimal_above_max_value top_p | top_p: 1e+300 is not a number from 0 to 1
         400 integer_below_min_value top_k | top_k: -2 is not an integer from -1 to 2147483647
         400 decimal_below_min_value min_p | min_p: -1 is not a number from 0 to 1
-        400 decimal_below_min_value repetition_penalty | repetition_penalty: 0 is not a number greater than 0
-        400 decimal_above_max_value repetition_penalty | repetition_penalty: 1e+300 is not a number greater than 0
+        400 decimal_below_min_value repetition_penalty | repetition_penalty: 0 is not a number from 0.001 to 1000
+        400 decimal_above_max_value repetition_penalty | repetition_penalty: 1e+300 is not a number from 0.001 to 1000
         400 decimal_above_max_value frequency_penalty | frequency_penalty: 2.5 is not a number from -2 to 2
         400 decimal_below_min_value presence_penalty | presence_penalty: -2.5 is not a number from -2 to 2
         400 invalid_value logit_bias.x | logit_bias.x: the name is no token: an integer from 0 is expected
@@ -323,4 +323,34 @@ async fn unknown_fields_and_nulls_are_no_reason() {
     });
     let answer = server.post("/v3/chat/completions", chat(nulls)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+/// What is in its range as JSON has it, but not as the engine computes with it.
+#[tokio::test]
+async fn numbers_at_the_end_of_their_ranges_fail_no_step() {
+    let server = Setup::new(crate::harness::faulty(Vec::new())).start();
+    let numbers = [1e-50, 1e-45, 1e-40, 1e-38, 1e-7, 0.001, 1.0, 1.000_000_01, 1000.0, 3.4e38, 3.5e38, 1e300];
+    for param in [
+        "temperature",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "length_penalty",
+        "diversity_penalty",
+    ] {
+        for number in numbers.into_iter().flat_map(|number| [number, -number]) {
+            let mut parameters = json!({"temperature": 0.7, "n": 2});
+            if param.ends_with("y_penalty") && !param.contains("frequency") {
+                parameters = json!({"use_beam_search": true, "n": 2});
+            }
+            parameters[param] = json!(number);
+            let answer = server.post("/v3/chat/completions", chat(parameters)).await;
+            assert!(matches!(answer.status.as_u16(), 200 | 400), "{param} {number}: {}", answer.body);
+            if answer.status == 400 {
+                assert_eq!(answer.json()["error"]["param"], param, "{number}: {}", answer.body);
+            }
+        }
+    }
 }

@@ -425,7 +425,7 @@ async fn what_was_being_made_when_the_process_ended_has_failed() {
     let server = Setup { store: store(), ..Setup::new(runner) }.start();
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
     // As it is on the disk once it has begun; the process may die at any time.
-    let path = folder.path().join(format!("{}.json", id(&begun)));
+    let path = folder.path().join(format!("{}.record", id(&begun)));
     let waited = tokio::time::timeout(Duration::from_secs(30), async {
         while !path.exists() {
             tokio::task::yield_now().await;

@@ -52,7 +52,7 @@ async fn bad_values_are_refused_by_name() {
         (json!({"reasoning": {"effort": "huge"}}), "reasoning.effort", "invalid_value"),
         (json!({"text": {"verbosity": "none"}}), "text.verbosity", "invalid_value"),
         (json!({"metadata": {"a": 1}}), "metadata.a", "invalid_type"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type", "invalid_value"),
+        (json!({"tools": [{"name": "f"}]}), "tools[0].type", "missing_required_parameter"),
         (json!({"tool_choice": "some"}), "tool_choice", "invalid_value"),
         (json!({"tool_choice": "required"}), "tool_choice", "invalid_value"),
         (json!({"background": true, "store": false}), "background", "invalid_value"),

@@ -99,6 +99,7 @@ async fn until_the_model_is_loaded_only_liveness_is_given() {
         requests_max: 1,
         connections_max: 1,
         read_timeout: Duration::from_secs(60),
+        ..Limits::default()
     };
     let app = App::new(limits, Metrics::new("m", "test"));
     let ask = async |request: Request<Body>| {

@@ -224,3 +224,18 @@ async fn a_form_and_bans_that_leave_no_token_are_the_clients_error() {
     assert!(answer.body.contains("no_token_left"), "{}", answer.body);
     server.idle().await;
 }
+
+#[tokio::test]
+async fn a_choice_of_as_many_parts_as_the_limit_says_is_followed_and_one_more_is_refused() {
+    let server = random();
+    let words: Vec<String> = (0..8193).map(|index| format!("w{index}")).collect();
+    for count in [2001, 8192] {
+        let asked = asking(json!({"structured_outputs": {"choice": words[..count]}, "seed": count}));
+        let answer = server.post(CHAT, chat(asked)).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(words[..count].contains(&answer.text()), "{}", answer.body);
+    }
+    let asked = asking(json!({"structured_outputs": {"choice": words}}));
+    assert_eq!(server.post(CHAT, chat(asked)).await.status, 400);
+    server.idle().await;
+}

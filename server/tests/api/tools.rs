@@ -444,7 +444,7 @@ async fn tools_and_choices_that_are_none_are_refused() {
         missing_required_parameter tool_choice.name | tool_choice.name: is missing
         invalid_value tool_choice.function.name | tool_choice.function.name: "other" is none of the tools
         invalid_type tool_choice.name | tool_choice.name: is no string
-        invalid_value tool_choice.type | tool_choice.type: "web_search" is neither function nor allowed_tools
+        invalid_value tool_choice.type | tool_choice.type: "web_search" cannot be called: this server runs no tools
         missing_required_parameter tool_choice.mode | tool_choice.mode: is missing
         invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: is neither "auto" nor "required"
         invalid_value tool_choice.tools | tool_choice.tools: is empty

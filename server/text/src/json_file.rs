@@ -9,7 +9,9 @@ use serde_json::Value;
 
 use crate::LoadError;
 
-/// A JSON file should be no larger, bytes. (The largest tokenizer.json known has 40 MB.)
+/// Size of a JSON file of a model. The largest known `tokenizer.json` has 40 MB.
+///
+/// Beyond it: the server does not start.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
 /// A JSON file's content, with its path for errors. An absent file is like an empty object.

@@ -29,4 +29,4 @@ pub use template::{
     Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,
     TemplateError, ToolsPlace, limits as template_limits,
 };
-pub use tokenizer::{EncodeError, TEXT_BYTES_MAX, Tokenizer};
+pub use tokenizer::{ENCODE_MEMORY_PER_BYTE, EncodeError, TEXT_BYTES_MAX, Tokenizer};

@@ -19,15 +19,24 @@ pub use probe::{Abilities, Arguments, CallCount, CallIds, CallStyle, NoText, Too
 
 /// The named limits of rendering.
 pub mod limits {
-    /// Instructions of the template engine. A message takes some hundred.
+    /// Number of template engine instructions to render a conversation. A message takes some hundreds.
+    ///
+    /// Beyond it: 400, `invalid_value`.
     pub const STEPS_MAX: u64 = 20_000_000;
-    /// The same for each conversation by which is found out what a template shows; they have three messages.
+    /// Number of template engine instructions to render one of the trial conversations, which show what a template
+    /// supports. They have three messages.
     pub const TRIAL_STEPS_MAX: u64 = 1_000_000;
-    /// Nested calls and blocks.
+    /// Depth of nested calls and blocks in a chat template.
+    ///
+    /// Beyond it: 400, `invalid_value`.
     pub const RECURSION_MAX: usize = 200;
-    /// Bytes of rendered text.
+    /// Size of a rendered conversation.
+    ///
+    /// Beyond it: 400, `invalid_value`.
     pub const OUTPUT_BYTES_MAX: usize = 64 << 20;
-    /// Bytes of a template's source.
+    /// Size of the source of a chat template.
+    ///
+    /// Beyond it: the server does not start.
     pub const SOURCE_BYTES_MAX: usize = 4 << 20;
 }
 

@@ -2,12 +2,14 @@
 //! `tokenizer.json` describes (or a GGUF file's byte-level BPE, rebuilt as one), or SentencePiece's merging by
 //! score, for which no such pipeline is exact.
 
+mod bound;
 mod gguf;
 mod huggingface;
 mod pipeline;
 mod pre;
 mod spm;
 
+use bound::TokenBound;
 use pipeline::Pipeline;
 use spm::Spm;
 
@@ -16,9 +18,15 @@ use crate::vocabulary::Vocabulary;
 pub(crate) use gguf::from_gguf;
 pub(crate) use huggingface::from_folder;
 
-/// Text to be tokenized at once, bytes. The regular expressions of pre-tokenizers count their steps, and give
-/// up above ten million within one word.
+/// Size of a text that is tokenized at once; the limit that follows from `--max-tokenizer-memory` is usually lower.
+/// The regular expressions of pre-tokenizers count their steps and give up above ten million within one word.
+///
+/// Beyond it: 400, `invalid_value`.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
+
+/// The most memory that [`Tokenizer::encode`] takes while it runs, in bytes for each byte of the text. Where each byte is a
+/// word and a token, a word costs three strings and their alignment: 373 bytes were measured.
+pub const ENCODE_MEMORY_PER_BYTE: usize = 400;
 
 /// Text could not be turned into tokens.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +39,10 @@ pub struct Tokenizer {
     encoder: Encoder,
     vocabulary: Vocabulary,
     added: Added,
+    bound: TokenBound,
     bos: Option<u32>,
     eos: Option<u32>,
+    pad: Option<u32>,
     /// Whether every text is tokenized as if it began with a space.
     space_prefix: bool,
 }
@@ -86,6 +96,13 @@ impl Tokenizer {
         Ok(tokens)
     }
 
+    /// A lower bound on the number of tokens of `text`, without tokenizing it: linear in the text, without memory.
+    ///
+    /// It is 0 for tokenizers that may drop text.
+    pub fn min_tokens(&self, text: &str) -> usize {
+        self.bound.min_tokens(text)
+    }
+
     /// The text of `tokens`. Bytes that are no UTF-8 become U+FFFD. A leading space that the tokenizer puts
     /// before every text is taken away.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {
@@ -131,6 +148,11 @@ impl Tokenizer {
     /// The token that ends a text.
     pub fn eos(&self) -> Option<u32> {
         self.eos
+    }
+
+    /// The token that fills up shorter lists of a batch, if the model's files name one.
+    pub fn pad(&self) -> Option<u32> {
+        self.pad
     }
 
     /// Whether [`Tokenizer::decode`] takes a leading space away.

@@ -242,6 +242,73 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
     );
 }
 
+/// Texts of characters that tokenizers treat in special ways, the same for each `seed`.
+fn random_text(seed: u64) -> String {
+    const PIECES: [&str; 24] = [
+        "a",
+        "the",
+        "e",
+        "\u{301}",
+        "\u{212a}",
+        "\u{1100}\u{1161}\u{11a8}",
+        "7",
+        "1234567",
+        " ",
+        "    ",
+        "\n",
+        "\t",
+        "\u{2581}",
+        "\u{3000}",
+        "\u{a0}",
+        "日本",
+        "é",
+        "<|im_end|>",
+        "<think>",
+        "İ",
+        "🦀",
+        "\u{0}",
+        "'s",
+        "\u{fb01}",
+    ];
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as usize
+    };
+    (0..next() % 40).map(|_| PIECES[next() % PIECES.len()].repeat(1 + next() % 9)).collect()
+}
+
+#[test]
+fn no_text_has_fewer_tokens_than_its_lower_bound() {
+    let golden_bytes = golden("byte_level.json");
+    let named = golden_bytes["plain"].as_object().unwrap().keys();
+    let byte_level = named.map(|pre| (pre.clone(), byte_level(&golden_bytes, pre)));
+    let mut models: Vec<(String, GgufWriter)> = byte_level.collect();
+    for name in ["sentencepiece.json", "sentencepiece_prefix.json"] {
+        for option in ["remove_extra_whitespaces", "add_space_prefix"] {
+            let mut writer = sentencepiece(&golden(name));
+            writer.metadata(&format!("tokenizer.ggml.{option}"), true);
+            models.push((format!("{name} {option}"), writer));
+        }
+    }
+    let texts: Vec<String> =
+        strings(&golden_bytes["texts"]).into_iter().chain((0..200).map(random_text)).collect();
+    for (name, writer) in models {
+        let tokenizer = load(&writer, &LoadOptions::default()).unwrap().tokenizer;
+        for text in &texts {
+            for parse_special in [false, true] {
+                let tokens = tokenizer.encode(text, false, parse_special).unwrap().len();
+                let bound = tokenizer.min_tokens(text);
+                assert!(bound <= tokens, "{name}: {bound} > {tokens} {text:?}");
+            }
+        }
+        let letters = "the quick brown fox ".repeat(50_000);
+        assert!(tokenizer.min_tokens(&letters) > 10_000, "{name}: {}", tokenizer.min_tokens(&letters));
+    }
+}
+
 /// If time grew with the square of a run's length, this would not come back.
 #[test]
 fn long_runs_of_one_character_take_linear_time() {

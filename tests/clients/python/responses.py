@@ -8,6 +8,7 @@ Each function is a scenario; its name says what must hold. The first that fails 
 
 import json
 import sys
+import typing
 
 import openai
 import pydantic
@@ -299,7 +300,7 @@ def errors_are_typed(client, model):
         {"temperature": 9},
         {"input": []},
         {"max_output_tokens": 0},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "namespace", "name": "n", "description": "No tools."}]},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
         {"truncation": "some"},
         {"stream": True, "top_logprobs": 99},
@@ -307,6 +308,53 @@ def errors_are_typed(client, model):
         expect_error(openai.BadRequestError, None, create(**changed))
     for id in ["resp_1", "resp_" + 48 * "0"]:
         expect_error(openai.NotFoundError, "response_not_found", lambda: client.responses.retrieve(id))
+
+
+def function_tool(name):
+    return {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": False}
+
+
+# What becomes of each type of tool that this client knows. A type that the client gains has to be decided on here, and
+# in `BUILT_IN` of `server/src/prepare/tools.rs` if the model cannot be offered it.
+OFFERED = {
+    "function": function_tool("f"),
+    "custom": {"type": "custom", "name": "c"},
+    "namespace": {"type": "namespace", "name": "n", "description": "A group.", "tools": [function_tool("g")]},
+}
+IGNORED = {
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "programmatic_tool_calling",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+}
+
+
+def every_type_of_tool_that_the_client_knows_is_offered_or_ignored(client, model):
+    kinds = {
+        kind
+        for tool in typing.get_args(openai.types.responses.ToolParam)
+        for kind in typing.get_args(typing.get_type_hints(tool)["type"])
+    }
+    assert kinds == OFFERED.keys() | IGNORED, kinds ^ (OFFERED.keys() | IGNORED)
+    tools = [OFFERED.get(kind, {"type": kind}) for kind in sorted(kinds)]
+    response = client.responses.create(model=model, input="Hello", tools=tools, max_output_tokens=4)
+    assert [tool.type for tool in response.tools] == sorted(OFFERED), response.tools
+    warned = {(warning["code"], warning["param"]) for warning in response.model_extra["warnings"]}
+    expected = {("unsupported_tool", f"tools[{at}]") for at, kind in enumerate(sorted(kinds)) if kind in IGNORED}
+    assert warned == expected, warned ^ expected
+    reasons = [warning["message"] for warning in response.model_extra["warnings"]]
+    assert not any("does not know" in reason for reason in reasons), reasons
 
 
 def expect_error(kind, code, call):
@@ -329,6 +377,7 @@ SCENARIOS = {
         answers_and_events_are_of_the_clients_types,
         a_conversation_is_changed_item_by_item,
         a_response_in_the_background_is_polled_followed_and_cancelled,
+        every_type_of_tool_that_the_client_knows_is_offered_or_ignored,
         errors_are_typed,
     ],
     "real": [

@@ -77,23 +77,24 @@ certificates() {
 settings() {
   mkdir -p /run/cni
   cat >"$NODE/containerd.toml" <<TOML
-version = 2
+version = 3
 root = "$NODE/lib/containerd"
 [grpc]
 address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "localhost/pause:1"
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "localhost/pause:1"
+[plugins."io.containerd.cri.v1.runtime"]
 restrict_oom_score_adj = true
 disable_apparmor = true
 netns_mounts_under_state_dir = true
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "overlayfs"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "$NODE_CNI"
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["$NODE_CNI"]
 conf_dir = "$NODE/cni"
 TOML
   mkdir -p "$NODE/cni"
@@ -122,8 +123,12 @@ imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
 nodeStatusUpdateFrequency: 4s
+syncFrequency: 2s
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 featureGates: {KubeletCrashLoopBackOffMax: true}
+cpuManagerPolicy: static
+cpuManagerReconcilePeriod: 1s
+kubeReserved: {cpu: 50m}
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: "$pki/ca.crt"}}
 authorization: {mode: Webhook}
 tlsCertFile: $pki/kubelet-server.crt
@@ -140,6 +145,15 @@ oomScoreAdj: 0
 clientConnection: {kubeconfig: "$NODE/proxy.kubeconfig"}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 0s,
   udpStreamTimeout: 0s}
+YAML
+  # What the operator writes, with the address of the pod that wrote it.
+  cat >"$NODE/audit.yaml" <<YAML
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, userGroups: ["system:serviceaccounts:ovfleet"], verbs: [create, update, patch, delete]}
+- {level: None}
 YAML
   cat >"$NODE/Corefile" <<COREFILE
 .:53 {
@@ -179,6 +193,7 @@ store_and_api() {
     --kubelet-certificate-authority="$pki/ca.crt" --kubelet-preferred-address-types=InternalIP \
     --service-account-key-file="$pki/sa.pub" --service-account-signing-key-file="$pki/sa.key" \
     --service-account-issuer=https://kubernetes.default.svc.cluster.local \
+    --audit-policy-file="$NODE/audit.yaml" --audit-log-path=/var/log/audit.log \
     --requestheader-client-ca-file="$pki/ca.crt" --requestheader-allowed-names=nobody \
     --requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group \
     --requestheader-extra-headers-prefix=X-Remote-Extra- &
@@ -189,7 +204,8 @@ controllers() {
   keep kube-controller-manager kube-controller-manager --kubeconfig="$config" \
     --authentication-kubeconfig="$config" --authorization-kubeconfig="$config" --leader-elect=false \
     --secure-port=0 --use-service-account-credentials=true --root-ca-file="$pki/ca.crt" \
-    --service-account-private-key-file="$pki/sa.key" --kube-api-qps=500 --kube-api-burst=1000 &
+    --service-account-private-key-file="$pki/sa.key" --kube-api-qps=500 --kube-api-burst=1000 \
+    --horizontal-pod-autoscaler-sync-period=1s &
   config=$NODE/scheduler.kubeconfig
   keep kube-scheduler kube-scheduler --kubeconfig="$config" --authentication-kubeconfig="$config" \
     --authorization-kubeconfig="$config" --leader-elect=false --secure-port=0 &

@@ -7,7 +7,7 @@ use super::{Finding, Tree};
 /// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
 /// exist; an edge that is not here may not either, whichever kind of dependency it is.
 const EDGES: [(&str, &[&str]); 14] = [
-    ("operator", &["operator-api", "tests"]),
+    ("operator", &["operator-api", "proto", "tests"]),
     ("operator-api", &[]),
     ("proto", &[]),
     // The scheduler: in the policy arena only, an example.
@@ -51,7 +51,7 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("axum", &["operator", "router", "server", "tests"]),
     ("clap", &["operator", "router", "server"]),
     ("kube", &["operator", "operator-api", "router", "tests"]),
-    ("tonic", &["proto", "router", "server"]),
+    ("tonic", &["operator", "proto", "router", "server"]),
     ("tonic-prost", &["proto", "router", "server"]),
     ("tower", &["router", "server"]),
 ];

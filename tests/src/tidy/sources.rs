@@ -1,9 +1,9 @@
-//! Rules about Rust files: their size, how they open, and where `unsafe` may stand.
+//! Rules about Rust files: how they open, where `unsafe` may stand, and which are long.
 
 use super::{Finding, Tree};
 
-/// Longest Rust file, in lines.
-const LINES_MAX: usize = 500;
+/// Lines from which on a Rust file is listed as long: a reason to ask whether it holds two ideas, and no more than that.
+const LONG_FILE_LINES: usize = 700;
 /// Longest `main.rs`, in lines: it parses, sets up and calls.
 const MAIN_LINES_MAX: usize = 40;
 /// The only crate that may hold `unsafe`.
@@ -16,9 +16,8 @@ pub fn sources(tree: &Tree) -> Vec<Finding> {
     for file in tree.files.iter().filter(|file| file.path.ends_with(".rs")) {
         let name = file.path.rsplit('/').next().unwrap_or_default();
         let lines = file.text.lines().count();
-        let lines_max = if file.path.ends_with("src/main.rs") { MAIN_LINES_MAX } else { LINES_MAX };
-        if lines > lines_max {
-            findings.push(Finding::new(&file.path, format!("{lines} lines, {lines_max} at most")));
+        if file.path.ends_with("src/main.rs") && lines > MAIN_LINES_MAX {
+            findings.push(Finding::new(&file.path, format!("{lines} lines, {MAIN_LINES_MAX} at most")));
         }
         if name == "mod.rs" {
             findings.push(Finding::new(&file.path, "mod.rs: modules are foo.rs beside foo/"));
@@ -32,6 +31,17 @@ pub fn sources(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Lists the Rust files with more than 700 lines.
+#[must_use]
+pub fn long_files(tree: &Tree) -> Vec<Finding> {
+    let sources = tree.files.iter().filter(|file| file.path.ends_with(".rs"));
+    sources
+        .map(|file| (file, file.text.lines().count()))
+        .filter(|(_, lines)| *lines > LONG_FILE_LINES)
+        .map(|(file, lines)| Finding::new(&file.path, format!("{lines} lines: does it hold two ideas?")))
+        .collect()
 }
 
 /// The words of Rust code, without those in comments and literals.
@@ -124,7 +134,7 @@ fn quoted(rest: &str, quote: char) -> usize {
 #[cfg(test)]
 mod tests {
     use super::super::{File, Tree};
-    use super::sources;
+    use super::{long_files, sources};
 
     fn check(path: &str, text: &str) -> Vec<String> {
         let tree = Tree { files: vec![File::new(path, text)] };
@@ -132,10 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn finds_files_that_are_too_long() {
-        assert_eq!(check("a/src/lib.rs", &"//!\n".repeat(500)), [""; 0]);
-        assert_eq!(check("a/src/lib.rs", &"//!\n".repeat(501)).len(), 1);
+    fn finds_long_main_files_and_lists_other_long_ones() {
+        assert_eq!(check("a/src/lib.rs", &"//!\n".repeat(701)), [""; 0]);
         assert_eq!(check("a/src/main.rs", &"//!\n".repeat(41)).len(), 1);
+        let tree = |lines| Tree { files: vec![File::new("a/src/lib.rs", &"//!\n".repeat(lines))] };
+        assert_eq!(long_files(&tree(700)), []);
+        assert_eq!(long_files(&tree(701)).len(), 1);
     }
 
     #[test]

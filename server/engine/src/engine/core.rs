@@ -7,6 +7,7 @@ use server_scheduler::{
     Batch, Event as Change, FinishReason, Keying, Sampled, Scheduler, SchedulerConfig, SequenceId,
 };
 
+use crate::clock::Clock;
 use crate::handle::{Command, Shared};
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::Failure;
@@ -14,7 +15,8 @@ use crate::runner::{Logits, ModelRunner, RunError, Runners};
 use crate::sampler::Sampler;
 use crate::sleep::SleepLevel;
 use crate::spill::Spill;
-pub(crate) use drafts::Drafter;
+use crate::waker::Waker;
+pub(crate) use drafts::Drafters;
 use drafts::Drafting;
 use guides::Guides;
 use requests::{Live, Requests, index_of, request_of, sequence_of};
@@ -35,6 +37,7 @@ pub(super) struct Core {
     /// Before the runner: streams end even if that takes long to be dropped.
     requests: Requests,
     commands: mpsc::Receiver<Command>,
+    waker: Waker,
     scheduler: Scheduler,
     runner: Box<dyn ModelRunner>,
     /// If evicted blocks are kept.
@@ -49,7 +52,7 @@ pub(super) struct Core {
     prefill_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
-    /// Whether nothing can be computed before blocks have been read.
+    /// Whether nothing can be computed before blocks have been read, or guides are ready.
     is_stalled: bool,
     // Kept from step to step for their memory.
     batch: Batch,
@@ -60,15 +63,23 @@ pub(super) struct Core {
     report: StepReport,
 }
 
+/// What connects the engine's thread with others.
+pub(super) struct Links {
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) waker: Waker,
+    pub(super) clock: Clock,
+    pub(super) spill: Option<(Spill, Keying)>,
+}
+
 impl Core {
     pub(super) fn new(
         config: SchedulerConfig,
         Runners { target: runner, draft }: Runners,
         observer: Observer,
-        (commands, spill): (mpsc::Receiver<Command>, Option<(Spill, Keying)>),
+        Links { commands, waker, clock, spill }: Links,
     ) -> Self {
         let vocabulary = runner.layout().vocabulary;
-        let guides = Guides::new(vocabulary);
+        let guides = Guides::new(vocabulary, clock, waker.clone());
         let drafting = Drafting::new(draft, vocabulary, config.chunk_tokens_max);
         let mut scheduler = Scheduler::new(config);
         let spill = spill.map(|(spill, keying)| {
@@ -78,6 +89,7 @@ impl Core {
         Self {
             requests: Requests::default(),
             commands,
+            waker,
             scheduler,
             runner,
             spill,
@@ -119,7 +131,7 @@ impl Core {
     fn take_commands(&mut self, shared: &Shared) -> Result<bool, RunError> {
         loop {
             let command = if self.is_stalled {
-                match self.await_blocks(shared) {
+                match self.await_news(shared) {
                     Some(command) => command,
                     None => return Ok(true),
                 }
@@ -150,24 +162,31 @@ impl Core {
                 Command::Drain => self.state = EngineState::Draining,
                 Command::Sleep(command) => self.change_sleep(command, shared)?,
                 Command::Stop => return Ok(false),
-                Command::LookAtSpill => self.woke(),
+                Command::Wake => self.waker.woke(),
             }
         }
     }
 
     fn step(&mut self, shared: &Shared) -> Result<(), RunError> {
         let began = shared.clock.now();
+        self.report.clear();
+        self.resume();
         self.drafting.propose(&mut self.requests, &mut self.scheduler);
         self.scheduler.schedule(&mut self.batch);
         self.spill_scheduled(began);
         self.publish(shared);
         if self.batch.rows.is_empty() {
-            assert!(self.scheduler.is_reading(), "invariant: if it has work and reads nothing, it has a row");
-            self.is_stalled = true;
+            let waits = self.scheduler.is_reading() || self.scheduler.has_suspended();
+            assert!(
+                waits || self.scheduler.is_idle(),
+                "invariant: if it has work and waits for nothing, it has a row"
+            );
+            self.is_stalled = waits;
+            if self.report.generated_tokens + self.report.requests_failed > 0 {
+                (self.observer)(&self.report);
+            }
             return Ok(());
         }
-        self.report.clear();
-        self.changes.clear();
         let tools = (&shared.clock, &mut self.report);
         self.drafting.fill(&mut self.batch, &mut self.requests, tools);
         self.count_batch();
@@ -176,14 +195,14 @@ impl Core {
         let run_began = shared.clock.now();
         let outcome = self.runner.run(&self.batch);
         let run_ended = shared.clock.now();
-        self.samples.clear();
-        self.guides.collect(&mut self.requests, &mut self.samples.failed);
+        self.guides.collect_soon(&mut self.requests);
         self.report.run_time = run_ended - run_began;
         self.report.guide_time = shared.clock.now() - run_ended;
         match outcome {
             Ok(logits) => {
                 check(&logits, &self.batch)?;
                 let Self { batch, requests, sampler, drafting, .. } = self;
+                self.samples.clear();
                 self.samples.take(batch, logits, requests, (sampler, drafting));
                 self.finish_step(began);
             }
@@ -203,17 +222,32 @@ impl Core {
         Ok(())
     }
 
+    /// Samples sequences that were suspended and whose guides are ready by now.
+    fn resume(&mut self) {
+        self.guides.collect(&mut self.requests);
+        if self.requests.suspended.is_empty() {
+            return;
+        }
+        let Self { requests, scheduler, samples, sampler, guides, changes, .. } = self;
+        samples.clear();
+        // While any is away the engine is woken when it is done, and tries again.
+        samples.take_suspended(requests, !guides.are_away(), sampler);
+        let failed = fail(samples, requests, scheduler);
+        self.report.requests_failed += failed;
+        changes.clear();
+        scheduler.resume(&samples.tokens, changes);
+        self.deliver();
+    }
+
     /// Commits what was sampled and tells the clients.
     fn finish_step(&mut self, began: Duration) {
-        let Self { requests, scheduler, samples, changes, ended, report, .. } = self;
-        let batch = &self.batch;
-        for (number, failure) in samples.failed.drain(..) {
-            report.requests_failed += u32::from(requests.fail(number, failure, scheduler));
-        }
+        let Self { requests, scheduler, samples, changes, report, batch, .. } = self;
+        report.requests_failed += fail(samples, requests, scheduler);
         let weights = self.runner.block_weights();
         if !weights.is_empty() {
             scheduler.attended(batch, weights);
         }
+        changes.clear();
         scheduler.commit(batch, &samples.tokens, changes);
         for change in &*changes {
             if let &Change::Started { sequence, cached_tokens } = change {
@@ -229,6 +263,12 @@ impl Core {
         // and is computed in one.
         let scoring = batch.rows.iter().filter(|row| row.past == 0 || !row.scored.is_empty());
         scoring.for_each(|row| requests.scored(row.sequence));
+        self.deliver();
+    }
+
+    /// Tells the clients what was sampled, and lets go of the sequences that have ended by it.
+    fn deliver(&mut self) {
+        let Self { requests, scheduler, samples, changes, ended, report, .. } = self;
         ended.clear();
         let mut earlier = samples.earlier.drain(..);
         for (&Sampled { sequence, accepted, token, .. }, outcome) in
@@ -238,6 +278,10 @@ impl Core {
                 report.generated_tokens += u32::from(requests.token(sequence, token, logprobs));
             }
             report.accepted_tokens += accepted;
+            let Some(token) = token else {
+                report.suspended_sequences += 1;
+                continue;
+            };
             let logprobs = match outcome {
                 Outcome::Token(logprobs) => logprobs,
                 Outcome::Last(logprobs) => {
@@ -315,6 +359,12 @@ impl Core {
             notify
         });
     }
+}
+
+/// Fails the requests that could not be sampled. Answers how many these are.
+fn fail(samples: &mut Samples, requests: &mut Requests, scheduler: &mut Scheduler) -> u32 {
+    let failed = samples.failed.drain(..);
+    failed.map(|(number, failure)| u32::from(requests.fail(number, failure, scheduler))).sum()
 }
 
 /// Logits of the wrong number or width are no logits: such a runner is not to be trusted with another step.

@@ -335,3 +335,24 @@ fn parameters_without_meaning_are_named() {
         assert_eq!(sampling.invalid(), Some(parameter));
     }
 }
+
+#[test]
+fn the_least_and_the_greatest_penalties_leave_a_token_to_choose() {
+    let logits: Vec<f32> = (0..1000).map(|token| ((token * 37) % 101) as f32 - 50.0).collect();
+    for repetition_penalty in [f32::from_bits(1), 1e-40, f32::MIN_POSITIVE, 1e-30, 1e30, f32::MAX] {
+        for (temperature, top_p, min_p) in
+            [(0.0, 1.0, 0.0), (1.0, 1.0, 0.0), (0.7, 0.9, 0.05), (1e-30, 0.5, 0.0)]
+        {
+            let sampling = Sampling { repetition_penalty, temperature, top_p, min_p, ..Sampling::greedy() };
+            assert_eq!(sampling.invalid(), None);
+            let mut history = History::new(&[1, 2, 3, 500], &sampling);
+            history.push(999);
+            let stop = StopRule::default();
+            let choice =
+                Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
+            let chosen = Sampler::new().sample(&logits, &choice);
+            assert!(chosen.is_ok_and(|token| token < 1000), "{sampling:?}: {chosen:?}");
+            Sampler::new().options(&logits, &choice, 8).expect("some are left");
+        }
+    }
+}

@@ -43,7 +43,7 @@ struct At {
 }
 
 impl Form {
-    fn new(seed: u64, length: u32) -> Self {
+    pub(crate) fn new(seed: u64, length: u32) -> Self {
         Self { seed, length, fault: None, stops: Vec::new() }
     }
 
@@ -55,7 +55,7 @@ impl Form {
         Self { stops: stops.to_vec(), ..self }
     }
 
-    fn guide(&self) -> Option<Arc<dyn Guide>> {
+    pub(crate) fn guide(&self) -> Option<Arc<dyn Guide>> {
         Some(Arc::new(self.clone()))
     }
 
@@ -99,7 +99,7 @@ impl Guide for Form {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
         let state = At { form: self.clone(), tokens: Vec::new() };
         match self.fault {
-            Some((_, Fault::Start)) => Err(GuideError("it cannot start".to_owned())),
+            Some((_, Fault::Start)) => Err(GuideError::Failed("it cannot start".to_owned())),
             _ => Ok(Box::new(state)),
         }
     }
@@ -123,7 +123,7 @@ impl GuideState for At {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         assert!(allowed.is_empty(), "the set is empty");
         match self.fault() {
-            Some(Fault::Allow) => return Err(GuideError("it cannot go on".to_owned())),
+            Some(Fault::Allow) => return Err(GuideError::TooComplex("it cannot go on".to_owned())),
             Some(Fault::Panic) => panic!("a simulated panic"),
             Some(Fault::DeadEnd) => return Ok(Progress::Open),
             _ => {}
@@ -138,7 +138,7 @@ impl GuideState for At {
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError> {
         assert!(self.form.allows(&self.tokens, token), "{token} was not allowed after {:?}", self.tokens);
         if self.fault() == Some(Fault::Commit) {
-            return Err(GuideError("it takes no such token".to_owned()));
+            return Err(GuideError::Failed("it takes no such token".to_owned()));
         }
         self.tokens.push(token);
         Ok(self.progress())
@@ -296,6 +296,7 @@ async fn a_guide_that_fails_fails_its_request_and_no_other() {
         let guided = outcome(guided).await;
         let failure = guided.failure.unwrap_or_else(|| panic!("{fault:?} fails it"));
         assert_eq!(matches!(failure, Failure::NoToken(_)), matches!(fault, Fault::DeadEnd), "{failure}");
+        assert_eq!(matches!(failure, Failure::TooComplex(_)), matches!(fault, Fault::Allow), "{failure}");
         assert!(failure.to_string().contains("the form that the answer is held to"), "{failure}");
         assert_eq!(tokens(fine).await.len(), 12);
     }

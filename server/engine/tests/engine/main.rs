@@ -17,6 +17,8 @@ mod scores;
 #[cfg(test)]
 mod sleep;
 #[cfg(test)]
+mod slow_guides;
+#[cfg(test)]
 mod spill;
 mod streams;
 #[cfg(test)]

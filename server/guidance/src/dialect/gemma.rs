@@ -9,7 +9,9 @@ use crate::schema;
 
 /// What is on both sides of a string.
 const QUOTE: &str = "<|\"|>";
-/// How deep schemas nest, references included.
+/// Nesting depth of the schema of a tool in Gemma's call format.
+///
+/// Beyond it: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const DEPTH_MAX: usize = 32;
 
 /// The members of an object, between its braces.

@@ -6,7 +6,9 @@ use std::str::CharIndices;
 
 use crate::limits::REPEAT_MAX;
 
-/// How deep groups nest.
+/// Nesting depth of the groups in an EBNF grammar.
+///
+/// Beyond it: 400, `invalid_value`.
 const DEPTH_MAX: usize = 100;
 
 /// The rules of a grammar.

@@ -1,7 +1,7 @@
 //! Each kind of form: what fits and what does not.
 
 use serde_json::{Value, json};
-use server_guidance::{Form, Tag, Triggered};
+use server_guidance::{Form, Tag, Triggered, limits};
 
 use crate::support::{Fit, check, compile, draw, fit};
 
@@ -47,6 +47,22 @@ fn a_regular_expression_matches_as_a_whole() {
 fn a_choice_is_one_of_its_parts() {
     let choice = Form::Choice(["red", "green", "re", ""].map(Form::literal).to_vec());
     check(&choice, &["red", "green", "re", ""], &["r", "redgreen", "blue"]);
+}
+
+#[test]
+fn a_choice_may_have_as_many_parts_as_the_limit_says_however_it_is_written() {
+    let words: Vec<String> = (0..limits::ELEMENTS_MAX).map(|index| format!("word {index}")).collect();
+    let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    let literals = Form::Choice(words.iter().map(Form::literal).collect());
+    let texts = ["word 0", "word 1234", "word 8191"];
+    check(&literals, &texts, &["word", "word 8192", "word 12a"]);
+    let alternatives = quoted.join(" | ");
+    check(&grammar(&format!("start: {alternatives}")), &texts, &["word", "word 8192"]);
+    check(&grammar(&format!("root ::= {alternatives}")), &texts, &["word", "word 8192"]);
+    let texts = ["\"word 0\"", "\"word 1234\"", "\"word 8191\""];
+    check(&json_form(json!({"enum": words})), &texts, &["\"word\"", "\"word 8192\""]);
+    let parts: Vec<Value> = words.iter().map(|word| json!({"const": word})).collect();
+    check(&json_form(json!({"anyOf": parts})), &texts, &["\"word\"", "\"word 8192\""]);
 }
 
 #[test]

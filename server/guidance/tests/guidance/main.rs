@@ -5,6 +5,8 @@ mod calls;
 #[cfg(test)]
 mod forms;
 #[cfg(test)]
+mod memory;
+#[cfg(test)]
 mod prefaces;
 #[cfg(test)]
 mod refusals;

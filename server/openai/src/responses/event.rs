@@ -43,6 +43,10 @@ pub mod kind {
     pub const ARGUMENTS_DELTA: &str = "response.function_call_arguments.delta";
     /// All of a call's arguments.
     pub const ARGUMENTS_DONE: &str = "response.function_call_arguments.done";
+    /// More of the input of a custom tool's call.
+    pub const INPUT_DELTA: &str = "response.custom_tool_call_input.delta";
+    /// All of the input of a custom tool's call.
+    pub const INPUT_DONE: &str = "response.custom_tool_call_input.done";
     /// What went wrong.
     pub const ERROR: &str = "error";
 }
@@ -168,6 +172,24 @@ pub enum EventData<'a> {
         name: &'a str,
         /// The text.
         arguments: &'a str,
+    },
+    /// More of the input of a custom tool's call.
+    InputDelta {
+        /// The call's item.
+        item_id: &'a str,
+        /// Its place in the output.
+        output_index: usize,
+        /// The text.
+        delta: &'a str,
+    },
+    /// All of the input of a custom tool's call.
+    InputDone {
+        /// The call's item.
+        item_id: &'a str,
+        /// Its place in the output.
+        output_index: usize,
+        /// The text.
+        input: &'a str,
     },
     /// What went wrong.
     Error {

@@ -17,6 +17,10 @@ pub enum Item {
     FunctionCall(Call),
     /// The tool answers.
     FunctionCallOutput(CallOutput),
+    /// The model calls a custom tool.
+    CustomToolCall(CustomCall),
+    /// The custom tool answers.
+    CustomToolCallOutput(CallOutput),
 }
 
 impl Item {
@@ -27,7 +31,9 @@ impl Item {
             Self::Message(Message { id, .. })
             | Self::Reasoning(Reasoning { id, .. })
             | Self::FunctionCall(Call { id, .. })
-            | Self::FunctionCallOutput(CallOutput { id, .. }) => id,
+            | Self::CustomToolCall(CustomCall { id, .. })
+            | Self::FunctionCallOutput(CallOutput { id, .. })
+            | Self::CustomToolCallOutput(CallOutput { id, .. }) => id,
         }
     }
 
@@ -37,7 +43,8 @@ impl Item {
             Self::Message(message) => message.status = status,
             Self::Reasoning(reasoning) => reasoning.status = Some(status),
             Self::FunctionCall(call) => call.status = status,
-            Self::FunctionCallOutput(output) => output.status = status,
+            Self::CustomToolCall(call) => call.status = status,
+            Self::FunctionCallOutput(output) | Self::CustomToolCallOutput(output) => output.status = status,
         }
     }
 }
@@ -152,6 +159,27 @@ pub struct Call {
     pub call_id: String,
     /// The tool.
     pub name: String,
+    /// The namespace that the tool belongs to; absent if it belongs to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+/// The model calls a custom tool, whose input is text and not JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CustomCall {
+    /// Names the item.
+    pub id: String,
+    /// How far it is.
+    pub status: ItemStatus,
+    /// What the tool is given.
+    pub input: String,
+    /// Names the call: the tool's answer refers to it.
+    pub call_id: String,
+    /// The tool.
+    pub name: String,
+    /// The namespace that the tool belongs to; absent if it belongs to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
 }
 
 /// A tool answers.

@@ -133,8 +133,12 @@ pub struct InputItem {
     pub call_id: Option<String>,
     /// The tool that is called.
     pub name: Option<String>,
+    /// The namespace of the tool that is called.
+    pub namespace: Option<String>,
     /// With what.
     pub arguments: Option<String>,
+    /// With what, where the tool is a custom one.
+    pub input: Option<String>,
     /// What it answers.
     pub output: Option<TextOr<InputPart>>,
 }

@@ -1,7 +1,8 @@
 // Attention over a paged KV cache: what is asked, and the kernels that compute it.
 //
-// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so this file has nothing in it that
-// is compiled more than once: plain structures and declarations.
+// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// `static`: were it merely `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
+// without AVX-512.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,8 @@ constexpr size_t PART_BLOCKS = 32;
 static_assert(PART_BLOCKS % BLOCKS_AT_ONCE == 0);
 // Most numbers of a key or a value.
 constexpr size_t HEAD_SIZE_MAX = 512;
+// Most query heads of a layer.
+constexpr size_t HEADS_MAX = 1 << 16;
 // Numbers of a key that share a scale and a minimum, where keys are bytes; of values all of a head's do.
 constexpr size_t KEY_GROUP = 32;
 
@@ -52,11 +55,29 @@ struct Layer {
 };
 
 // Fills in the sizes of a layer's cache.
-inline void measure(Layer& layer) {
+static inline void measure(Layer& layer) {
     const bool scaled = layer.precision == Precision::u8;
     const size_t number = layer.precision == Precision::f32 ? 4 : scaled ? 1 : 2, scale = scaled ? 2 * sizeof(float) : 0;
     layer.key_bytes = BLOCK_TOKENS * (layer.key_size * number + layer.key_size / KEY_GROUP * scale);
     layer.value_bytes = BLOCK_TOKENS * (layer.value_size * number + scale);
+}
+
+// What makes a layer one that the kernels cannot compute; null if they can. Attributes of a graph are checked with this before
+// any of them sizes memory or divides.
+static inline const char* unsupported(const Layer& layer) {
+    const auto is_within = [](size_t value, size_t multiple, size_t most) {
+        return value > 0 && value <= most && value % multiple == 0;
+    };
+    if (!is_within(layer.heads, 1, HEADS_MAX)) return "the number of query heads must be from 1 to 65536";
+    if (!is_within(layer.kv_heads, 1, layer.heads) || layer.heads % layer.kv_heads != 0)
+        return "the number of KV heads must divide the number of query heads";
+    if (!is_within(layer.key_size, 32, HEAD_SIZE_MAX)) return "the key size must be a multiple of 32, up to 512";
+    if (!is_within(layer.value_size, 16, HEAD_SIZE_MAX)) return "the value size must be a multiple of 16, up to 512";
+    if (layer.precision < Precision::f32 || layer.precision > Precision::u8) return "the cache has an unknown precision";
+    if (!(layer.scale > 0) || layer.scale > 1e30f) return "the scale must be a positive, finite number";
+    if (!(layer.share >= 0) || layer.share > 1) return "the attention mass must be from 0 to 1";
+    if (layer.window > size_t(INT32_MAX)) return "the sliding window does not fit into 32 bits";
+    return nullptr;
 }
 
 // A sequence's tokens in a step, and its blocks.
@@ -102,7 +123,7 @@ struct Item {
 };
 
 // Floats of a query in a part.
-inline size_t part_row(const Layer& layer) { return 2 + layer.value_size + (layer.weighs ? PART_BLOCKS : 0); }
+static inline size_t part_row(const Layer& layer) { return 2 + layer.value_size + (layer.weighs ? PART_BLOCKS : 0); }
 
 struct Kernels {
     // Floats that `attend` needs for itself with so many queries at once, and blocks that they attend to.

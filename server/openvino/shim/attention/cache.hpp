@@ -68,10 +68,22 @@ inline void turn(const Layer& layer, const Memory& memory, size_t token, float* 
     }
 }
 
+// The nearest number that the cache holds. In f16, numbers beyond its range are stored as its largest: an infinity would turn
+// every later score of the sequence into NaN.
+template <typename T>
+inline void store_number(float value, T& to) {
+    convert(value, to);
+}
+
+inline void store_number(float value, f16& to) {
+    constexpr float most = 65504.0f;
+    convert(value > most ? most : value < -most ? -most : value, to);
+}
+
 template <typename T>
 void store_token(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values, size_t slot) {
-    for (size_t i = 0; i < layer.key_size; ++i) convert(key[i], ((T*)keys)[i * BLOCK_TOKENS + slot]);
-    for (size_t i = 0; i < layer.value_size; ++i) convert(value[i], ((T*)values)[slot * layer.value_size + i]);
+    for (size_t i = 0; i < layer.key_size; ++i) store_number(key[i], ((T*)keys)[i * BLOCK_TOKENS + slot]);
+    for (size_t i = 0; i < layer.value_size; ++i) store_number(value[i], ((T*)values)[slot * layer.value_size + i]);
 }
 
 template <>

@@ -37,7 +37,8 @@ inline void parts(const Layer& layer, size_t count, size_t blocks, Rows& rows, T
     rows.query_pairs = (uint32_t*)take(many * layer.key_size / 2);
     rows.weight_pairs = (uint32_t*)take(many * BLOCK_TOKENS / 2);
     choice_parts(layer, many, blocks, rows.choice, take);
-    const size_t told = layer.weighs ? (count < MANY_ROWS ? count : MANY_ROWS) * PART_BLOCKS : 0;
+    // Only decodes report block weights: one token, so one row for each query head of the KV head.
+    const size_t told = layer.weighs ? layer.heads / layer.kv_heads * PART_BLOCKS : 0;
     rows.block_weights = take(told);
     rows.block_maxima = take(told);
 }
@@ -348,8 +349,10 @@ void finish(const Layer& layer, const Item& item, const Memory& memory, const Ro
             for (size_t block = 0; block < blocks; ++block) part[2 + size + block] = weight_at(rows, row, block);
             continue;
         }
-        float* weights = memory.weights + item.kv_head * memory.step_blocks + item.sequence->place + item.block_begin;
-        for (size_t block = 0; block < blocks; ++block) weights[block] += weight_at(rows, row, block) / rows.totals[row];
+        if (blocks > 0) {
+            float* weights = memory.weights + item.kv_head * memory.step_blocks + item.sequence->place + item.block_begin;
+            for (size_t block = 0; block < blocks; ++block) weights[block] += weight_at(rows, row, block) / rows.totals[row];
+        }
         const size_t token = item.sequence->begin + item.token_begin + row / group;
         const size_t at = (token * layer.heads + item.kv_head * group + row % group) * size;
         const float factor = 1 / rows.totals[row];

@@ -13,6 +13,9 @@ namespace ovfleet {
 // weight decodes gave to each block is added. False, and nothing is changed, if one of them does what ours does not.
 bool put_own_attention(ov::Model& model, Precision precision, Compute compute, float share, bool weighs);
 
+// Throws if a paged attention of a model has no heads, or heads of no numbers.
+void check_attentions(const ov::Model& model);
+
 // How graphs with it are read.
 ov::Extension::Ptr attention_extension();
 

@@ -63,7 +63,7 @@ inline void score_rows(const Layer& layer, const uint8_t* block, const float* qu
 template <typename T, size_t R = SCORE_ROWS>
 inline void score(const Layer& layer, const uint8_t* block, const float* queries, const float* sums, float* scores,
                   size_t rows, Ahead ahead) {
-    const size_t groups = sizeof(T) == 1 ? layer.key_size / KEY_GROUP : 1;
+    const size_t groups = sizeof(T) == 1 ? layer.key_size / KEY_GROUP : 0;
     for (; rows >= R; rows -= R) {
         score_rows<T, R>(layer, block, queries, sums, scores, ahead);
         queries += R * layer.key_size;

@@ -5,9 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include <openvino/core/type/bfloat16.hpp>
-
 #include "../threads.hpp"
+#include "../vectors.hpp"
 
 namespace {
 
@@ -67,7 +66,7 @@ void join(const Layer& layer, const std::vector<Item>& items, const Memory& memo
             const size_t to = (item.sequence->begin * layer.heads + item.kv_head * group + row) * size;
             for (size_t i = 0; i < size; ++i) {
                 const float value = sum[i] / total;
-                if (layer.is_bf16) static_cast<ov::bfloat16*>(memory.output)[to + i] = ov::bfloat16(value);
+                if (layer.is_bf16) convert(value, static_cast<bf16*>(memory.output)[to + i]);
                 else static_cast<float*>(memory.output)[to + i] = value;
             }
             for (size_t index = first; layer.weighs && index < last; ++index) {

@@ -9,7 +9,8 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
     Layer layer{};
     layer.heads = asked->heads;
     layer.kv_heads = asked->kv_heads;
-    layer.key_size = layer.value_size = asked->size;
+    layer.key_size = asked->size;
+    layer.value_size = asked->value_size;
     layer.precision = Precision(asked->precision);
     layer.scale = asked->scale;
     layer.share = asked->share;
@@ -24,9 +25,10 @@ extern "C" int ovfleet_try_attention(const ovfleet_attention* asked) {
         sequences.push_back({one.begin, one.count, one.past, one.blocks, one.place});
     }
     const size_t query_row = asked->row ? asked->row : layer.heads * layer.key_size,
-                 key_row = asked->row ? asked->row : layer.kv_heads * layer.key_size;
+                 key_row = asked->row ? asked->row : layer.kv_heads * layer.key_size,
+                 value_row = asked->row ? asked->row : layer.kv_heads * layer.value_size;
     run(*kernels, layer, sequences,
-        {asked->queries, asked->keys, asked->values, query_row, key_row, key_row, asked->cos, asked->sin, asked->output,
+        {asked->queries, asked->keys, asked->values, query_row, key_row, value_row, asked->cos, asked->sin, asked->output,
          asked->key_cache, asked->value_cache, asked->weights, asked->step_blocks});
     return 1;
 }

@@ -148,10 +148,10 @@ inline void write(const Matrix& matrix, const Floats (&total)[2], size_t panel, 
     const size_t left = first < width ? width - first : 0;
     to += row * width + first;
     if (matrix.then == Then::gated) return store_up_to(to, swish(total[0]) * total[1], left);
-    base += row * width + first;
+    const bool is_added = matrix.then == Then::added;
+    if (is_added) base += row * width + first;
     for (size_t v = 0; v < 2; ++v) {
         const size_t skipped = v * (PANEL / 2), count = left > skipped ? left - skipped : 0;
-        const bool is_added = matrix.then == Then::added;
         store_up_to(to + skipped, is_added ? total[v] + load_up_to(base + skipped, count) : total[v], count);
     }
 }
@@ -235,16 +235,6 @@ void multiply(const Matrix& matrix, const Rows& rows, size_t begin, size_t end, 
 
 inline Floats magnitude(Floats values) { return (Floats)((Words)values & 0x7fffffff); }
 
-inline int32_t sum_of(Ints values) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)values);
-#else
-    int32_t sum = 0;
-    for (size_t lane = 0; lane < LANES; ++lane) sum += values[lane];
-    return sum;
-#endif
-}
-
 // One divided by the root mean square of a row.
 template <typename T>
 inline float inverse_root(const Matrix& matrix, const T* from) {
@@ -270,16 +260,17 @@ void round_row(const Matrix& matrix, const T* from, size_t stride, int8_t* quant
         }
         const float top = largest(most), down = top > 0 ? 127 / top : 0;
         *scales = top / 127 * matrix.factor;
-        Ints sum{};
+        // Without a sign, since sums of what NaN becomes overflow.
+        Words sum{};
         for (size_t v = 0; v < vectors; ++v) {
             // To the nearest whole number, which is in the low bits then.
-            const Ints whole = (Ints)(values[v] * down + 12582912.0f) - 0x4b400000;
-            store_bytes(quants + v * LANES, whole);
+            const Words whole = (Words)(values[v] * down + 12582912.0f) - 0x4b400000u;
+            store_bytes(quants + v * LANES, (Ints)whole);
             sum += whole;
             if ((v + 1) * LANES % matrix.group == 0) {
-                *sums = float(sum_of(sum));
+                *sums = horizontal_sum(as_floats((Ints)sum));
                 sums += stride;
-                sum = Ints{};
+                sum = Words{};
             }
         }
     }

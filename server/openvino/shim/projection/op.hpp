@@ -1,6 +1,7 @@
 // Projections of our own as an operation of a graph.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -54,6 +55,11 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
 
 private:
+    // Throw unless the kernels can compute what the attributes, the tensors and the adapters in memory say: any of these may
+    // come from a file.
+    void check_attributes() const;
+    void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
+    void check_adapters(const uint8_t* memory) const;
     // Calls `visit` with each number of each stage.
     template <typename Visit>
     void each_number(Visit visit);
@@ -62,6 +68,8 @@ private:
 
     std::vector<Stage> stages_;
     bool to_bf16_ = false, gives_stream_ = false;
+    // The memory whose adapters have been checked: it is a constant of the graph, so once is enough.
+    mutable std::atomic<const uint8_t*> checked_{nullptr};
 };
 
 // How graphs with it are read.

@@ -1,7 +1,8 @@
 // Multiplication of rows by a matrix of integer weights: what is asked, and the kernels that compute it.
 //
-// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so this file has nothing in it that
-// is compiled more than once: plain structures and declarations.
+// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// `static`: were it merely `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
+// without AVX-512.
 #pragma once
 
 #include <cstddef>
@@ -67,17 +68,35 @@ struct Matrix {
     const Adapter* adapters;
 };
 
-inline size_t groups(const Matrix& matrix) { return matrix.inputs / matrix.group; }
-inline size_t results(const Matrix& matrix) { return matrix.then == Then::gated ? matrix.outputs / 2 : matrix.outputs; }
-inline size_t panels(const Matrix& matrix) { return (matrix.outputs + PANEL - 1) / PANEL; }
-inline size_t group_bytes(const Matrix& matrix) {
+static inline size_t groups(const Matrix& matrix) { return matrix.inputs / matrix.group; }
+static inline size_t results(const Matrix& matrix) { return matrix.then == Then::gated ? matrix.outputs / 2 : matrix.outputs; }
+static inline size_t panels(const Matrix& matrix) { return (matrix.outputs + PANEL - 1) / PANEL; }
+static inline size_t group_bytes(const Matrix& matrix) {
     return PANEL * 2 * sizeof(uint16_t) + PANEL * matrix.group * matrix.bits / 8;
 }
-inline size_t panel_bytes(const Matrix& matrix) { return groups(matrix) * group_bytes(matrix); }
+static inline size_t panel_bytes(const Matrix& matrix) { return groups(matrix) * group_bytes(matrix); }
+
+// Most inputs and most outputs of a matrix.
+constexpr size_t INPUTS_MAX = 1 << 24, OUTPUTS_MAX = 1 << 28;
+
+// What makes a matrix one that the kernels cannot multiply by; null if they can. Attributes of a graph are checked with this
+// before any of them sizes memory or divides.
+static inline const char* unsupported(const Matrix& matrix) {
+    if (matrix.inputs == 0 || matrix.inputs > INPUTS_MAX || matrix.inputs % ROUNDED != 0)
+        return "the number of inputs must be a multiple of 32, up to 2^24";
+    if (matrix.outputs == 0 || matrix.outputs > OUTPUTS_MAX) return "the number of outputs must be from 1 to 2^28";
+    if (matrix.bits != 4 && matrix.bits != 8) return "weights must have 4 or 8 bits";
+    if (matrix.group != 16 && matrix.group != 32) return "groups must have 16 or 32 weights";
+    if (matrix.then < Then::nothing || matrix.then > Then::gated) return "the epilogue is unknown";
+    if (matrix.then == Then::gated && matrix.outputs % 2 != 0) return "a gated matrix must have an even number of outputs";
+    if (!(matrix.factor > 0) || matrix.factor > 1e38f) return "the factor must be a positive, finite number";
+    if (!(matrix.epsilon >= 0) || matrix.epsilon > 1e38f) return "the epsilon must be a finite number, at least 0";
+    return nullptr;
+}
 
 // What is in memory so many bytes behind a matrix's adapters.
 template <typename T>
-inline const T* behind_adapters(const Matrix& matrix, uint64_t bytes) {
+static inline const T* behind_adapters(const Matrix& matrix, uint64_t bytes) {
     return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(matrix.adapters) + bytes);
 }
 
@@ -109,7 +128,7 @@ struct Owned {
 // Most rows of a tile.
 constexpr size_t TILE_ROWS = 6;
 
-inline size_t tiles(const Rows& rows) { return (rows.count + rows.per_tile - 1) / rows.per_tile; }
+static inline size_t tiles(const Rows& rows) { return (rows.count + rows.per_tile - 1) / rows.per_tile; }
 
 // Numbers in memory, f32 or bf16.
 struct Numbers {

@@ -14,10 +14,14 @@ use super::config::AdapterConfig;
 use super::{ADAPTER_RANK_MAX, AdapterSource, names};
 use crate::Error;
 
-/// Bytes of an adapter's configuration.
+/// Size of the `adapter_config.json` of a LoRA adapter.
+///
+/// Beyond it: the server does not start.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Bytes of an adapter's matrices.
+/// Size of the `adapter_model.safetensors` of a LoRA adapter.
+///
+/// Beyond it: the server does not start.
 const TENSORS_BYTES_MAX: u64 = 4 << 30;
 
 /// An adapter.

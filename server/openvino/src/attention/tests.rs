@@ -21,6 +21,7 @@ struct Asked {
     heads: usize,
     kv_heads: usize,
     size: usize,
+    value_size: usize,
     window: usize,
     count: usize,
     row: usize,
@@ -209,6 +210,7 @@ impl Layer {
             heads: self.heads,
             kv_heads: self.kv_heads,
             size: self.size,
+            value_size: self.size,
             window: self.window,
             count: rows.len(),
             row: 0,
@@ -425,4 +427,50 @@ fn a_sparse_prompt_looks_only_at_keys_that_weigh() {
         }
     }
     assert!(tried >= 2 * 3, "{tried}");
+}
+
+/// Multi-query attention gives one KV head more rows than a vector register file holds: the scratch memory must have room for
+/// the block weights of each of them.
+#[test]
+fn decodes_with_many_query_heads_per_kv_head_report_their_block_weights() {
+    let mut tried = 0;
+    for kernels in 0..KERNEL_SETS {
+        for group in [16, 17, 48] {
+            let layer = Layer::random(&mut Random(5), CachePrecision::U8, Compute::F32);
+            let heads = layer.kv_heads * group;
+            let mut layer = Layer { heads, weighs: true, window: 0, ..layer };
+            layer.step(&mut Random(6), kernels, &[200, 40, 0, 0]);
+            let step = layer.step(&mut Random(7), kernels, &[1, 1, 0, 0]);
+            let Some((_, worst)) = step else { continue };
+            tried += 1;
+            assert!(
+                worst < tolerance(CachePrecision::U8, Compute::F32),
+                "kernels {kernels}, group {group}: {worst}"
+            );
+        }
+    }
+    assert!(tried >= 3, "{tried}");
+}
+
+#[test]
+fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
+    const LARGEST: f32 = 65504.0;
+    let mut tried = 0;
+    for kernels in 0..KERNEL_SETS {
+        let layer = Layer::random(&mut Random(5), CachePrecision::F16, Compute::F32);
+        let mut layer = Layer { window: 0, turns: false, share: 0.0, ..layer };
+        let Layer { heads, kv_heads, size, .. } = layer;
+        const TOKENS: usize = 40;
+        let queries = vec![0.001; TOKENS * heads * size];
+        let keys = vec![1e6; TOKENS * kv_heads * size];
+        let values: Vec<f32> =
+            (0..TOKENS * kv_heads * size).map(|index| if index % 2 == 0 { 1e6 } else { -1e6 }).collect();
+        let Some(output) = layer.prompt(kernels, (&queries, &keys, &values)) else { continue };
+        tried += 1;
+        for (index, found) in output.iter().enumerate() {
+            let expected = if index % 2 == 0 { LARGEST } else { -LARGEST };
+            assert!((found - expected).abs() < 1.0, "kernels {kernels}, {index}: {found}, not {expected}");
+        }
+    }
+    assert!(tried >= 1, "{tried}");
 }

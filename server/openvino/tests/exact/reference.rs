@@ -5,7 +5,7 @@ mod file;
 mod forward;
 mod steps;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use server_gguf::TensorType;
 use server_openvino::{Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
@@ -13,6 +13,12 @@ use server_openvino::{Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, W
 pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
 pub(crate) use steps::{deviation, worst_difference, worst_difference_with};
+
+/// The folder below `cache_dir` in which a server's user caches models.
+pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
+    let mut folders = std::fs::read_dir(cache_dir).unwrap().map(|entry| entry.unwrap().path());
+    folders.find(|path| path.is_dir()).expect("loading a model creates the folder")
+}
 
 /// Tokens of a test's sequence: past two blocks of 32, and more than twice gemma's window.
 pub(crate) const LENGTH: usize = 80;
@@ -68,7 +74,8 @@ impl Case {
     pub(crate) fn differences_cold_and_warm(&self, properties: &[(&str, &str)], is_kept: bool) -> [f64; 3] {
         let folder = tempfile::tempdir().unwrap();
         let compiled = || {
-            let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+            let files =
+                std::fs::read_dir(private_folder(folder.path())).unwrap().map(|entry| entry.unwrap().path());
             files.filter(|path| path.to_str().unwrap().contains("compiled-")).collect::<Vec<_>>()
         };
         ["cold", "compiled", "graph"].map(|kept| {

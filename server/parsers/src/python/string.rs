@@ -91,6 +91,16 @@ impl PythonString {
         Text::More
     }
 
+    /// Whether `letter` would close it, and is the only quote that has to.
+    pub(crate) fn is_closed_by(&self, letter: char) -> bool {
+        self.state == State::Short && self.escape.is_none() && letter == self.quote
+    }
+
+    /// The quote that would have closed it is text.
+    pub(crate) fn keep_quote(&mut self, to: &mut String) {
+        self.push(self.quote, to);
+    }
+
     fn push(&mut self, letter: char, to: &mut String) {
         self.settle_high(to);
         to.push(letter);

@@ -64,6 +64,17 @@ enum Role {
     Held,
 }
 
+/// What a string is that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// All of the value.
+    Argument,
+    /// A key of a dictionary.
+    Key,
+    /// Within brackets that this closes.
+    Item(char),
+}
+
 impl PythonValue {
     /// Nothing of it has come. Space may precede it.
     pub(crate) fn new(types: Types) -> Self {
@@ -124,6 +135,25 @@ impl PythonValue {
             self.comma(to);
             to.push_str(&self.held.to_ascii_lowercase());
         }
+    }
+
+    /// What a string would be that `letter` closes; `None` if it closes none.
+    pub(crate) fn closing(&self, letter: char) -> Option<Closing> {
+        let State::Text { string, role } = &self.state else { return None };
+        let closing = match (self.open.last(), role) {
+            (None, _) => Closing::Argument,
+            (Some(_), Role::Key) => Closing::Key,
+            (Some(frame), _) => Closing::Item(frame.close),
+        };
+        string.is_closed_by(letter).then_some(closing)
+    }
+
+    /// The quote that would have closed a string is text.
+    pub(crate) fn keep_quote(&mut self, to: &mut String) {
+        let State::Text { string, role } = &mut self.state else { return };
+        let role = *role;
+        string.keep_quote(&mut self.meant);
+        self.text(role, to);
     }
 
     /// Whether a comma, or an opening bracket, came last.

@@ -65,6 +65,10 @@ impl Bracketed {
         self.go(State::Json(json))
     }
 
+    fn is_between_calls(&self) -> bool {
+        matches!(&self.state, State::Python(python) if python.is_between())
+    }
+
     /// What became of the calls decides what is next.
     fn after(&mut self, step: Step, letter: char, out: &mut Out) -> Step {
         match step {
@@ -72,9 +76,11 @@ impl Bracketed {
                 out.commit();
                 if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
             }
-            // The marker is read as any space and separator before it: it makes them none of the text.
+            // The marker is read as any space and separator before it: it makes them none of the text, and makes good
+            // for the bracket of a list that is not closed.
             Step::Stop { again }
-                if again > 0 && self.close.is_some_and(|close| close.starts_with(letter)) =>
+                if (again > 0 || self.is_between_calls())
+                    && self.close.is_some_and(|close| close.starts_with(letter)) =>
             {
                 self.state = State::Tail;
                 self.step(letter, out)
@@ -115,7 +121,11 @@ impl Calls for Bracketed {
             State::Lead if letter == '[' => self.go(State::Bracket),
             State::Bracket if letter == '{' => self.json("[{", out),
             State::Bracket => {
-                let mut python = PythonCalls::new(Ending::Bracket, Arc::clone(&self.tools));
+                let ending = match self.object_rule {
+                    ObjectRule::Marked => Ending::MarkedBracket,
+                    ObjectRule::Bare => Ending::Bracket,
+                };
+                let mut python = PythonCalls::new(ending, Arc::clone(&self.tools));
                 let step = python.step(letter, out);
                 self.state = State::Python(Box::new(python));
                 step

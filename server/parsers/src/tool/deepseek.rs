@@ -10,6 +10,9 @@ const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
 /// What may follow the arguments of a call.
 const NEXT: [&str; 3] = ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", CALL_BEGIN];
 
+/// The type of a call in the older form.
+const FUNCTION: &str = "function";
+
 /// Calls on their way.
 #[derive(Debug)]
 pub(crate) struct DeepSeek {
@@ -17,6 +20,8 @@ pub(crate) struct DeepSeek {
     /// What precedes the separator: the name, or a type if the name follows.
     head: String,
     name: String,
+    /// What the block is written in.
+    language: String,
 }
 
 #[derive(Debug)]
@@ -25,6 +30,8 @@ enum State {
     Lead,
     CallBegin(Literal),
     Head,
+    /// After what precedes the separator, and space.
+    AfterHead,
     /// The bytes that were open before it.
     Separator(Literal, usize),
     /// After the separator.
@@ -34,8 +41,14 @@ enum State {
     /// After the name: a block's opening, or the arguments.
     Block,
     Fence(Literal),
-    /// In what the block is written in.
+    /// In what the block is written in, and `null`.
     Language,
+    /// In the fence that closes a block without arguments.
+    EmptyFence(Literal),
+    /// Where only a token may follow: the call has no arguments.
+    Empty,
+    /// In the token that follows a call without arguments, which was read when so many bytes were open.
+    EmptyToken(OneOf, usize),
     Arguments(JsonArguments),
     /// After the arguments.
     Tail,
@@ -45,7 +58,7 @@ enum State {
 
 impl DeepSeek {
     pub(crate) fn new() -> Self {
-        Self { state: State::Lead, head: String::new(), name: String::new() }
+        Self { state: State::Lead, head: String::new(), name: String::new(), language: String::new() }
     }
 
     fn go(&mut self, state: State) -> Step {
@@ -60,7 +73,67 @@ impl DeepSeek {
 
     fn head(&mut self) -> Step {
         self.head.clear();
+        self.name.clear();
+        self.language.clear();
         self.go(State::Head)
+    }
+
+    /// The name of a call whose arguments are missing or `null`; `None` if the name is missing as well.
+    fn name_without_arguments(&self) -> Option<&str> {
+        let is_older = self.head == FUNCTION;
+        match self.name.as_str() {
+            "" | "null" if !is_older => Some(self.head.as_str()),
+            "" => None,
+            name => Some(name),
+        }
+        .filter(|name| !name.is_empty())
+    }
+
+    /// A token where arguments belong.
+    fn empty(&mut self, letter: char, out: &Out) -> Step {
+        let mut token = OneOf::new(&NEXT);
+        if letter != '<' || self.name_without_arguments().is_none() {
+            return Step::TEXT;
+        }
+        token.step(letter);
+        self.go(State::EmptyToken(token, out.open_bytes() - 1))
+    }
+
+    fn empty_token(&mut self, chosen: Chosen, letter: char, open: usize, out: &mut Out) -> Step {
+        let Chosen::Whole(_) = chosen else {
+            return match chosen {
+                Chosen::More => Step::More,
+                _ => Step::Stop { again: out.open_bytes() - letter.len_utf8() - open },
+            };
+        };
+        if let Some(name) = self.name_without_arguments().map(str::to_owned) {
+            out.call_without_arguments(&name);
+        }
+        self.token(chosen, letter, out)
+    }
+
+    /// In what the block is written in. A block that closes without arguments has none, or `null`.
+    fn in_language(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '{' => {
+                let name = std::mem::take(&mut self.name);
+                self.begin(&name, out)
+            }
+            '`' => {
+                let mut words = self.language.split_ascii_whitespace();
+                let is_empty = match words.next() {
+                    None => true,
+                    Some("null") => words.next().is_none(),
+                    Some(_) => words.next().is_none_or(|word| word == "null") && words.next().is_none(),
+                };
+                if is_empty { self.go(State::EmptyFence(Literal::new("``"))) } else { Step::TEXT }
+            }
+            letter if is_space(letter) || letter.is_alphanumeric() => {
+                self.language.push(letter);
+                Step::More
+            }
+            _ => Step::TEXT,
+        }
     }
 
     fn body(&mut self, letter: char, out: &mut Out) -> Step {
@@ -74,7 +147,7 @@ impl DeepSeek {
                 self.name.push(letter);
                 self.go(State::Name)
             }
-            _ => Step::TEXT,
+            letter => self.empty(letter, out),
         }
     }
 
@@ -91,7 +164,7 @@ impl DeepSeek {
                 self.name.push(letter);
                 Step::More
             }
-            _ => Step::TEXT,
+            letter => self.empty(letter, out),
         }
     }
 
@@ -127,13 +200,13 @@ impl Calls for DeepSeek {
     }
 
     fn enter(&mut self, mark: usize, _out: &mut Out) {
-        self.head.clear();
+        self.head();
         self.state = if mark == 0 { State::Lead } else { State::Head };
     }
 
     fn step(&mut self, letter: char, out: &mut Out) -> Step {
         match &mut self.state {
-            State::Lead | State::Body | State::Tail if is_space(letter) => Step::More,
+            State::Lead | State::Body | State::Tail | State::Empty if is_space(letter) => Step::More,
             State::Lead => {
                 let mut begin = Literal::new(CALL_BEGIN);
                 if begin.step(letter) == Matched::Not {
@@ -150,10 +223,13 @@ impl Calls for DeepSeek {
                 self.head.push(letter);
                 Step::More
             }
-            State::Head if letter == '<' => {
+            State::Head if is_space(letter) && self.head.is_empty() => Step::More,
+            State::Head if is_space(letter) => self.go(State::AfterHead),
+            State::AfterHead if is_space(letter) => Step::More,
+            State::Head | State::AfterHead if letter == '<' => {
                 self.go(State::Separator(Literal::new("｜tool▁sep｜>"), out.open_bytes() - 1))
             }
-            State::Head => Step::TEXT,
+            State::Head | State::AfterHead => Step::TEXT,
             State::Separator(separator, open) => match separator.step(letter) {
                 Matched::More => Step::More,
                 Matched::Whole => self.go(State::Body),
@@ -166,12 +242,17 @@ impl Calls for DeepSeek {
                 Matched::Whole => self.go(State::Language),
                 Matched::Not => Step::TEXT,
             },
-            State::Language if letter == '{' => {
-                let name = std::mem::take(&mut self.name);
-                self.begin(&name, out)
+            State::Language => self.in_language(letter, out),
+            State::EmptyFence(fence) => match fence.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.go(State::Empty),
+                Matched::Not => Step::TEXT,
+            },
+            State::Empty => self.empty(letter, out),
+            State::EmptyToken(token, open) => {
+                let (chosen, open) = (token.step(letter), *open);
+                self.empty_token(chosen, letter, open, out)
             }
-            State::Language if is_space(letter) || letter.is_alphanumeric() => Step::More,
-            State::Language => Step::TEXT,
             State::Arguments(arguments) => match arguments.step(letter, out) {
                 Step::Done => self.go(State::Tail),
                 step => step,
@@ -190,8 +271,19 @@ impl Calls for DeepSeek {
     }
 
     fn finish(&mut self, out: &mut Out) {
-        if let State::Arguments(arguments) = &mut self.state {
-            arguments.finish(out);
+        match &mut self.state {
+            State::Arguments(arguments) => arguments.finish(out),
+            State::Body | State::Block | State::Empty => {
+                if let Some(name) = self.name_without_arguments() {
+                    out.call_at_end(name);
+                }
+            }
+            State::Name => {
+                if let Some(name) = self.name_without_arguments() {
+                    out.call_at_end_of_name(name);
+                }
+            }
+            _ => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Tools;
-use crate::gemma::GemmaObject;
+use crate::gemma::{CALLS_END as CLOSE, GemmaObject};
 use crate::json::Verdict;
 use crate::literal::{Literal, Matched, is_space};
 use crate::out::Out;
@@ -17,7 +17,6 @@ static MARKS: [Mark; 4] = [
     Mark::anywhere("<turn|>"),
     Mark::anywhere("<|tool_response>"),
 ];
-const CLOSE: &str = "<tool_call|>";
 const FENCE: &str = "```";
 
 /// Calls on their way.
@@ -106,6 +105,9 @@ impl Gemma4 {
             return Step::More;
         }
         out.end();
+        if object.is_ended() {
+            return Step::Done;
+        }
         self.go(State::Tail)
     }
 
@@ -123,8 +125,9 @@ impl Gemma4 {
 
     fn python(&mut self, letter: char, out: &mut Out) -> Step {
         let State::Python(python) = &mut self.state else { unreachable!("invariant: within Python") };
+        let step = python.step(letter, out);
         let is_over = python.is_between();
-        match python.step(letter, out) {
+        match step {
             Step::Done => {
                 out.commit();
                 self.go(State::Tail)

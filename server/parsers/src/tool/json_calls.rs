@@ -1,6 +1,7 @@
 //! Formats whose calls are JSON objects after a marker, alone or in an array: hermes3, phi4, granite, and the
 //! JSON forms of llama3 and mistral.
 
+use crate::json::{JsonValue, Verdict};
 use crate::literal::{Literal, Matched, is_space};
 use crate::out::Out;
 use crate::tool::{CallObject, Calls, Mark, ObjectRule, Step};
@@ -36,7 +37,14 @@ enum State {
     First {
         open: usize,
     },
-    Object(Box<CallObject>),
+    /// In an object, whose brace was read when so many bytes were open.
+    Object(Box<CallObject>, usize),
+    /// In an object of an array that is JSON and no call.
+    Skipped(JsonValue),
+    /// After it.
+    AfterSkipped,
+    /// After the comma that follows it.
+    SkippedItem,
     /// After an object in an array.
     Next,
     /// After a comma in an array.
@@ -113,12 +121,15 @@ impl JsonCalls {
         Step::More
     }
 
-    fn begin_object(&self) -> State {
-        State::Object(Box::new(CallObject::new(self.object_rule)))
+    fn begin_object(&self, out: &Out) -> State {
+        State::Object(Box::new(CallObject::new(self.object_rule)), out.open_bytes().saturating_sub(1))
     }
 
     fn object(&mut self, letter: char, out: &mut Out) -> Step {
-        let State::Object(object) = &mut self.state else { unreachable!("invariant: within an object") };
+        let State::Object(object, open) = &mut self.state else {
+            unreachable!("invariant: within an object")
+        };
+        let open = *open;
         match object.step(letter, out) {
             Step::More => Step::More,
             Step::Done => {
@@ -130,8 +141,30 @@ impl JsonCalls {
                 self.object_is_over();
                 self.step(letter, out)
             }
-            stop @ Step::Stop { .. } => stop,
+            stop => self.skipped(open, out).unwrap_or(stop),
         }
+    }
+
+    /// An object of a marked array that is JSON and no call does not keep its siblings from being calls: it is read
+    /// again as JSON. `None` if it stands alone, is no JSON, or has begun a call.
+    fn skipped(&mut self, open: usize, out: &Out) -> Option<Step> {
+        if !self.in_array || self.object_rule != ObjectRule::Marked {
+            return None;
+        }
+        let mut value = JsonValue::new();
+        let mut verdict = Verdict::More;
+        for letter in out.open_from(open).filter(|text| text.starts_with('{'))?.chars() {
+            if verdict != Verdict::More {
+                return None;
+            }
+            verdict = value.step(letter, &mut String::new());
+        }
+        self.state = match verdict {
+            Verdict::More => State::Skipped(value),
+            Verdict::Done => State::AfterSkipped,
+            Verdict::Over | Verdict::Bad => return None,
+        };
+        Some(Step::More)
     }
 
     fn object_is_over(&mut self) -> Step {
@@ -158,7 +191,7 @@ impl JsonCalls {
                 return Step::More;
             }
             if letter == '{' {
-                return self.go(self.begin_object());
+                return self.go(self.begin_object(out));
             }
         }
         if let Some(close) = self.rule.close.filter(|close| close.starts_with(letter)) {
@@ -183,7 +216,12 @@ impl Calls for JsonCalls {
 
     fn step(&mut self, letter: char, out: &mut Out) -> Step {
         match &mut self.state {
-            State::Object(_) => self.object(letter, out),
+            State::Object(..) => self.object(letter, out),
+            State::Skipped(value) => match value.step(letter, &mut String::new()) {
+                Verdict::More => Step::More,
+                Verdict::Done => self.go(State::AfterSkipped),
+                Verdict::Over | Verdict::Bad => Step::TEXT,
+            },
             State::Close(literal) => match literal.step(letter) {
                 Matched::More => Step::More,
                 Matched::Whole => Step::Done,
@@ -191,16 +229,24 @@ impl Calls for JsonCalls {
             },
             State::Tail => self.in_tail(letter, out),
             _ if is_space(letter) => Step::More,
-            State::Lead if letter == '{' && self.rule.alone => self.go(self.begin_object()),
+            State::Lead if letter == '{' && self.rule.alone => self.go(self.begin_object(out)),
             State::Lead if letter == '[' && self.rule.array => {
                 self.in_array = true;
                 self.go(State::First { open: out.open_bytes() - 1 })
             }
             State::Lead => Step::TEXT,
-            State::First { .. } | State::Item if letter == '{' => self.go(self.begin_object()),
+            State::First { .. } | State::Item if letter == '{' => self.go(self.begin_object(out)),
             State::First { open } => {
                 Step::Stop { again: (out.open_bytes() - letter.len_utf8()).saturating_sub(*open) }
             }
+            State::AfterSkipped if letter == ',' => self.go(State::SkippedItem),
+            State::SkippedItem if letter == '{' => {
+                // What was skipped is text.
+                self.state = State::Object(Box::new(CallObject::new(self.object_rule)), 0);
+                Step::Skip { kept: 1 }
+            }
+            // The list has no further call; what it has before the skipped object went out.
+            State::AfterSkipped | State::SkippedItem => Step::TEXT,
             State::Next if letter == ',' => self.go(State::Item),
             State::Next if letter == ']' => {
                 out.commit();
@@ -211,7 +257,7 @@ impl Calls for JsonCalls {
     }
 
     fn finish(&mut self, out: &mut Out) {
-        if let State::Object(object) = &mut self.state {
+        if let State::Object(object, _) = &mut self.state {
             object.finish(out);
         }
     }

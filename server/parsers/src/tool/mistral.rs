@@ -6,8 +6,8 @@ use crate::tool::json_arguments::is_of_name;
 use crate::tool::{Calls, JsonArguments, JsonCalls, Mark, ObjectRule, Step};
 
 /// The bare array is what is left of the old form where the marker, a special token, was left out of the text.
-static MISTRAL: [Mark; 2] = [Mark::anywhere("[TOOL_CALLS]"), Mark::bare("[{\"")];
-static DEVSTRAL: [Mark; 1] = [Mark::anywhere("[TOOL_CALLS]")];
+static MISTRAL: [Mark; 2] = [Mark::anywhere(MARKER), Mark::bare("[{\"")];
+static DEVSTRAL: [Mark; 1] = [Mark::anywhere(MARKER)];
 
 /// Calls in either form.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ enum State {
     Lead,
     Array(JsonCalls),
     Name,
+    /// After the name and space.
+    AfterName,
     /// After `[`, which was read when so many bytes were open.
     Bracket {
         open: usize,
@@ -37,8 +39,19 @@ enum State {
     Id,
     /// After `[ARGS]`.
     Args,
+    /// In `null` after `[ARGS]`.
+    Null(Literal),
+    /// After it.
+    NullEnd,
+    /// In what may be the marker of the next call, after `[ARGS]`.
+    Next {
+        rest: Literal,
+        open: usize,
+    },
     Arguments(JsonArguments),
 }
+
+const MARKER: &str = "[TOOL_CALLS]";
 
 impl Mistral {
     /// With a bare array as well.
@@ -77,9 +90,30 @@ impl Mistral {
                 self.name.push(letter);
                 Step::More
             }
+            letter if is_space(letter) => self.go(State::AfterName),
+            letter => self.after_name(letter, out),
+        }
+    }
+
+    fn after_name(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
             '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
             // Where `[ARGS]`, a special token, was left out of the text.
             '{' => self.begin(out),
+            _ => Step::TEXT,
+        }
+    }
+
+    /// The first character after `[ARGS]` that is no space.
+    fn args(&mut self, letter: char, out: &mut Out) -> Step {
+        match letter {
+            '{' => self.begin(out),
+            'n' => self.go(State::Null(Literal::new("ull"))),
+            '[' => {
+                let mut rest = Literal::new(MARKER);
+                rest.step(letter);
+                self.go(State::Next { rest, open: out.open_bytes() - 1 })
+            }
             _ => Step::TEXT,
         }
     }
@@ -117,10 +151,11 @@ impl Calls for Mistral {
 
     fn step(&mut self, letter: char, out: &mut Out) -> Step {
         match &mut self.state {
-            State::Lead | State::Args if is_space(letter) => Step::More,
+            State::Lead | State::Args | State::AfterName | State::Id if is_space(letter) => Step::More,
             State::Lead => self.lead(letter, out),
             State::Array(array) => array.step(letter, out),
             State::Name => self.name(letter, out),
+            State::AfterName => self.after_name(letter, out),
             State::Bracket { open } => {
                 let open = *open;
                 self.bracket(letter, open, out)
@@ -135,8 +170,29 @@ impl Calls for Mistral {
             },
             State::Id if is_of_name(letter) => Step::More,
             State::Id if letter == '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
-            State::Args | State::Id if letter == '{' => self.begin(out),
-            State::Args | State::Id => Step::TEXT,
+            State::Id if letter == '{' => self.begin(out),
+            State::Id => Step::TEXT,
+            State::Args => self.args(letter, out),
+            State::Null(word) => match word.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => self.go(State::NullEnd),
+                Matched::Not => Step::TEXT,
+            },
+            // A longer word.
+            State::NullEnd if is_of_name(letter) => Step::TEXT,
+            State::NullEnd => {
+                out.call_without_arguments(&self.name);
+                Step::TEXT
+            }
+            State::Next { rest, open } => match rest.step(letter) {
+                Matched::More => Step::More,
+                Matched::Whole => {
+                    out.call_without_arguments(&self.name);
+                    out.open(MARKER);
+                    self.go(State::Lead)
+                }
+                Matched::Not => again(*open, letter, out),
+            },
             State::Arguments(arguments) => arguments.step(letter, out),
         }
     }
@@ -145,6 +201,8 @@ impl Calls for Mistral {
         match &mut self.state {
             State::Array(array) => array.finish(out),
             State::Arguments(arguments) => arguments.finish(out),
+            State::Args => out.call_at_end(&self.name),
+            State::NullEnd => out.call_at_end_of_name(&self.name),
             _ => {}
         }
     }

@@ -1,7 +1,11 @@
 //! Calls written as Python: `f(a="x", b=1), g()`. A call begins with the first character of its first value,
 //! or with its `)`: until then it may be prose.
 
+mod ahead;
+
 use std::sync::Arc;
+
+use ahead::{Ahead, Member, Sight, Skipped};
 
 use crate::Tools;
 use crate::json::{Verdict, quoted};
@@ -27,6 +31,10 @@ pub(crate) struct PythonCalls {
     json: String,
     /// Whether there was a call.
     any: bool,
+    /// After a quote that may end a string.
+    ahead: Option<Ahead>,
+    /// The bytes that were open before the call.
+    open: usize,
 }
 
 /// What ends the calls.
@@ -34,6 +42,8 @@ pub(crate) struct PythonCalls {
 pub(crate) enum Ending {
     /// A closing bracket; commas separate calls.
     Bracket,
+    /// The same, where a marker said that there are calls: a member of the list that is none does not end them.
+    MarkedBracket,
     /// What is no further call; space separates calls.
     None,
 }
@@ -58,6 +68,10 @@ enum State {
     Printed,
     /// After a call.
     After,
+    /// In a member of the list that is no call.
+    Skipped(Skipped),
+    /// After it.
+    AfterSkipped,
 }
 
 impl PythonCalls {
@@ -73,24 +87,45 @@ impl PythonCalls {
             lead: String::new(),
             json: String::new(),
             any: false,
+            ahead: None,
+            open: 0,
         }
     }
 
     /// Takes the next character. [`Step::Done`] is the closing bracket.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
+        if self.ahead.is_some() {
+            return self.look_ahead(letter, out);
+        }
+        match self.call_step(letter, out) {
+            stop @ Step::Stop { .. } => self.skipped(out).unwrap_or(stop),
+            step => step,
+        }
+    }
+
+    fn call_step(&mut self, letter: char, out: &mut Out) -> Step {
+        let is_list = self.is_list();
         match &mut self.state {
+            State::Skipped(skipped) => match skipped.step(letter) {
+                Member::More => Step::More,
+                Member::Over => self.go(State::AfterSkipped),
+                Member::Last => Step::TEXT,
+            },
             State::InValue(_) => self.in_value(letter, out),
             State::Name => self.name(letter),
             State::Key => self.key(letter),
             _ if is_space(letter) => Step::More,
             State::Call if begins_name(letter) => {
-                self.name.clear();
-                self.name.push(letter);
-                self.has_begun = false;
-                self.is_printed = false;
-                self.go(State::Name)
+                self.open = out.open_bytes().saturating_sub(letter.len_utf8());
+                self.begin_name(letter)
             }
-            State::Call if letter == ']' && self.ending == Ending::Bracket && self.any => Step::Done,
+            State::AfterSkipped if begins_name(letter) => {
+                // What was skipped is text.
+                self.open = 0;
+                self.begin_name(letter);
+                Step::Skip { kept: letter.len_utf8() }
+            }
+            State::Call if letter == ']' && is_list && self.any => Step::Done,
             State::First | State::Argument if begins_name(letter) => {
                 self.key.clear();
                 self.key.push(letter);
@@ -113,6 +148,11 @@ impl PythonCalls {
 
     /// The text ends. Of a call that has begun, what is no JSON yet is left out.
     pub(crate) fn finish(&mut self, out: &mut Out) {
+        if let Some(ahead) = self.ahead.take() {
+            out.unread_bytes(ahead.held.len());
+            self.value_letter(ahead.quote, out);
+            self.step_again(ahead.held.chars(), out);
+        }
         if let State::InValue(value) = &mut self.state {
             self.json.clear();
             value.finish(&mut self.json);
@@ -126,6 +166,73 @@ impl PythonCalls {
     fn go(&mut self, state: State) -> Step {
         self.state = state;
         Step::More
+    }
+
+    fn is_list(&self) -> bool {
+        matches!(self.ending, Ending::Bracket | Ending::MarkedBracket)
+    }
+
+    fn begin_name(&mut self, letter: char) -> Step {
+        self.name.clear();
+        self.name.push(letter);
+        self.has_begun = false;
+        self.is_printed = false;
+        self.go(State::Name)
+    }
+
+    /// A member of a marked list that is no call does not keep its siblings from being calls: it is read again by its
+    /// brackets. `None` if there is no telling where it ends, or if a call has begun.
+    fn skipped(&mut self, out: &Out) -> Option<Step> {
+        let is_in_call =
+            !matches!(self.state, State::Call | State::After | State::Skipped(_) | State::AfterSkipped);
+        if self.ending != Ending::MarkedBracket || self.has_begun || !is_in_call {
+            return None;
+        }
+        let mut skipped = Skipped::default();
+        let mut member = Member::More;
+        for letter in out.open_from(self.open)?.chars() {
+            if member != Member::More {
+                return None;
+            }
+            member = skipped.step(letter);
+        }
+        self.state = match member {
+            Member::More => State::Skipped(skipped),
+            Member::Over => State::AfterSkipped,
+            Member::Last => return None,
+        };
+        Some(Step::More)
+    }
+
+    /// A character after a quote.
+    fn look_ahead(&mut self, letter: char, out: &mut Out) -> Step {
+        let Some(mut ahead) = self.ahead.take() else { return Step::TEXT };
+        let sight = ahead.step(letter);
+        if sight == Sight::More {
+            self.ahead = Some(ahead);
+            return Step::More;
+        }
+        // Only the quote counts as read: what follows is read once more.
+        out.unread_bytes(ahead.held.len() + letter.len_utf8());
+        if sight == Sight::Closes {
+            let step = self.value_letter(ahead.quote, out);
+            debug_assert_eq!(step, Step::More, "a quote ends a string");
+        } else if let State::InValue(value) = &mut self.state {
+            self.json.clear();
+            value.keep_quote(&mut self.json);
+            self.give(out);
+        }
+        self.step_again(ahead.held.chars().chain([letter]), out)
+    }
+
+    fn step_again(&mut self, letters: impl Iterator<Item = char>, out: &mut Out) -> Step {
+        let mut last = Step::More;
+        for letter in letters {
+            debug_assert_eq!(last, Step::More, "what was seen ahead goes on as a call or as text");
+            out.read(letter);
+            last = self.step(letter, out);
+        }
+        last
     }
 
     fn name(&mut self, letter: char) -> Step {
@@ -167,6 +274,17 @@ impl PythonCalls {
     }
 
     fn in_value(&mut self, letter: char, out: &mut Out) -> Step {
+        if let State::InValue(value) = &self.state
+            && let Some(closing) = value.closing(letter)
+        {
+            let parentheses = 1 + u8::from(self.is_printed);
+            self.ahead = Some(Ahead::new(letter, closing, parentheses, self.is_list()));
+            return Step::More;
+        }
+        self.value_letter(letter, out)
+    }
+
+    fn value_letter(&mut self, letter: char, out: &mut Out) -> Step {
         let State::InValue(value) = &mut self.state else { unreachable!("invariant: within a value") };
         self.json.clear();
         let verdict = value.step(letter, &mut self.json);
@@ -225,8 +343,8 @@ impl PythonCalls {
 
     fn after(&mut self, letter: char, out: &mut Out) -> Step {
         match self.ending {
-            Ending::Bracket if letter == ']' => Step::Done,
-            Ending::Bracket if letter == ',' => self.go(State::Call),
+            Ending::Bracket | Ending::MarkedBracket if letter == ']' => Step::Done,
+            Ending::Bracket | Ending::MarkedBracket if letter == ',' => self.go(State::Call),
             Ending::None if begins_name(letter) => {
                 self.state = State::Call;
                 self.step(letter, out)

@@ -65,6 +65,19 @@ impl Case {
         self.splits(text, &expected);
     }
 
+    /// Asserts that `text` means `expected` if the limit of tokens cuts it off, however it is cut into pieces.
+    pub(crate) fn reads_cut(&self, text: &str, expected: &[Delta]) {
+        for (at, _) in text.char_indices() {
+            let (head, tail) = text.split_at(at);
+            let mut parser = self.parser();
+            let mut deltas = parser.push(head);
+            deltas.extend(parser.push(tail));
+            deltas.extend(parser.finish_cut());
+            well_formed(&deltas);
+            assert_eq!(joined(deltas), joined(expected.to_vec()), "cut: {head:?} {tail:?}");
+        }
+    }
+
     /// Asserts that `text` is content, all of it.
     pub(crate) fn is_text(&self, text: &str) {
         self.reads(text, &[content(text)]);

@@ -43,6 +43,48 @@ fn calls_are_read() {
 }
 
 #[test]
+fn a_call_without_arguments_is_a_call() {
+    let now = call(0, "now", "{}");
+    let end = "<｜tool▁call▁end｜>";
+    for head in
+        ["now<｜tool▁sep｜>", " now\n<｜tool▁sep｜> ", "now<｜tool▁sep｜>null", "now<｜tool▁sep｜> null\n"]
+    {
+        let text = format!("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{head}");
+        deepseek().reads(&text, &now);
+        deepseek().reads(
+            &format!("{text}{end}<｜tool▁calls▁end｜>ok"),
+            &[now.clone(), vec![content("ok")]].concat(),
+        );
+        deepseek().reads(
+            &format!("{text}{end}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{{\"a\": 1}}{end}"),
+            &[now.clone(), call(1, "f", "{\"a\": 1}")].concat(),
+        );
+    }
+    for body in
+        ["now", "now\n", "now\n```json\n```", "now\n```json\nnull\n```", "now\n```\n\n```\n", "now```null```"]
+    {
+        for end in ["", end, "<｜tool▁calls▁end｜>"] {
+            deepseek().reads(&format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{body}{end}"), &now);
+        }
+    }
+    // Whether it would have had arguments, and whether the name goes on, is not known.
+    deepseek().reads_cut("<｜tool▁call▁begin｜>now<｜tool▁sep｜>", &cut(0, "now", ""));
+    let name = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>no";
+    deepseek().reads_cut(name, &[content(name)]);
+}
+
+#[test]
+fn space_round_the_name_is_left_out() {
+    for text in [
+        "<｜tool▁call▁begin｜> f <｜tool▁sep｜> {\"a\": 1}<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>\nf\n<｜tool▁sep｜>\n{\"a\": 1}\n<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜> function <｜tool▁sep｜> f \n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>",
+    ] {
+        deepseek().reads(text, &call(0, "f", "{\"a\": 1}"));
+    }
+}
+
+#[test]
 fn text_round_calls_is_content() {
     deepseek().reads(
         "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>Done. ```x```",
@@ -66,6 +108,10 @@ fn what_is_no_call_is_text() {
         "<｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}",
         "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{'a': 1}<｜tool▁call▁end｜>",
         "<｜tool▁call▁begin｜><｜tool▁sep｜>{}",
+        "<｜tool▁call▁begin｜> <｜tool▁sep｜>{}",
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜><b>",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```python\nnull\nnull```",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜><｜tool▁call▁end｜>",
         "<｜tool",
     ] {
         deepseek().is_text(text);

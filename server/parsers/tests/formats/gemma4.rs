@@ -54,6 +54,30 @@ fn several_calls_are_read() {
 }
 
 #[test]
+fn the_end_marker_makes_good_for_brackets_that_are_not_closed() {
+    for (arguments, json) in [
+        ("city:<|\"|>Paris<|\"|>,guests:4", r#"{"city":"Paris","guests":4}"#),
+        ("guests:4 ", r#"{"guests":4}"#),
+        ("city:Paris", r#"{"city":"Paris"}"#),
+        ("city:<|\"|>Paris<|\"|>", r#"{"city":"Paris"}"#),
+        ("guests:4,", r#"{"guests":4}"#),
+        ("a:{b:[1,true", r#"{"a":{"b":[1,true]}}"#),
+        ("a:{b:[1]", r#"{"a":{"b":[1]}}"#),
+    ] {
+        let text = format!("<|tool_call>call:f{{{arguments}<tool_call|>");
+        gemma().reads(&text, &call(0, "f", json));
+        gemma().reads(&format!("{text}ok"), &[call(0, "f", json), vec![content("ok")]].concat());
+        let two = format!("{text}\n<|tool_call>call:now{{}}<tool_call|>");
+        gemma().reads(&two, &[call(0, "f", json), call(1, "now", "{}")].concat());
+    }
+    gemma().reads(
+        "<|tool_call>call:f{guests:4<|tool_call>call:now{}<tool_call|>",
+        &[cut(0, "f", "{\"guests\":"), vec![content("4")], call(1, "now", "{}")].concat(),
+    );
+    gemma().reads("<|tool_call>call:f{guests:4<tool_", &cut(0, "f", "{\"guests\":4"));
+}
+
+#[test]
 fn text_round_calls_is_content() {
     gemma().reads(
         "I look. <|tool_call>call:now{}<tool_call|> and <|tool_call>call:now{}<tool_call|> so.<turn|>",
@@ -88,8 +112,8 @@ fn what_is_no_call_is_text() {
     gemma().reads("<|tool_call>call:f{a:<|\"|>b<|", &cut(0, "f", "{\"a\":\"b"));
     gemma().reads("<|tool_call>call:f{a:12", &cut(0, "f", "{\"a\":12"));
     gemma().reads("<|tool_call>call:f{a:[1,", &cut(0, "f", "{\"a\":[1"));
-    let broken = "<|tool_call>call:f{a:1,b:x<tool_call|>";
-    gemma().reads(broken, &[cut(0, "f", "{\"a\":1,\"b\":"), vec![content("x<tool_call|>")]].concat());
+    let broken = "<|tool_call>call:f{a:1,b:x<tool_|>";
+    gemma().reads(broken, &[cut(0, "f", "{\"a\":1,\"b\":"), vec![content("x<tool_|>")]].concat());
     let broken = "<|tool_call>call:f{a:1,}:";
     gemma().reads(broken, &[call(0, "f", "{\"a\":1}"), vec![content(":")]].concat());
     let broken = "<|tool_call>call:f{a:1,]";

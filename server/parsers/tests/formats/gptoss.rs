@@ -114,10 +114,22 @@ fn what_is_no_header_is_text() {
 }
 
 #[test]
-fn a_call_that_is_no_json_is_text() {
-    let text = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
-    gptoss().is_text(text);
-    gptoss().is_text("<|channel|>commentary to=functions.f<|message|> {\n 'a': 1}<|call|>");
+fn a_call_that_is_no_json_is_its_text_without_the_header() {
+    let code = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
+    gptoss().reads(code, &[content("print(1)")]);
+    // In the channel of reasoning it is reasoning.
+    let reasoned = "<|channel|>analysis to=python code<|message|>print({})\nx<|call|>";
+    gptoss().reads(
+        &format!(
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{reasoned}\
+             <|start|>assistant<|channel|>final<|message|>1"
+        ),
+        &[reasoning("Hm.\nprint({})\nx"), content("1")],
+    );
+    gptoss().reads(
+        "<|channel|>commentary to=functions.f<|message|> {\n 'a': 1}<|call|>",
+        &[content(" {\n 'a': 1}")],
+    );
     gptoss().reads(
         "<|channel|>commentary to=functions.f<|message|>{\"a\": b}<|call|>",
         &[cut(0, "f", "{\"a\": "), vec![content("b}")]].concat(),
@@ -131,18 +143,21 @@ fn a_call_that_is_no_json_is_text() {
 #[test]
 fn a_call_that_is_cut_off_keeps_what_it_has() {
     let header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
-    gptoss().reads(header, &cut(0, "f", ""));
+    gptoss().reads_cut(header, &cut(0, "f", ""));
+    // The model has ended it: its end marker is no text.
+    gptoss().reads(header, &call(0, "f", "{}"));
     gptoss().reads(&format!("{header}{{\"a\": \"b\\"), &cut(0, "f", "{\"a\": \"b\\"));
 }
 
 #[test]
 fn what_is_off_is_text() {
     let call_text = "<|channel|>commentary to=functions.now<|message|>{}<|call|>";
-    gptoss().without_tools().is_text(call_text);
+    // Headers are markup all the same.
+    gptoss().without_tools().reads(call_text, &[content("{}")]);
+    let code = "<|channel|>analysis to=python code<|message|>print(1)<|call|>";
+    gptoss().without_tools().reads(code, &[reasoning("print(1)")]);
     let reasoned = format!("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call_text}");
-    gptoss()
-        .without_tools()
-        .reads(&reasoned, &[reasoning("Hm."), content(&format!("<|start|>assistant{call_text}"))]);
+    gptoss().without_tools().reads(&reasoned, &[reasoning("Hm."), content("{}")]);
     tool(ToolFormat::Gptoss).reads(
         &reasoned,
         &[vec![content("<|channel|>analysis<|message|>Hm.<|end|>")], call(0, "now", "{}")].concat(),

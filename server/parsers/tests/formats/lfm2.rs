@@ -56,6 +56,63 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
+fn quotes_within_strings_may_be_without_a_backslash() {
+    for (arguments, json) in [
+        ("code='sed -n '1,5p' x'", r#"{"code":"sed -n '1,5p' x"}"#),
+        ("code='print('hi')', days=1", r#"{"code":"print('hi')","days":1}"#),
+        ("code='f('a', 'b')'", r#"{"code":"f('a', 'b')"}"#),
+        ("code='awk -F',' x',", r#"{"code":"awk -F',' x"}"#),
+        (r#"code="say "hi" to "x".", b='c'"#, r#"{"code":"say \"hi\" to \"x\".","b":"c"}"#),
+        ("code='it's', days = 1", r#"{"code":"it's","days":1}"#),
+        (
+            "tags=['it's', 'b', 'c'], where={'k': 'it's', 'l': 'm'}",
+            r#"{"tags":["it's","b","c"],"where":{"k":"it's","l":"m"}}"#,
+        ),
+        ("days='it's'", r#"{"days":"it's"}"#),
+        ("code='', b='' ", r#"{"code":"","b":""}"#),
+        (r"code='a\'b', b='c'", r#"{"code":"a'b","b":"c"}"#),
+        ("code='''it's''', b='c'", r#"{"code":"it's","b":"c"}"#),
+        ("code='a) b', c='[x]'", r#"{"code":"a) b","c":"[x]"}"#),
+    ] {
+        let one = format!("<|tool_call_start|>[weather({arguments})]<|tool_call_end|>");
+        lfm().reads(&one, &call(0, "weather", json));
+        let two = format!("<|tool_call_start|>[weather({arguments}), now()]<|tool_call_end|> ok");
+        lfm().reads(&two, &[call(0, "weather", json), call(1, "now", "{}"), vec![content(" ok")]].concat());
+    }
+    // The bracket of the list is missing.
+    lfm().reads("<|tool_call_start|>[f(a='b')<|tool_call_end|>", &call(0, "f", r#"{"a":"b"}"#));
+    // The text ends after a quote.
+    lfm().reads("<|tool_call_start|>[f(a='b'", &cut(0, "f", r#"{"a":"b""#));
+    lfm().reads("<|tool_call_start|>[f(a='b')", &call(0, "f", r#"{"a":"b"}"#));
+    lfm().reads("<|tool_call_start|>[f(a='b', c", &cut(0, "f", r#"{"a":"b""#));
+    lfm().reads("<|tool_call_start|>[f(a='b' c", &cut(0, "f", r#"{"a":"b' c"#));
+}
+
+#[test]
+fn a_call_beside_a_sibling_that_is_none_is_a_call() {
+    lfm().reads(
+        "<|tool_call_start|>[f(x), now()]<|tool_call_end|> ok",
+        &[vec![content("<|tool_call_start|>[f(x), ")], call(0, "now", "{}"), vec![content(" ok")]].concat(),
+    );
+    lfm().reads(
+        "<|tool_call_start|>[now(), f('a, b', [1]), g, weather(days=1)]<|tool_call_end|>",
+        &[call(0, "now", "{}"), vec![content(", f('a, b', [1]), g, ")], call(1, "weather", r#"{"days":1}"#)]
+            .concat(),
+    );
+    lfm().reads(
+        r#"<|tool_call_start|>[{"name": 1}, {"name": "now"}]<|tool_call_end|>"#,
+        &[vec![content(r#"<|tool_call_start|>[{"name": 1}, "#)], call(0, "now", "{}")].concat(),
+    );
+    lfm().is_text("<|tool_call_start|>[f(x), g(y)]<|tool_call_end|>");
+    lfm().reads(
+        "<|tool_call_start|>[f(x, <|tool_call_start|>[now()]<|tool_call_end|>",
+        &[vec![content("<|tool_call_start|>[f(x, ")], call(0, "now", "{}")].concat(),
+    );
+    // Without a marker a list of this kind is text.
+    tool(ToolFormat::Llama3).is_text("[f(x), now()]");
+}
+
+#[test]
 fn the_newer_models_think() {
     both(ToolFormat::Lfm2, ReasoningFormat::Qwen3).reads(
         "<think>Hm [now()].</think>\n<|tool_call_start|>[now()]<|tool_call_end|>",

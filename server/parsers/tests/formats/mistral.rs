@@ -1,8 +1,8 @@
 //! `[TOOL_CALLS][{"name": …, "arguments": …}]`, `[TOOL_CALLS]name[ARGS]{…}`
 
-use server_parsers::ToolFormat;
+use server_parsers::{ReasoningFormat, ToolFormat};
 
-use crate::check::{Case, call, content, cut, tool};
+use crate::check::{Case, both, call, content, cut, reasoning, tool};
 
 fn mistral() -> Case {
     tool(ToolFormat::Mistral)
@@ -39,6 +39,84 @@ fn calls_by_name_are_read() {
 }
 
 #[test]
+fn a_call_without_arguments_is_a_call() {
+    let now = call(0, "now", "{}");
+    let both = [now.clone(), call(1, "weather", "{\"days\": 1}")].concat();
+    for case in [mistral(), devstral()] {
+        for text in [
+            "[TOOL_CALLS]now[ARGS]",
+            "[TOOL_CALLS]now[ARGS] \n",
+            "[TOOL_CALLS]now[ARGS]null",
+            "[TOOL_CALLS]now[CALL_ID]123456789[ARGS] null\n",
+        ] {
+            case.reads(text, &now);
+            for next in ["[TOOL_CALLS]weather[ARGS]{\"days\": 1}", " [TOOL_CALLS] weather {\"days\": 1}"] {
+                case.reads(&format!("{text}{next}"), &both);
+            }
+        }
+        case.reads("[TOOL_CALLS]now[ARGS]null.", &[content("[TOOL_CALLS]now[ARGS]null.")]);
+        case.reads("[TOOL_CALLS]now[ARGS]null!", &[now.clone(), vec![content("!")]].concat());
+        // Whether it would have had arguments is not known.
+        case.reads_cut("[TOOL_CALLS]now[ARGS]", &cut(0, "now", ""));
+        case.reads_cut("[TOOL_CALLS]now[ARGS]nul", &[content("[TOOL_CALLS]now[ARGS]nul")]);
+    }
+}
+
+#[test]
+fn space_round_the_name_is_left_out() {
+    let expected = [call(0, "weather", "{\"days\": 1}"), call(1, "now", "{}")].concat();
+    for case in [mistral(), devstral()] {
+        for text in [
+            "[TOOL_CALLS]weather [ARGS] {\"days\": 1}[TOOL_CALLS]now [ARGS] {}",
+            "[TOOL_CALLS] weather\n[ARGS]\n{\"days\": 1}\n[TOOL_CALLS]\nnow {}",
+            "[TOOL_CALLS]weather [CALL_ID] 123456789 [ARGS] {\"days\": 1}[TOOL_CALLS]now[ARGS]",
+        ] {
+            case.reads(text, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_call_beside_a_sibling_that_is_none_is_a_call() {
+    mistral().reads(
+        r#"[TOOL_CALLS][{"name": 1}, {"name": "now", "arguments": {}}] ok"#,
+        &[vec![content(r#"[TOOL_CALLS][{"name": 1}, "#)], call(0, "now", "{}"), vec![content(" ok")]]
+            .concat(),
+    );
+    mistral().reads(
+        r#"[TOOL_CALLS][{"name": "now", "arguments": {}}, {"city": "}]", "x": [1]}, {"a": 1} ,{"name": "f", "arguments": {"a": 1}}]"#,
+        &[
+            call(0, "now", "{}"),
+            vec![content(r#", {"city": "}]", "x": [1]}, {"a": 1} ,"#)],
+            call(1, "f", r#"{"a": 1}"#),
+        ]
+        .concat(),
+    );
+    // Without a marker an answer in JSON is content.
+    mistral().is_text(r#"[{"name": "Bob", "age": 3}, {"name": "now", "arguments": {}}]"#);
+    mistral().is_text(r#"[TOOL_CALLS][{"name": 1}, {"name": 2}]"#);
+    mistral().is_text(r#"[TOOL_CALLS][{"name": 1}, 2, {"name": "now", "arguments": {}}]"#);
+}
+
+#[test]
+fn magistral_thinks_between_tags() {
+    for tool in [ToolFormat::Mistral, ToolFormat::Devstral, ToolFormat::None] {
+        let magistral = both(tool, ReasoningFormat::Mistral);
+        magistral.reads("[THINK]Hm.\n[/THINK]\nHello.", &[reasoning("Hm.\n"), content("Hello.")]);
+        magistral
+            .clone()
+            .after("[INST]Hi[/INST][THINK]")
+            .reads("Hm.[/THINK]Hello.", &[reasoning("Hm."), content("Hello.")]);
+        magistral.reads("[THINK]Hm [/THI", &[reasoning("Hm [/THI")]);
+        magistral.is_text("Not [THINK] here.[/THINK]");
+    }
+    both(ToolFormat::Mistral, ReasoningFormat::Mistral).reads(
+        "[THINK][TOOL_CALLS]now[ARGS]{}?[/THINK][TOOL_CALLS]now[ARGS]{}",
+        &[vec![reasoning("[TOOL_CALLS]now[ARGS]{}?")], call(0, "now", "{}")].concat(),
+    );
+}
+
+#[test]
 fn text_round_calls_is_content() {
     for case in [mistral(), devstral()] {
         case.reads(
@@ -67,7 +145,11 @@ fn what_is_no_call_is_text() {
         "[TOOL_CALLS][1]",
         "[TOOL_CALLS] is a marker",
         "[TOOL_CALLS]now",
-        "[TOOL_CALLS]now[ARGS]",
+        "[TOOL_CALLS]now[ARGS]nullable",
+        "[TOOL_CALLS]now[ARGS]nul",
+        "[TOOL_CALLS]now [X] {}",
+        "[TOOL_CALLS]now now[ARGS]{}",
+        "[TOOL_CALLS]now[ARGS][TOOL_CA",
         "[TOOL_CALLS]now[ARGS][1]",
         "[TOOL_CALLS]now[ARGS]{'a': 1}",
         "[TOOL_CALLS]now[ARGS]{ a}",
@@ -87,7 +169,7 @@ fn what_is_no_call_is_text() {
 
 #[test]
 fn a_call_after_something_broken_is_a_call() {
-    for broken in ["[TOOL_CALLS]", "[TOOL_CALLS]now", "[TOOL_CALLS][", "[TOOL_CALLS]now[ARGS]", "["] {
+    for broken in ["[TOOL_CALLS]", "[TOOL_CALLS]now", "[TOOL_CALLS][", "[TOOL_CALLS]now[ARGS][", "["] {
         let text = format!("{broken}[TOOL_CALLS]now[ARGS]{{}}");
         devstral().reads(&text, &[vec![content(broken)], call(0, "now", "{}")].concat());
         mistral().reads(&text, &[vec![content(broken)], call(0, "now", "{}")].concat());

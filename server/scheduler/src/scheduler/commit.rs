@@ -30,12 +30,43 @@ impl Scheduler {
             }
         }
         self.in_flight.clear();
-        // All before the first goes on: what is taken over is what there was in the batch.
+        self.take_tokens(sampled, events);
+    }
+
+    /// Gives suspended sequences the tokens that were sampled after what they computed, and lets them take part in steps
+    /// again. Adds what happened to `events`. A sequence that was aborted meanwhile is skipped.
+    ///
+    /// # Panics
+    /// If a batch is in flight, a sequence is not suspended, drafts are accepted, or a sequence continues from one that is
+    /// not of its request, in step with it and resumed in the same call.
+    pub fn resume(&mut self, sampled: &[Sampled], events: &mut Vec<Event>) {
+        assert!(self.in_flight.is_empty(), "sequences resume between the steps");
+        for sampled in sampled {
+            assert_eq!(sampled.accepted, 0, "a suspended sequence has no drafts");
+            if let Some(slot) = self.sequences.slot(sampled.sequence) {
+                let sequence = self.sequences.get_mut(slot);
+                assert!(std::mem::take(&mut sequence.is_suspended), "only suspended sequences resume");
+                self.suspended_sequences -= 1;
+            }
+        }
+        self.take_tokens(sampled, events);
+    }
+
+    /// Reassigns the tokens of sequences in step before any token is appended, so that a sequence takes over what the other
+    /// one had computed. Then each sequence takes its token, or is suspended.
+    fn take_tokens(&mut self, sampled: &[Sampled], events: &mut Vec<Event>) {
         for sampled in sampled.iter().filter(|sampled| sampled.from != sampled.sequence) {
             self.take_over(sampled.sequence, sampled.from);
         }
         for &Sampled { sequence, token, .. } in sampled {
-            self.append(sequence, token, events);
+            let Some(slot) = self.sequences.slot(sequence) else { continue };
+            match token {
+                Some(token) => self.append(slot, token, events),
+                None => {
+                    self.sequences.get_mut(slot).is_suspended = true;
+                    self.suspended_sequences += 1;
+                }
+            }
         }
     }
 
@@ -167,7 +198,8 @@ impl Scheduler {
         let Some(slot) = self.sequences.slot(id) else { return };
         let from = self.sequences.slot(from).expect("a sequence goes on from one that is there");
         let [sequence, from] = self.sequences.pair_mut([slot, from]);
-        let are_level = sequence.uncomputed() == 0 && from.uncomputed() == 0;
+        // Both are computed to the end, or were preempted while they were suspended.
+        let are_level = sequence.computed == from.computed && sequence.tokens_len() == from.tokens_len();
         assert!(
             are_level && sequence.awaits_others() && from.rank.arrival == sequence.rank.arrival,
             "in step"
@@ -182,12 +214,11 @@ impl Scheduler {
         sequence.take_over(from);
     }
 
-    fn append(&mut self, id: SequenceId, token: TokenId, events: &mut Vec<Event>) {
-        let Some(slot) = self.sequences.slot(id) else { return };
+    fn append(&mut self, slot: u32, token: TokenId, events: &mut Vec<Event>) {
         self.uncomputed_tokens += 1;
         if let Some(reason) = self.sequences.get_mut(slot).append(token) {
-            self.remove(slot);
-            events.push(Event::Finished { sequence: id, reason });
+            let sequence = self.remove(slot).id;
+            events.push(Event::Finished { sequence, reason });
         }
     }
 }

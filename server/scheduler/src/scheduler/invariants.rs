@@ -40,6 +40,11 @@ impl Scheduler {
         assert_eq!(self.sequences.ids(), ids, "invariant: an id is of a sequence");
         let uncomputed = self.sequences.iter().map(|(_, sequence)| u64::from(sequence.uncomputed())).sum();
         assert_eq!(self.uncomputed_tokens, uncomputed, "invariant: uncomputed tokens are counted");
+        let suspended = self.sequences.iter().filter(|(_, sequence)| sequence.is_suspended).count();
+        assert_eq!(
+            self.suspended_sequences as usize, suspended,
+            "invariant: suspended sequences are counted"
+        );
     }
 
     fn check_running(&self) {
@@ -48,7 +53,10 @@ impl Scheduler {
             let sequence = self.sequences.get(entry.slot);
             group += sequence.group();
             assert_eq!(entry.rank, sequence.rank);
-            assert!(sequence.uncomputed() > 0, "invariant: who runs has something to compute");
+            assert!(
+                (sequence.uncomputed() == 0) == sequence.is_suspended,
+                "invariant: a running sequence has something to compute, or is suspended"
+            );
             assert!(
                 sequence.table.len() >= sequence.cached().div_ceil(self.config.block_tokens) as usize,
                 "invariant: what is computed is in a block"

@@ -22,9 +22,15 @@ const PROMPTS_PER_CHUNK: u32 = 8;
 const PROMPTS_FOR_TWO: u32 = 8;
 const DECODES_FOR_TWO: u32 = 16;
 
-/// Tokens of prompts in a step whose logits are computed only to be told: each takes as much memory as the
-/// vocabulary, and a row of them about as much time as a layer or two.
+/// Number of prompt tokens in a step whose log probabilities are reported. The logits of each take as much memory as
+/// the vocabulary and about as much time as a layer or two.
+///
+/// Beyond it: the rest of the prompts is computed in the following steps.
 pub const SCORED_TOKENS_MAX: u32 = 128;
+
+/// The most draft tokens in one step. The logits of every draft token are computed, so each takes as much memory as the
+/// vocabulary: without a limit of its own, a step of drafts would need gigabytes of logits.
+pub const DRAFT_TOKENS_MAX: u32 = 256;
 
 /// Tokens of prompts that a step beside decodes computes in any case, however long it takes, and a number whose
 /// multiples steps of a limited time are: a model that is given another number of tokens each time prepares for each.
@@ -35,13 +41,15 @@ struct Budget {
     tokens: u32,
     /// Tokens of prompts whose logits are wanted.
     scores: u32,
+    /// Draft tokens, whose logits are wanted too.
+    drafts: u32,
 }
 
 /// What became of a waiting request that was looked at.
 enum Admission {
     Admitted(Range<usize>),
-    /// Its next block is being computed, or read back: others may go ahead.
-    WaitsForPrefix,
+    /// Its next block is being computed or read back, or it is suspended: others may go ahead.
+    WaitsForOthers,
     /// There is no room: nobody may go ahead.
     WaitsForRoom,
 }
@@ -57,7 +65,11 @@ impl Scheduler {
     pub fn schedule(&mut self, batch: &mut Batch) {
         assert!(self.in_flight.is_empty(), "a batch is committed or failed before the next");
         batch.clear();
-        let mut budget = Budget { tokens: self.config.batch_tokens_max, scores: SCORED_TOKENS_MAX };
+        let mut budget = Budget {
+            tokens: self.config.batch_tokens_max,
+            scores: SCORED_TOKENS_MAX,
+            drafts: DRAFT_TOKENS_MAX,
+        };
         self.schedule_decodes(batch, &mut budget);
         if !batch.rows.is_empty() {
             budget.tokens = budget.tokens.min(self.chunk_budget(batch));
@@ -71,7 +83,8 @@ impl Scheduler {
     fn chunk_budget(&self, batch: &Batch) -> u32 {
         let tokens = batch.tokens.len() as u32;
         let mut begun = self.running.iter().map(|entry| self.sequences.get(entry.slot));
-        let past = begun.find(|prompt| prompt.row.is_none()).map_or(0, |prompt| prompt.computed);
+        let prompt = begun.find(|prompt| prompt.row.is_none() && !prompt.is_suspended);
+        let past = prompt.map_or(0, |prompt| prompt.computed);
         let within = |time_max| self.pace.tokens_within(time_max, Work::of(batch), past);
         match self.config.step_time_max.map(within) {
             Some(Some(fit)) => in_whole_grains(tokens, fit),
@@ -90,7 +103,7 @@ impl Scheduler {
     /// A single chunk takes as long at the end of a long prompt as soon after its beginning: from then on it is the smaller
     /// the more tokens it attends to, but a quarter at least.
     fn chunk_by_prompts(&self, decodes: u32, tokens: u32, past: u32) -> u32 {
-        let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes;
+        let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes - self.suspended_sequences;
         let is_two = prompts >= if decodes < DECODES_FOR_TWO { PROMPTS_FOR_TWO } else { 2 };
         let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1 + u32::from(is_two));
         let most = beside(tokens, self.config.chunk_tokens_max.saturating_mul(times));
@@ -121,7 +134,8 @@ impl Scheduler {
         let others = (self.running.len() - position) as u32;
         let sequence = self.sequences.get_mut(self.running[position].slot);
         let wanted = std::mem::take(&mut sequence.drafts);
-        let wanted = wanted.min(sequence.drafts_max()).min(budget.tokens.saturating_sub(others));
+        let spare = budget.tokens.saturating_sub(others).min(budget.drafts);
+        let wanted = wanted.min(sequence.drafts_max()).min(spare);
         if wanted == 0 || sequence.in_step || !sequence.siblings.is_empty() {
             return 0;
         }
@@ -179,6 +193,7 @@ impl Scheduler {
         let sequence = self.sequences.get_mut(slot);
         sequence.drafts = 0;
         budget.tokens -= count + drafts;
+        budget.drafts -= drafts;
         sequence.row = Some(self.in_flight.len() as u32);
         sequence.push_row(count, drafts, self.config.block_tokens, batch);
         budget.scores -= batch.rows.last().map_or(0, |row| row.scored.len() as u32);
@@ -264,9 +279,10 @@ impl Scheduler {
                 continue;
             }
             let group = position..position + self.group_len(self.waiting.range(position..));
+            let after = group.end;
             match self.admit_group(group, batch) {
                 Admission::Admitted(group) => self.push_admitted(group, batch, budget),
-                Admission::WaitsForPrefix => position += 1,
+                Admission::WaitsForOthers => position = after,
                 Admission::WaitsForRoom => return,
             }
         }
@@ -288,8 +304,8 @@ impl Scheduler {
         if self.running_sequences + count > self.config.sequences_max {
             return Admission::WaitsForRoom;
         }
-        if sequences().any(|sequence| sequence.wish == Wish::Granted) {
-            return Admission::WaitsForPrefix;
+        if sequences().any(|sequence| sequence.wish == Wish::Granted || sequence.is_suspended) {
+            return Admission::WaitsForOthers;
         }
         let mut demand = 0;
         for sequence in sequences() {
@@ -299,7 +315,7 @@ impl Scheduler {
                 && !sequence.awaits_others()
                 && self.claims.contains(next)
             {
-                return Admission::WaitsForPrefix;
+                return Admission::WaitsForOthers;
             }
             demand += self.demand(sequence, estimate);
         }
@@ -307,7 +323,7 @@ impl Scheduler {
             return Admission::WaitsForRoom;
         }
         if group.len() == 1 && self.begin_reading(self.waiting[group.start].slot) {
-            return Admission::WaitsForPrefix;
+            return Admission::WaitsForOthers;
         }
         if !self.take_blocks(group.clone(), batch) {
             return Admission::WaitsForRoom;

@@ -1,7 +1,9 @@
 //! Tokens that are computed before anybody has sampled them.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{
+    Batch, DRAFT_TOKENS_MAX, NewRequest, Sampled, Scheduler, SchedulerConfig, SequenceId, StopRule,
+};
 
 use crate::script::{check, config};
 
@@ -137,4 +139,35 @@ fn prompts_and_sequences_that_share_one_have_none() {
         4: 4+1 [3 5] -> 4
     "#]],
     );
+}
+
+#[test]
+fn a_step_computes_no_more_logits_of_drafts_than_a_limit_however_many_sequences_ask_for_them() {
+    let config = SchedulerConfig {
+        block_tokens: 16,
+        blocks_total: 4096,
+        batch_tokens_max: 8192,
+        chunk_tokens_max: 8192,
+        sequence_tokens_max: 4096,
+        ..config()
+    };
+    let mut scheduler = Scheduler::new(config);
+    let ids = (0..8).map(SequenceId);
+    for id in ids.clone() {
+        let stop = StopRule { tokens_max: 4000, ..StopRule::default() };
+        scheduler.submit(NewRequest::new(vec![id], vec![id.0 as u32; 5], stop)).expect("there is room");
+    }
+    let mut batch = Batch::default();
+    for _ in 0..2 {
+        scheduler.schedule(&mut batch);
+        let drafts: u32 = batch.rows.iter().map(|row| row.drafts).sum();
+        let wanted = batch.wanted().count() as u32;
+        assert_eq!((batch.rows.len(), wanted), (8, 8 + drafts));
+        assert!(drafts <= DRAFT_TOKENS_MAX, "{drafts} drafts");
+        let sampled: Vec<_> = batch.samples.iter().map(|&id| Sampled::new(id, 1)).collect();
+        scheduler.commit(&batch, &sampled, &mut Vec::new());
+        ids.clone().for_each(|id| scheduler.propose(id, 1000));
+    }
+    scheduler.schedule(&mut batch);
+    assert_eq!(batch.rows.iter().map(|row| row.drafts).sum::<u32>(), DRAFT_TOKENS_MAX);
 }

@@ -9,3 +9,4 @@ mod limits;
 mod prefix;
 mod script;
 mod siblings;
+mod suspended;

@@ -11,6 +11,8 @@
 //! step 2<1=x                … sequence 2 goes on from the tokens of 1
 //! draft 1 xy                the next row of sequence 1 may have these drafts,
 //! step 1=1z                 of which one is accepted, and z sampled after it
+//! step 1=?                  sequence 1 is suspended: its next token is not known yet
+//! resume 1=x                it is x
 //! steps 9                   as many steps, of which only events are written down
 //! schedule                  the first half of a step,
 //! commit 1=x                and the second
@@ -86,6 +88,7 @@ impl Run {
                 self.drafts.push((id, drafts));
             }
             "commit" => self.commit(rest),
+            "resume" => self.resume(rest),
             "step" => {
                 self.schedule();
                 self.commit(rest);
@@ -201,7 +204,8 @@ impl Run {
                     let (accepted, letter) = letter.split_at(letter.len() - 1);
                     let accepted = if accepted.is_empty() { 0 } else { number(accepted) as u32 };
                     let from = SequenceId(number(from));
-                    sampled = Sampled { from, accepted, token: tokens(letter)[0], ..sampled };
+                    let token = (letter != "?").then(|| tokens(letter)[0]);
+                    sampled = Sampled { from, accepted, token, ..sampled };
                 }
             }
             sampled
@@ -210,6 +214,21 @@ impl Run {
         let mut events = Vec::new();
         self.scheduler.commit(&self.batch, &sampled, &mut events);
         self.in_flight = false;
+        self.write_events(&events);
+    }
+
+    fn resume(&mut self, rest: &str) {
+        let sampled = rest.split(' ').filter_map(|word| word.split_once('=')).map(|(name, letter)| {
+            let (name, from) = name.split_once('<').unwrap_or((name, name));
+            let from = SequenceId(number(from));
+            Sampled { from, ..Sampled::new(SequenceId(number(name)), tokens(letter)[0]) }
+        });
+        let mut events = Vec::new();
+        self.scheduler.resume(&sampled.collect::<Vec<_>>(), &mut events);
+        self.write_events(&events);
+    }
+
+    fn write_events(&mut self, events: &[Event]) {
         for event in events {
             match event {
                 Event::Started { sequence, cached_tokens } => {

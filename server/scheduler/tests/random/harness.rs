@@ -12,6 +12,7 @@ use server_scheduler::{
 };
 
 mod kept;
+mod tokens;
 
 pub(crate) struct Setup {
     pub(crate) config: SchedulerConfig,
@@ -47,6 +48,8 @@ pub(crate) struct Totals {
     pub(crate) unreadable: u32,
     /// Times the cache was given up, with nothing in work.
     pub(crate) slept: u32,
+    /// Sequences that were suspended.
+    pub(crate) suspended: u32,
     /// Tokens that rows had left.
     pub(crate) left: u32,
     /// Of which sequences were in which blocks, in all steps.
@@ -86,6 +89,8 @@ pub(crate) struct Harness {
     kept: Kept,
     batch: Batch,
     sequences: BTreeMap<SequenceId, Known>,
+    /// Sequences that are suspended, and some that were and have ended.
+    suspended: Vec<SequenceId>,
     requests: BTreeMap<u32, Request>,
     ids: u64,
     totals: Totals,
@@ -119,6 +124,7 @@ impl Harness {
             config,
             batch: Batch::default(),
             sequences: BTreeMap::new(),
+            suspended: Vec::new(),
             requests: BTreeMap::new(),
             ids: 0,
             totals: Totals::default(),
@@ -242,6 +248,8 @@ impl Harness {
     fn step(&mut self) {
         let mut batch = std::mem::take(&mut self.batch);
         self.propose();
+        self.resume();
+        self.check();
         self.read_back();
         self.scheduler.schedule(&mut batch);
         self.keep();
@@ -250,7 +258,7 @@ impl Harness {
             let drafts = batch.row_drafts(row);
             batch.tokens[drafts].fill_with(|| self.random.below(self.vocabulary));
         }
-        let waits = self.scheduler.is_idle() || self.scheduler.is_reading();
+        let waits = self.scheduler.is_idle() || self.scheduler.is_reading() || self.scheduler.has_suspended();
         assert!(!batch.rows.is_empty() || waits, "whoever has work gets some");
         assert!(batch.rows.is_empty() || !self.scheduler.is_idle());
         self.check();
@@ -389,8 +397,7 @@ impl Harness {
         let mut events = Vec::new();
         self.scheduler.commit(batch, &sampled, &mut events);
         let before = |from: SequenceId| self.sequences[&from].tokens.clone();
-        let taken: Vec<_> = sampled.iter().map(|sampled| before(sampled.from)).collect();
-        let mut expected = Vec::new();
+        let mut taken: Vec<_> = sampled.iter().map(|sampled| before(sampled.from)).collect();
         for row in &batch.rows {
             let request = self.sequences[&row.sequence].request;
             // Whoever was aborted meanwhile may have been the last of the request.
@@ -401,30 +408,45 @@ impl Harness {
             self.totals.forked += (row.samples.len() as u32).saturating_sub(1);
             self.totals.drafted += row.drafts;
             let range = row.samples.start as usize..row.samples.end as usize;
-            for (&Sampled { sequence: id, accepted, token, .. }, taken) in
-                sampled[range.clone()].iter().zip(&taken[range])
+            for (&Sampled { sequence, accepted, .. }, taken) in
+                sampled[range.clone()].iter().zip(&mut taken[range])
             {
-                let known = self.sequences.get_mut(&id).expect("a known one");
-                if !known.alive {
-                    continue;
+                if self.sequences[&sequence].alive {
+                    let accepted = batch.row_drafts(row).len().min(accepted as usize);
+                    taken.extend_from_slice(&batch.tokens[batch.row_drafts(row)][..accepted]);
+                    self.totals.accepted += accepted as u32;
                 }
-                known.tokens.clone_from(taken);
-                let accepted = batch.row_drafts(row).len().min(accepted as usize);
-                known.tokens.extend_from_slice(&batch.tokens[batch.row_drafts(row)][..accepted]);
-                self.totals.accepted += accepted as u32;
-                known.tokens.push(token);
-                let generated = (known.tokens.len() - known.prompt_tokens) as u32;
-                let stop = &self.requests[&known.request].stop;
-                if stop.tokens.contains(&token) && generated > stop.tokens_min {
-                    expected.push((id, FinishReason::Stop));
-                } else if generated >= stop.tokens_max {
-                    expected.push((id, FinishReason::Length));
-                }
+            }
+        }
+        self.take_in(&sampled, taken, &events);
+    }
+
+    /// Takes in what was sampled after the tokens in `taken`, and checks what the scheduler says of it.
+    fn take_in(&mut self, sampled: &[Sampled], taken: Vec<Vec<TokenId>>, events: &[Event]) {
+        let mut expected = Vec::new();
+        for (&Sampled { sequence: id, token, .. }, taken) in sampled.iter().zip(taken) {
+            let known = self.sequences.get_mut(&id).expect("a known one");
+            if !known.alive {
+                continue;
+            }
+            known.tokens = taken;
+            let Some(token) = token else {
+                self.suspended.push(id);
+                self.totals.suspended += 1;
+                continue;
+            };
+            known.tokens.push(token);
+            let generated = (known.tokens.len() - known.prompt_tokens) as u32;
+            let stop = &self.requests[&known.request].stop;
+            if stop.tokens.contains(&token) && generated > stop.tokens_min {
+                expected.push((id, FinishReason::Stop));
+            } else if generated >= stop.tokens_max {
+                expected.push((id, FinishReason::Length));
             }
         }
         let mut finished = Vec::new();
         for event in events {
-            match event {
+            match *event {
                 Event::Started { sequence, cached_tokens } => {
                     let known = &self.sequences[&sequence];
                     assert!(known.alive && (cached_tokens as usize) < known.prompt_tokens);
@@ -450,33 +472,6 @@ impl Harness {
             let id = SequenceId(self.ids.saturating_sub(u64::from(self.random.below(30))));
             self.scheduler.propose(id, self.random.below(9));
         }
-    }
-
-    /// A token for each sequence; of those in step some take over the tokens of others.
-    fn sample(&mut self, batch: &Batch) -> Vec<Sampled> {
-        let Self { random, sequences, requests, totals, .. } = self;
-        let mut sampled: Vec<_> =
-            batch.samples.iter().map(|&id| Sampled::new(id, random.below(self.vocabulary))).collect();
-        for row in batch.rows.iter().filter(|row| row.drafts > 0) {
-            sampled[row.samples.start as usize].accepted = random.below(row.drafts + 1);
-        }
-        for index in 0..sampled.len() {
-            let Known { request, alive, .. } = sequences[&sampled[index].sequence];
-            if !alive || !requests[&request].in_step || random.once_in(2) {
-                continue;
-            }
-            // One before it that goes on from its own.
-            let from = sampled[..index].iter().filter(|other| {
-                let known = &sequences[&other.sequence];
-                known.request == request && known.alive && other.from == other.sequence
-            });
-            let from: Vec<_> = from.map(|other| other.sequence).collect();
-            if !from.is_empty() {
-                sampled[index].from = from[random.below(from.len() as u32) as usize];
-                totals.taken_over += 1;
-            }
-        }
-        sampled
     }
 
     /// The oldest request is done when every running sequence could have been computed twice, one after the

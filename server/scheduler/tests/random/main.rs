@@ -42,6 +42,7 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
     assert!(totals.forked > 0 && totals.scored > operations / 100, "{totals:?}");
     assert!(totals.accepted > operations / 100 && totals.drafted > totals.accepted, "{totals:?}");
     assert!(totals.taken_over > operations / 400, "{totals:?}");
+    assert!(totals.suspended > operations / 100, "{totals:?}");
     totals
 }
 

@@ -100,7 +100,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
 }
 
 fn tool(name: &str, parameters: Option<Value>, strict: bool) -> Tool {
-    Tool { name: name.to_owned(), description: None, parameters, strict }
+    Tool { strict, ..Tool::function(name.to_owned(), None, parameters) }
 }
 
 fn three_tools(strict: bool) -> Vec<Tool> {
@@ -352,6 +352,33 @@ fn a_schema_that_cannot_be_followed_is_refused_if_its_tool_is_strict_and_else_le
             .filter_map(|seed| draw(&guide, seed))
             .any(|text| read(&text, formats, &loose.tools, "").calls.iter().any(|call| call.0 == "odd"));
         assert!(called, "{formats:?}");
+    }
+}
+
+#[test]
+fn however_many_schemas_are_broken_each_is_tried_once() {
+    let unique = json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}, "required": ["a"]});
+    let count = 40;
+    for formats in all_formats() {
+        let tools =
+            (0..count).map(|index| tool(&format!("odd{index}"), Some(unique.clone()), false)).collect();
+        let conversation = conversation(tools, ToolChoice::Required);
+        let asked = Asked { conversation: &conversation, formats, content: None };
+        let (compiled, tried) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+        let attempts = Attempts {
+            vocabulary: COMPILER.vocabulary(),
+            compile: &|form| {
+                compiled.set(compiled.get() + 1);
+                COMPILER.compile(form)
+            },
+            accepts: &|form| {
+                tried.set(tried.get() + 1);
+                COMPILER.accepts(form)
+            },
+            param: "tools",
+        };
+        asked.compiled_by(&attempts).unwrap();
+        assert_eq!((compiled.get(), tried.get()), (2, count), "{formats:?}");
     }
 }
 

@@ -9,6 +9,7 @@ use server_openai::Generation;
 use crate::error::Error;
 use crate::limits::BIASES_MAX;
 use crate::prepare::Target;
+use crate::prepare::encode::Encoder;
 
 /// `logit_bias`.
 pub(super) fn biases(generation: &Generation, target: Target<'_>) -> Result<Vec<(TokenId, f32)>, Error> {
@@ -47,14 +48,14 @@ pub(super) fn bad(generation: &Generation, target: Target<'_>) -> Result<Arc<[Ve
     let words = generation.bad_words.as_deref().unwrap_or_default();
     let mut runs: Vec<Vec<TokenId>> = Vec::new();
     for (index, word) in words.iter().enumerate() {
-        let param = || format!("bad_words[{index}]");
+        let param = format!("bad_words[{index}]");
         let word = word.trim_start();
         if word.is_empty() {
-            return Err(Error::invalid(param(), "is empty"));
+            return Err(Error::invalid(param, "is empty"));
         }
+        let encoder = Encoder { model: target.model, param: &param, tokens_max: None };
         for text in [word.to_owned(), format!(" {word}")] {
-            let run = target.model.text.tokenizer.encode(&text, false, false);
-            runs.push(run.map_err(|error| Error::invalid(param(), error))?);
+            runs.push(encoder.literal(&text)?);
         }
     }
     runs.sort_unstable();

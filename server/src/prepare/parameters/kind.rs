@@ -13,10 +13,8 @@ pub(crate) enum Kind {
     Boolean,
     /// From the first to the second.
     Integer(i64, i64),
-    /// From the first to the second.
+    /// From the first to the second, once it is an `f32`, which is what the engine computes with.
     Number(f64, f64),
-    /// Greater than this.
-    NumberAbove(f64),
     /// Of so many bytes at most.
     Text(usize),
     /// One of these.
@@ -46,13 +44,6 @@ impl Kind {
         match self {
             Self::Integer(min, max) => integer(path, value, (min, max), self),
             Self::Number(min, max) => number(path, value, (min, max), self),
-            Self::NumberAbove(min) => match value.as_f64() {
-                // What is too large for the sampler's numbers is infinite there.
-                Some(number) if number > min && (number as f32).is_finite() => Ok(()),
-                Some(number) if number > min => Err(refused("decimal_above_max_value", path, value, self)),
-                Some(_) => Err(refused("decimal_below_min_value", path, value, self)),
-                None => Err(refused("invalid_type", path, value, self)),
-            },
             Self::Text(bytes_max) => match value {
                 Value::String(text) if text.len() <= bytes_max => Ok(()),
                 Value::String(_) => Err(refused("string_above_max_length", path, value, self)),
@@ -127,7 +118,7 @@ impl Kind {
     fn is_like(self, value: &Value) -> bool {
         match self {
             Self::Boolean => value.is_boolean(),
-            Self::Integer(..) | Self::Number(..) | Self::NumberAbove(_) => value.is_number(),
+            Self::Integer(..) | Self::Number(..) => value.is_number(),
             Self::Text(_) | Self::OneOf(_) => value.is_string(),
             Self::Object | Self::Fields(_) | Self::Pairs(..) => value.is_object(),
             Self::Texts(..) => first(value).is_some_and(|first| first.is_none_or(Value::is_string)),
@@ -156,9 +147,9 @@ fn integer(path: &str, value: &Value, (min, max): (i64, i64), kind: Kind) -> Res
 }
 
 fn number(path: &str, value: &Value, (min, max): (f64, f64), kind: Kind) -> Result<(), Error> {
-    match value.as_f64() {
-        Some(number) if number < min => Err(refused("decimal_below_min_value", path, value, kind)),
-        Some(number) if number > max => Err(refused("decimal_above_max_value", path, value, kind)),
+    match value.as_f64().map(|number| number as f32) {
+        Some(number) if number < min as f32 => Err(refused("decimal_below_min_value", path, value, kind)),
+        Some(number) if number > max as f32 => Err(refused("decimal_above_max_value", path, value, kind)),
         Some(_) => Ok(()),
         None => Err(refused("invalid_type", path, value, kind)),
     }
@@ -189,9 +180,7 @@ impl fmt::Display for Kind {
             Self::Integer(min, i64::MAX) => write!(formatter, "an integer from {min}"),
             Self::Integer(min, max) if min == max => write!(formatter, "{min}"),
             Self::Integer(min, max) => write!(formatter, "an integer from {min} to {max}"),
-            Self::Number(min, max) if max == f64::MAX && min == f64::MIN => formatter.write_str("a number"),
             Self::Number(min, max) => write!(formatter, "a number from {min} to {max}"),
-            Self::NumberAbove(min) => write!(formatter, "a number greater than {min}"),
             Self::Text(usize::MAX) => formatter.write_str("a string"),
             Self::Text(bytes_max) => write!(formatter, "a string of at most {bytes_max} bytes"),
             Self::OneOf(words) => {

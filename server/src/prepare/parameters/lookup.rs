@@ -5,6 +5,7 @@ use server_openai::Generation;
 
 use crate::error::Error;
 use crate::model::Model;
+use crate::prepare::encode::Encoder;
 
 /// Tokens guessed at a time where neither the request nor the model says, and how many of the last tokens are looked for. As
 /// with OVMS.
@@ -20,12 +21,12 @@ pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<Pr
     if !is_asked {
         return Ok(None);
     }
-    let prediction = model.text.tokenizer.encode(&predicted, false, false);
+    let prediction = Encoder { model, param: "prediction", tokens_max: None }.literal(&predicted)?;
     let defaults = &model.text.defaults;
     Ok(Some(PromptLookup {
         ngram_max: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM),
         tokens_max: generation.num_assistant_tokens.or(defaults.assistant_tokens_max).unwrap_or(TOKENS),
-        prediction: prediction.map_err(|error| Error::invalid("prediction", error))?,
+        prediction,
     }))
 }
 

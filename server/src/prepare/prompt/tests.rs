@@ -18,7 +18,7 @@ fn prompt(template: &str, mut request: Value) -> Result<String, Error> {
     request["model"] = json!("m");
     let model = Model::new(vec!["m".to_owned()], built_in_text_with(template, &[]).unwrap(), "test");
     let request = ChatRequest::read(&request).unwrap();
-    let rendered = render(&Conversation::of_chat(request)?, &model)?;
+    let rendered = render(&Conversation::of_chat(request)?, &model, None)?;
     let text = model.text.tokenizer.decode(&rendered.tokens, false);
     assert!(text.ends_with(&rendered.end));
     Ok(text)

@@ -1,21 +1,26 @@
 //! Items as clients give them: read into what they are, with a name each.
 
 use server_openai::responses::{
-    Call, CallOutput, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
+    Call, CallOutput, CustomCall, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
     ReasoningText, SummaryText, TextOr,
 };
 
 use crate::error::Error;
 use crate::store::ItemIds;
 
-/// Bytes of a name that a client gives an item.
+/// Size of an item ID that a client chooses.
+///
+/// Beyond it: the server replaces the ID with a new one.
 const NAME_BYTES_MAX: usize = 128;
-/// Most items that a request may add.
+/// Number of input items of a response request.
+///
+/// Beyond it: 400, `array_above_max_length`.
 pub(crate) const ITEMS_MAX: usize = 8192;
 /// Who may speak.
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 /// What there is beside references.
-const KINDS: &str = "message, reasoning, function_call, function_call_output and item_reference";
+const KINDS: &str = "message, reasoning, function_call, function_call_output, custom_tool_call, \
+    custom_tool_call_output and item_reference";
 
 /// What an element of the input is.
 #[derive(Debug, PartialEq)]
@@ -41,6 +46,15 @@ pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result
         .collect()
 }
 
+/// The ID of the stored item that an element of the input refers to, if it does.
+pub(crate) fn reference(item: &InputItem) -> Option<&str> {
+    let is_reference = match item.r#type.as_deref() {
+        Some(kind) => kind == "item_reference",
+        None => item.role.is_none(),
+    };
+    item.id.as_deref().filter(|_| is_reference)
+}
+
 /// A text that the user says.
 pub(crate) fn said(text: String, ids: &mut ItemIds) -> Item {
     Item::Message(Message {
@@ -61,7 +75,9 @@ fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Given, Error
         "message" => message(item, at, ids)?,
         "reasoning" => reasoning(item, at, ids)?,
         "function_call" => call(item, at, ids)?,
-        "function_call_output" => output(item, at, ids)?,
+        "function_call_output" => Item::FunctionCallOutput(output(item, at, ids)?),
+        "custom_tool_call" => custom_call(item, at, ids)?,
+        "custom_tool_call_output" => Item::CustomToolCallOutput(output(item, at, ids)?),
         "item_reference" => {
             return item.id.map(Given::Reference).ok_or_else(|| Error::missing(format!("{at}.id")));
         }
@@ -150,12 +166,25 @@ fn call(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
         call_id: call_id.ok_or_else(|| Error::missing(format!("{at}.call_id")))?,
         name: item.name.ok_or_else(|| Error::missing(format!("{at}.name")))?,
         arguments: item.arguments.ok_or_else(|| Error::missing(format!("{at}.arguments")))?,
+        namespace: item.namespace,
         id: name(item.id, "fc", ids),
         status: status(item.status.as_deref()),
     }))
 }
 
-fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
+fn custom_call(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
+    let call_id = item.call_id.or_else(|| item.id.clone());
+    Ok(Item::CustomToolCall(CustomCall {
+        call_id: call_id.ok_or_else(|| Error::missing(format!("{at}.call_id")))?,
+        name: item.name.ok_or_else(|| Error::missing(format!("{at}.name")))?,
+        input: item.input.ok_or_else(|| Error::missing(format!("{at}.input")))?,
+        namespace: item.namespace,
+        id: name(item.id, "ctc", ids),
+        status: status(item.status.as_deref()),
+    }))
+}
+
+fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Error> {
     let at = format!("{at}.output");
     let output = match item.output {
         None => return Err(Error::missing(at)),
@@ -164,12 +193,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
     };
     // OVMS's clients may leave it out.
     let call_id = item.call_id.unwrap_or_default();
-    Ok(Item::FunctionCallOutput(CallOutput {
-        id: name(item.id, "fco", ids),
-        status: status(item.status.as_deref()),
-        call_id,
-        output,
-    }))
+    Ok(CallOutput { id: name(item.id, "fco", ids), status: status(item.status.as_deref()), call_id, output })
 }
 
 /// The name that the client gives, or a new one.

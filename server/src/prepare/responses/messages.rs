@@ -1,9 +1,16 @@
 //! From items to the messages that chat templates know. Items are finer: what the assistant thinks, says and calls
 //! in one turn are several of them, and one message.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value, json};
-use server_openai::responses::{Call, CallOutput, Item, Message as Said, Output, Part, Reasoning};
+use server_openai::responses::{
+    Call, CallOutput, CustomCall, Item, Message as Said, Output, Part, Reasoning,
+};
 use server_openai::{Content, Message};
+
+use super::tools::INPUT;
+use crate::prepare::tools::{Tool, joined_name};
 
 /// The messages that say the same as the items, after the instructions.
 pub(crate) fn messages<'a>(
@@ -19,7 +26,8 @@ pub(crate) fn messages<'a>(
             Item::Message(said) => all.message(said),
             Item::Reasoning(reasoning) => all.reasoning(reasoning),
             Item::FunctionCall(call) => all.call(call),
-            Item::FunctionCallOutput(output) => all.output(output),
+            Item::FunctionCallOutput(output) | Item::CustomToolCallOutput(output) => all.output(output),
+            Item::CustomToolCall(call) => all.custom_call(call),
         }
     }
     all.finish()
@@ -31,8 +39,8 @@ struct Turns {
     done: Vec<Message>,
     /// What the assistant says, as far as it is known.
     open: Option<Message>,
-    /// Tools by their calls: some templates name them in the answer again.
-    called: Vec<(String, String)>,
+    /// Tools by their calls, the last of each ID: some templates name them in the answer again.
+    called: HashMap<String, String>,
 }
 
 impl Turns {
@@ -90,11 +98,22 @@ impl Turns {
     }
 
     fn call(&mut self, call: &Call) {
-        self.called.push((call.call_id.clone(), call.name.clone()));
+        let Call { call_id, namespace, name, arguments, .. } = call;
+        self.function(call_id, called_name(namespace.as_deref(), name), arguments);
+    }
+
+    /// A call of a custom tool, as the model made it.
+    fn custom_call(&mut self, call: &CustomCall) {
+        let CustomCall { call_id, namespace, name, input, .. } = call;
+        self.function(call_id, called_name(namespace.as_deref(), name), &json!({INPUT: input}).to_string());
+    }
+
+    fn function(&mut self, call_id: &str, name: String, arguments: &str) {
         let mut shown = Map::new();
-        shown.insert("id".to_owned(), json!(call.call_id));
+        shown.insert("id".to_owned(), json!(call_id));
         shown.insert("type".to_owned(), json!("function"));
-        shown.insert("function".to_owned(), json!({"name": call.name, "arguments": call.arguments}));
+        shown.insert("function".to_owned(), json!({"name": name, "arguments": arguments}));
+        self.called.insert(call_id.to_owned(), name);
         let open =
             self.open.get_or_insert_with(|| Message { role: "assistant".to_owned(), ..Message::default() });
         open.tool_calls.get_or_insert_default().push(shown);
@@ -106,9 +125,8 @@ impl Turns {
             Output::Text(text) => text.clone(),
             Output::Parts(parts) => joined(parts),
         };
-        let called = self.called.iter().rev().find(|(call, _)| *call == output.call_id);
         let mut answer = message("tool", text);
-        answer.name = called.map(|(_, name)| name.clone());
+        answer.name = self.called.get(&output.call_id).cloned();
         answer.tool_call_id = (!output.call_id.is_empty()).then(|| output.call_id.clone());
         self.done.push(answer);
     }
@@ -120,6 +138,14 @@ impl Turns {
     fn finish(mut self) -> Vec<Message> {
         self.close();
         self.done
+    }
+}
+
+/// The name by which the model has called a tool.
+fn called_name(namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => joined_name(namespace, name),
+        None => name.to_owned(),
     }
 }
 
@@ -145,7 +171,7 @@ pub(crate) fn without(messages: &[Message], cut: usize) -> Vec<Message> {
 }
 
 /// As the endpoint shows a tool: flat.
-pub(crate) fn shown(tool: &super::super::tools::Tool) -> Value {
+pub(crate) fn shown(tool: &Tool) -> Value {
     json!({
         "type": "function",
         "name": tool.name,

@@ -12,14 +12,14 @@ fn ids() -> ItemIds {
     Store::open(&StoreConfig::default()).unwrap().name(Kind::Response).items()
 }
 
-fn items(given: &Value) -> Result<Vec<Item>, Error> {
+fn items(given: &Value) -> Result<Vec<Arc<Item>>, Error> {
     input(&request(&json!({"input": given})), Vec::new(), &mut ids())
 }
 
 /// The messages that a template would get, a line each.
 fn said(instructions: Option<&str>, given: &Value) -> String {
     let items = items(given).unwrap();
-    let messages = messages::messages(instructions, items.iter());
+    let messages = messages::messages(instructions, items.iter().map(Arc::as_ref));
     messages.iter().map(|message| serde_json::to_string(message).unwrap() + "\n").collect()
 }
 
@@ -118,7 +118,7 @@ fn what_is_no_item_is_told_by_its_place() {
     refused(
         &json!([{"type": "web_search_call", "id": "x"}]),
         &expect![[
-            r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output and item_reference"#
+            r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output and item_reference"#
         ]],
     );
     refused(&json!([{"type": "function_call", "name": "f"}]), &expect!["input[0].call_id: is missing"]);
@@ -141,7 +141,7 @@ fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
         {"role": "user", "content": "c", "id": "x".repeat(1000)},
     ]))
     .unwrap();
-    let names: Vec<&str> = items.iter().map(Item::id).collect();
+    let names: Vec<&str> = items.iter().map(|item| item.id()).collect();
     assert_eq!(names[0], "msg_mine");
     assert!(
         names[1].starts_with("msg_") && names[2].starts_with("msg_") && names[1] != names[2],
@@ -157,7 +157,8 @@ fn references_are_found_where_they_stand() {
     })));
     let found = found.unwrap();
     assert_eq!(found.previous.as_deref(), Some("resp_1"));
-    assert_eq!(found.items, [(1, "msg_1".to_owned()), (2, "msg_2".to_owned())]);
+    let reference = |param: &str, id: &str| ItemReference { param: param.to_owned(), id: id.to_owned() };
+    assert_eq!(found.items, [reference("input[1].id", "msg_1"), reference("input[2].id", "msg_2")]);
     for named in [json!("conv_1"), json!({"id": "conv_1"})] {
         let found = references(&request(&json!({"conversation": named}))).unwrap();
         assert_eq!(found.conversation.as_deref(), Some("conv_1"));
@@ -167,6 +168,7 @@ fn references_are_found_where_they_stand() {
         json!({"conversation": {}}),
         json!({"conversation": {"id": 1}}),
         json!({"conversation": "conv_1", "previous_response_id": "resp_1"}),
+        json!({"input": vec![json!({"type": "item_reference", "id": "msg_1"}); REFERENCES_MAX + 1]}),
     ] {
         assert!(references(&request(&wrong)).is_err(), "{wrong}");
     }

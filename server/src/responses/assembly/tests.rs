@@ -39,6 +39,7 @@ fn begun(status: Status, choices: u32) -> Begun {
         usage: None,
         user: None,
         metadata: Map::new(),
+        warnings: Vec::new(),
     };
     let show: Show = Box::new(|tokens| {
         let show = |token: TokenText| ChatTokenLogprob {
@@ -49,7 +50,7 @@ fn begun(status: Status, choices: u32) -> Begun {
         };
         tokens.into_iter().map(show).collect()
     });
-    Begun { response, ids: id.items(), show: Some(show), choices }
+    Begun { response, ids: id.items(), show: Some(show), choices, call_names: CallNames::default() }
 }
 
 fn text(choice: u32, text: &str) -> Delta {
@@ -375,6 +376,24 @@ fn a_failure_is_told_and_what_was_said_stays() {
     assert_eq!(response.error.as_ref().unwrap().code, "server_error");
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     assert_eq!((message.status, message.content[0].text()), (ItemStatus::Incomplete, "Hel"));
+}
+
+#[test]
+fn a_custom_call_that_is_broken_off_keeps_its_input() {
+    let tools = json!([{"type": "custom", "name": "patch"}]);
+    let request = json!({"model": "m", "input": "Hi", "tools": tools});
+    let call_names = CallNames::of_request(&request);
+    let mut assembly = Assembly::new(Begun { call_names, ..begun(Status::InProgress, 1) });
+    let mut sink = |_: &Event<'_>| {};
+    assembly.begin(&mut sink);
+    for delta in call(0, "patch", &["{\"input\": \"ab", "c\\"], false) {
+        assembly.push(delta, &mut sink);
+    }
+    assembly.cancel();
+    let Item::CustomToolCall(call) = &assembly.response().output[0] else {
+        panic!("{:?}", assembly.response())
+    };
+    assert_eq!((call.status, call.input.as_str()), (ItemStatus::Incomplete, "abc"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use server_openai::responses::{
-    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as Made, Status,
+    Event, EventData, InputTokensDetails, OutputTokensDetails, Response as Made, Status,
     Usage as ResponseUsage, kind,
 };
 
@@ -16,10 +16,11 @@ use crate::app::App;
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::respond::{Delta, Deltas};
-use crate::responses::{Assembly, Followed, Live, sent};
+use crate::responses::{Assembly, Followed, Interruption, Live, LiveResponse, RetainedInput, sent};
 use crate::routes::generate::named;
 use crate::sse::{self, Events};
-use crate::store::{Id, ResponseRecord};
+use crate::store::{self, Id, NewItems, ResponseRecord};
+use crate::tenant::Tenant;
 
 /// Answers with a response that is about to be made.
 pub(super) async fn answer(app: App, making: Making) -> Response {
@@ -33,7 +34,7 @@ pub(super) async fn answer(app: App, making: Making) -> Response {
 }
 
 async fn whole(app: App, making: Making) -> Response {
-    let Making { mut assembly, input, mut answer, .. } = making;
+    let Making { mut assembly, input, mut answer, tenant, .. } = making;
     let sink = &mut |_: &Event<'_>| {};
     assembly.create(sink);
     assembly.begin(sink);
@@ -44,7 +45,7 @@ async fn whole(app: App, making: Making) -> Response {
         }
     }
     assembly.settle(usage(&answer), unix_time());
-    keep(&app, &mut assembly, input).await;
+    keep(&app, &mut assembly, &input, tenant).await;
     Json(assembly.response()).into_response()
 }
 
@@ -74,7 +75,7 @@ struct Streamed {
 impl Streamed {
     /// Puts what is new into `events`. Returns whether there is more to come.
     async fn next(&mut self, events: &mut Events) -> bool {
-        let Making { assembly, input, answer, .. } = &mut self.making;
+        let Making { assembly, input, answer, tenant, .. } = &mut self.making;
         let deltas = match self.first.take() {
             Some(first) => {
                 let sink = &mut |event: &Event<'_>| events.push_raw(&sent(event));
@@ -97,7 +98,7 @@ impl Streamed {
             None => {
                 assembly.settle(usage(answer), unix_time());
                 // Before its end is told: who goes on from it must find it.
-                keep(&self.app, assembly, std::mem::take(input)).await;
+                keep(&self.app, assembly, input, *tenant).await;
             }
             Some(error) => assembly.fail(&error, &mut |event: &Event<'_>| events.push_raw(&sent(event))),
         }
@@ -108,12 +109,12 @@ impl Streamed {
 }
 
 fn background(app: &App, making: Making, follows: bool) -> Response {
-    let Making { mut assembly, input, answer, .. } = making;
+    let Making { mut assembly, input, answer, tenant, .. } = making;
     if !follows {
         // Nobody follows: there are no events, only states.
         assembly.create(&mut |_: &Event<'_>| {});
     }
-    let live = Live::new(assembly, input, follows);
+    let live = app.background().live(LiveResponse { assembly, input, tenant, keeps_events: follows });
     if follows {
         live.change(|assembly, sink| assembly.create(sink));
     }
@@ -125,19 +126,23 @@ fn background(app: &App, making: Making, follows: bool) -> Response {
 /// Makes a response, whether or not anybody looks.
 async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
     // If the process dies before the end, this is found.
-    write(&app, live.record()).await;
+    write(&app, live.record(), live.tenant()).await;
     let mut is_begun = false;
     loop {
         let next = tokio::select! {
-            next = answer.next() => next,
-            () = live.cancelled() => {
+            biased;
+            interruption = live.interrupted() => {
                 drop(answer);
                 live.change(|assembly, sink| {
-                    assembly.cancel();
+                    match interruption {
+                        Interruption::Cancelled => assembly.cancel(),
+                        Interruption::Stopping => assembly.fail(&Error::Stopping, sink),
+                    }
                     assembly.conclude(sink);
                 });
                 break;
             }
+            next = answer.next() => next,
         };
         let first = !std::mem::replace(&mut is_begun, true);
         live.change(|assembly, sink| {
@@ -158,8 +163,8 @@ async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
         }
     }
     let record = live.record();
-    join(&app, &record).await;
-    write(&app, record).await;
+    join(&app, &record, live.tenant()).await;
+    write(&app, record, live.tenant()).await;
 }
 
 /// The events of a response in the background, from the one of this number on.
@@ -191,40 +196,42 @@ pub(super) fn follow(live: Arc<Live>, from: usize) -> Response {
     }))
 }
 
-/// Keeps what was made, if it is to be, and puts it into its conversation.
-async fn keep(app: &App, assembly: &mut Assembly, input: Vec<Item>) {
+/// Stores what was made, if it is to be stored, and adds it to its conversation.
+async fn keep(app: &App, assembly: &mut Assembly, input: &RetainedInput, tenant: Tenant) {
     let response = assembly.response();
     if !response.store && response.conversation.is_none() {
         return;
     }
-    let record = ResponseRecord { response: response.clone(), input, events: None };
-    join(app, &record).await;
-    if record.response.store && !write(app, record).await {
+    let record = ResponseRecord { response: response.clone(), input: input.items().to_vec(), events: None };
+    join(app, &record, tenant).await;
+    if record.response.store && !write(app, record, tenant).await {
         assembly.set_stored(false);
     }
 }
 
-/// Keeps a response. Returns whether that went well.
-async fn write(app: &App, record: ResponseRecord) -> bool {
-    let written = app.store().with(move |store| store.put(&record)).await;
+/// Stores a response. Returns whether that succeeded.
+async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
+    let written = app.store().run(move |store| store.put_response(record, tenant)).await;
     if let Err(error) = &written {
-        tracing::warn!(error = error as &dyn std::error::Error, "failed to keep a response");
+        tracing::warn!(error = error as &dyn std::error::Error, "failed to store a response");
     }
     written.is_ok()
 }
 
-/// Adds what was said to the conversation that it was said in.
-async fn join(app: &App, record: &ResponseRecord) {
+/// Adds the input and the output of a response to its conversation.
+async fn join(app: &App, record: &ResponseRecord, tenant: Tenant) {
     let Made { conversation, output, status, .. } = &record.response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
     if !matches!(status, Status::Completed | Status::Incomplete) {
         return;
     }
-    let said: Vec<Item> = record.input.iter().chain(output).cloned().collect();
-    let joined = app.store().with(move |store| store.change(id, |record| record.items.extend(said))).await;
-    match joined {
-        Ok(Some(())) => {}
-        Ok(None) => tracing::debug!("a conversation was deleted while something was said in it"),
+    let items = record.input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
+    let joined = app.store().run(move |store| {
+        store.append(id, tenant, |tally| Ok::<_, store::Error>(NewItems { items, named: tally.named }))
+    });
+    match joined.await {
+        Ok(Some(_)) => {}
+        Ok(None) => tracing::debug!("a conversation was deleted while a response was made in it"),
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to add to a conversation");
         }

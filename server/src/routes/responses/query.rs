@@ -18,7 +18,9 @@ pub(in crate::routes) struct Page {
     after: Option<String>,
 }
 
-/// Most items of a page.
+/// Number of items in a page (`limit`).
+///
+/// Beyond it: 400, `invalid_value`.
 const LIMIT_MAX: usize = 100;
 /// Without a limit.
 const LIMIT_DEFAULT: usize = 20;
@@ -52,27 +54,69 @@ impl Page {
         Ok(page)
     }
 
-    /// This part of `all`, which is in order, and whether more comes after it.
+    pub(in crate::routes) fn is_descending(&self) -> bool {
+        self.is_descending
+    }
+}
+
+/// Size of a page of items as JSON, unless it has a single item.
+///
+/// Beyond it: the page is shorter, with `has_more`.
+const PAGE_BYTES_MAX: u64 = 1 << 20;
+
+/// Chooses the items of a page from all of them, which are offered in the page's order.
+pub(in crate::routes) struct Selection<'a> {
+    page: &'a Page,
+    has_begun: bool,
+    items: usize,
+    bytes: u64,
+    has_more: bool,
+}
+
+/// What becomes of an item that is offered to a [`Selection`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::routes) enum Offer {
+    /// It is before the page.
+    Skip,
+    /// It is on the page.
+    Take,
+    /// It is after the page, as all that follow.
+    End,
+}
+
+impl<'a> Selection<'a> {
+    pub(in crate::routes) fn new(page: &'a Page) -> Self {
+        Self { page, has_begun: page.after.is_none(), items: 0, bytes: 0, has_more: false }
+    }
+
+    /// Offers an item of so many `bytes`.
+    pub(in crate::routes) fn offer(&mut self, id: &str, bytes: u64) -> Offer {
+        if !self.has_begun {
+            self.has_begun = self.page.after.as_deref() == Some(id);
+            return Offer::Skip;
+        }
+        let is_full = self.items == self.page.limit
+            || (self.items > 0 && self.bytes.saturating_add(bytes) > PAGE_BYTES_MAX);
+        if is_full {
+            self.has_more = true;
+            return Offer::End;
+        }
+        self.items += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        Offer::Take
+    }
+
+    /// Whether more items come after the page.
     ///
     /// # Errors
-    /// There is nothing to begin after.
-    pub(in crate::routes) fn take<T>(
-        &self,
-        mut all: Vec<T>,
-        name: impl Fn(&T) -> &str,
-    ) -> Result<(Vec<T>, bool), Error> {
-        if self.is_descending {
-            all.reverse();
+    /// The item after which the page begins was not offered.
+    pub(in crate::routes) fn finish(self) -> Result<bool, Error> {
+        match &self.page.after {
+            Some(after) if !self.has_begun => {
+                Err(Error::invalid("after", format!("there is no item {after:?}")))
+            }
+            _ => Ok(self.has_more),
         }
-        let first = match &self.after {
-            None => 0,
-            Some(after) => match all.iter().position(|item| name(item) == after) {
-                Some(at) => at + 1,
-                None => return Err(Error::invalid("after", format!("there is no item {after:?}"))),
-            },
-        };
-        let has_more = all.len() > first + self.limit;
-        Ok((all.into_iter().skip(first).take(self.limit).collect(), has_more))
     }
 }
 
@@ -125,24 +169,44 @@ mod tests {
         Page::of(&format!("/v1/x?{query}").parse().unwrap())
     }
 
+    /// The items of a page from these, each of so many bytes, and whether more come after it.
+    fn select(page: &Page, items: &[(String, u64)]) -> Result<(Vec<String>, bool), Error> {
+        let (mut selection, mut selected) = (Selection::new(page), Vec::new());
+        let mut items: Vec<_> = items.iter().collect();
+        if page.is_descending() {
+            items.reverse();
+        }
+        for (id, bytes) in items {
+            match selection.offer(id, *bytes) {
+                Offer::Skip => {}
+                Offer::Take => selected.push(id.clone()),
+                Offer::End => break,
+            }
+        }
+        Ok((selected, selection.finish()?))
+    }
+
     #[test]
     fn pages_follow_each_other_without_gaps_in_either_order() {
-        let all: Vec<String> = (0..45).map(|number| number.to_string()).collect();
-        for order in ["asc", "desc"] {
-            let (mut seen, mut after) = (Vec::new(), String::new());
-            loop {
-                let page = page(&format!("limit=20&order={order}{after}")).unwrap();
-                let (part, has_more) = page.take(all.clone(), |item| item).unwrap();
-                after = format!("&after={}", part.last().unwrap());
-                seen.extend(part);
-                if !has_more {
-                    break;
+        for bytes in [1, PAGE_BYTES_MAX / 7, PAGE_BYTES_MAX, 3 * PAGE_BYTES_MAX] {
+            let all: Vec<(String, u64)> = (0..45).map(|number| (number.to_string(), bytes)).collect();
+            for order in ["asc", "desc"] {
+                let (mut seen, mut after) = (Vec::new(), String::new());
+                loop {
+                    let page = page(&format!("limit=20&order={order}{after}")).unwrap();
+                    let (part, has_more) = select(&page, &all).unwrap();
+                    assert!(part.len() == 1 || part.len() as u64 * bytes <= PAGE_BYTES_MAX);
+                    after = format!("&after={}", part.last().unwrap());
+                    seen.extend(part);
+                    if !has_more {
+                        break;
+                    }
                 }
+                if order == "desc" {
+                    seen.reverse();
+                }
+                assert_eq!(seen, all.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>());
             }
-            if order == "desc" {
-                seen.reverse();
-            }
-            assert_eq!(seen, all);
         }
     }
 
@@ -152,7 +216,8 @@ mod tests {
             let error = page(query).unwrap_err();
             assert!(matches!(&error, Error::Invalid { param: wrong, .. } if wrong == param), "{error}");
         }
-        assert!(page("after=x").unwrap().take(vec!["a".to_owned()], |item| item).is_err());
+        assert!(select(&page("after=x").unwrap(), &[("a".to_owned(), 1)]).is_err());
+        assert_eq!(select(&page("after=a").unwrap(), &[("a".to_owned(), 1)]), Ok((Vec::new(), false)));
         assert!(page("include[]=a&include[]=b&else=1").is_ok());
     }
 

@@ -1,4 +1,4 @@
-//! What may be done with a response that is kept or being made in the background.
+//! What may be done with a response that is stored or being made in the background.
 
 use std::sync::Arc;
 
@@ -8,13 +8,16 @@ use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{Deleted, Item, List, Object, Response as Made, ResponseError, Status};
 
-use super::{answer, context, query};
+use super::context::{self, Chain, Part, damaged};
+use super::query::{Offer, Page, Selection};
+use super::{answer, query};
 use crate::app::App;
-use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::responses::Live;
+use crate::routes::stored_objects::answered;
 use crate::sse::{self, Events};
-use crate::store::{Id, Kind, ResponseRecord};
+use crate::store::{Id, Kind, Stored};
+use crate::tenant::Tenant;
 
 /// In metrics and logs.
 const ENDPOINT: &str = "responses_stored";
@@ -25,21 +28,19 @@ pub(in crate::routes) async fn retrieve(
     Path(id): Path<String>,
     request: Request,
 ) -> Response {
-    let (dispatch, uri) = (Dispatch::of(request.headers()), request.uri().clone());
-    let retrieved = async {
+    let uri = request.uri().clone();
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
         query::check_include(&uri)?;
         let from = query::events_from(&uri)?;
-        let live = app.background().find(&id);
-        match (from, live) {
+        match (from, app.background().find(&id, tenant)) {
             (None, Some(live)) => Ok(Json(live.response()).into_response()),
-            (None, None) => Ok(Json(read(&app, &id).await?.response).into_response()),
+            (None, None) => Ok(Json(read(&app, tenant, &id).await?).into_response()),
             (Some(from), Some(live)) if live.keeps_events() => Ok(answer::follow(live, from)),
-            (Some(from), None) => replay(read(&app, &id).await?, from),
+            (Some(from), None) => replay(&app, tenant, &id, from).await,
             (Some(_), Some(_)) => Err(no_events()),
         }
-    };
-    let retrieved = retrieved.await;
-    super::told(&app, ENDPOINT, dispatch, retrieved)
+    })
+    .await
 }
 
 /// `DELETE /responses/{id}`.
@@ -48,12 +49,11 @@ pub(in crate::routes) async fn delete(
     Path(id): Path<String>,
     request: Request,
 ) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let deleted = async {
-        let was_live = end(app.background().find(&id)).await;
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
+        let was_live = end(app.background().find(&id, tenant)).await;
         let parsed = Id::parse(&id).filter(|id| id.kind() == Kind::Response);
         let removed = match parsed {
-            Some(parsed) => app.store().with(move |store| store.remove(parsed)).await,
+            Some(parsed) => app.store().run(move |store| store.remove(parsed, tenant)).await,
             None => false,
         };
         if !(removed || was_live) {
@@ -61,9 +61,8 @@ pub(in crate::routes) async fn delete(
         }
         let deleted = Deleted { id: id.clone(), object: Object::Response, deleted: true };
         Ok(Json(deleted).into_response())
-    };
-    let deleted = deleted.await;
-    super::told(&app, ENDPOINT, dispatch, deleted)
+    })
+    .await
 }
 
 /// `POST /responses/{id}/cancel`.
@@ -72,25 +71,23 @@ pub(in crate::routes) async fn cancel(
     Path(id): Path<String>,
     request: Request,
 ) -> Response {
-    let dispatch = Dispatch::of(request.headers());
-    let cancelled = async {
-        let live = app.background().find(&id);
+    answered(&app, ENDPOINT, request.headers(), async |tenant| {
+        let live = app.background().find(&id, tenant);
         if end(live.clone()).await
             && let Some(live) = live
         {
             return Ok(Json(live.response()).into_response());
         }
-        let record = read(&app, &id).await?;
-        if !record.response.background {
+        let response = read(&app, tenant, &id).await?;
+        if !response.background {
             let problem =
                 "only responses in the background can be cancelled; to end others, close the connection";
             return Err(Error::invalid("response_id", problem));
         }
         // It has ended already: it is as it stays.
-        Ok(Json(record.response).into_response())
-    };
-    let cancelled = cancelled.await;
-    super::told(&app, ENDPOINT, dispatch, cancelled)
+        Ok(Json(response).into_response())
+    })
+    .await
 }
 
 /// `GET /responses/{id}/input_items`.
@@ -99,18 +96,17 @@ pub(in crate::routes) async fn input_items(
     Path(id): Path<String>,
     request: Request,
 ) -> Response {
-    let (dispatch, uri) = (Dispatch::of(request.headers()), request.uri().clone());
-    let listed = items(&app, id, &uri).await;
-    super::told(&app, ENDPOINT, dispatch, listed)
+    let uri = request.uri().clone();
+    answered(&app, ENDPOINT, request.headers(), async |tenant| items(&app, tenant, id, &uri).await).await
 }
 
-async fn items(app: &App, id: String, uri: &Uri) -> Result<Response, Error> {
+async fn items(app: &App, tenant: Tenant, id: String, uri: &Uri) -> Result<Response, Error> {
     query::check_include(uri)?;
-    let page = query::Page::of(uri)?;
+    let page = Page::of(uri)?;
     let whole = app.clone();
     let name = id.clone();
-    let found = app.store().with(move |_| given(&whole, &name)).await?;
-    let (data, has_more) = page.take(found.ok_or_else(|| unknown(&id))?, Item::id)?;
+    let found = app.store().run(move |_| given(&whole, tenant, &name, &page)).await?;
+    let (data, has_more) = found.ok_or_else(|| unknown(&id))?;
     Ok(Json(list(data, has_more)).into_response())
 }
 
@@ -126,34 +122,51 @@ pub(in crate::routes) fn list(data: Vec<Item>, has_more: bool) -> List {
     }
 }
 
-/// All that a response was made from, oldest first: what it follows, as far as that is kept, and what was new.
-fn given(app: &App, name: &str) -> Result<Option<Vec<Item>>, Error> {
-    let records = match context::chain(app, name)? {
-        Ok(records) => records,
-        Err(_) => match context::response(app, name)? {
-            Some(record) => vec![record],
-            None => return Ok(None),
-        },
+/// A page of what a response was made from: the responses that it follows, as far as those are stored, and what its
+/// request added. One record is in memory at a time.
+fn given(app: &App, tenant: Tenant, name: &str, page: &Page) -> Result<Option<(Vec<Item>, bool)>, Error> {
+    let chain = match Chain::of(app, tenant, name)? {
+        Ok(chain) => chain,
+        Err(_) => Chain::of_one(app, tenant, name),
     };
-    let mut items = Vec::new();
-    let last = records.len().saturating_sub(1);
-    for (index, record) in records.into_iter().rev().enumerate() {
-        items.extend(record.input);
-        if index < last {
-            items.extend(record.response.output);
+    let (mut selection, mut data) = (Selection::new(page), Vec::new());
+    let mut numbers: Vec<usize> = (0..chain.len()).collect();
+    if !page.is_descending() {
+        numbers.reverse();
+    }
+    'links: for number in numbers {
+        let link = match chain.link(number)? {
+            Ok(link) => link,
+            // It was evicted in this moment.
+            Err(_) if number > 0 => continue,
+            Err(_) => return Ok(None),
+        };
+        let mut items = link.items(if number == 0 { Part::Input } else { Part::All })?;
+        if page.is_descending() {
+            items.reverse();
+        }
+        for item in items {
+            match selection.offer(item.id(), item.bytes()) {
+                Offer::Skip => {}
+                Offer::Take => data.push(Arc::unwrap_or_clone(item.parse()?)),
+                Offer::End => break 'links,
+            }
         }
     }
-    Ok(Some(items))
+    if chain.len() == 0 { Ok(None) } else { Ok(Some((data, selection.finish()?))) }
 }
 
-async fn read(app: &App, name: &str) -> Result<ResponseRecord, Error> {
+async fn read(app: &App, tenant: Tenant, name: &str) -> Result<Made, Error> {
     let (whole, id) = (app.clone(), name.to_owned());
-    let found = app.store().with(move |_| context::response(&whole, &id)).await?;
-    let mut record = found.ok_or_else(|| unknown(name))?;
-    if !record.response.status.is_final() && app.background().find(name).is_none() {
-        lost(&mut record.response);
+    let found = app.store().run(move |_| {
+        let stored = context::response(&whole, tenant, &id)?;
+        stored.map(|stored| stored.response().map_err(damaged)).transpose()
+    });
+    let mut response = found.await?.ok_or_else(|| unknown(name))?;
+    if !response.status.is_final() && app.background().find(name, tenant).is_none() {
+        lost(&mut response);
     }
-    Ok(record)
+    Ok(response)
 }
 
 /// It was being made when the process ended.
@@ -171,13 +184,28 @@ async fn end(live: Option<Arc<Live>>) -> bool {
     true
 }
 
-fn replay(record: ResponseRecord, from: usize) -> Result<Response, Error> {
-    let kept = record.events.ok_or_else(no_events)?;
+/// The events of a stored response, from the one of this number on.
+async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Response, Error> {
+    let (whole, id) = (app.clone(), name.to_owned());
+    let found = app.store().run(move |_| {
+        let stored = context::response(&whole, tenant, &id)?;
+        stored.map(|stored| events_of(&stored, from)).transpose()
+    });
+    let events = found.await?.ok_or_else(|| unknown(name))?;
+    Ok(sse::response(futures_util::stream::once(std::future::ready(events))))
+}
+
+fn events_of(stored: &Stored, from: usize) -> Result<axum::body::Bytes, Error> {
+    let mut kept = stored.events().peekable();
+    if kept.peek().is_none() {
+        return Err(no_events());
+    }
     let mut events = Events::default();
-    kept.iter().skip(from).for_each(|event| events.push_raw(event));
+    for event in kept.skip(from) {
+        events.push_raw(&event.map_err(damaged)?);
+    }
     events.done();
-    let all = events.take();
-    Ok(sse::response(futures_util::stream::once(std::future::ready(all))))
+    Ok(events.take())
 }
 
 fn no_events() -> Error {

@@ -92,7 +92,9 @@ fn indent(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// The widest that values are filled up to. The engine makes room for any width that it is told.
+/// Width in characters to which a chat template indents or pads. The engine would allocate any width.
+///
+/// Beyond it: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;
 
 /// `text | format(…)`.

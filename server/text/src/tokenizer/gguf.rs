@@ -8,7 +8,7 @@ use tokenizers::{
 };
 
 use super::{
-    Added, Encoder, Pipeline, Tokenizer,
+    Added, Encoder, Pipeline, TokenBound, Tokenizer,
     pre::{self, Pre},
     spm::{self, Kind, Options, Pieces, Spm},
 };
@@ -50,19 +50,22 @@ fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<To
     let tokens = metadata.tokens()?;
     let kinds = metadata.kinds(tokens.len())?;
     let builder = metadata.merges(tokens)?.ignore_merges(pre.ignore_merges);
-    let pipeline = metadata.pipeline(builder, tokens, &kinds, |inner| set_pre(inner, &pre))?;
+    let (inner, pipeline) = metadata.pipeline(builder, tokens, &kinds, |inner| set_pre(inner, &pre))?;
     let bytes = |text: &str, kind| match kind {
         Kind::Normal | Kind::Unused => byte_level_bytes(text),
         Kind::Byte => fallback_byte(text).map_or_else(|| text.as_bytes().to_vec(), |byte| vec![byte]),
         Kind::Unknown | Kind::Control | Kind::UserDefined => text.as_bytes().to_vec(),
     };
     let special = metadata.special_tokens(tokens, None)?;
+    let vocabulary = vocabulary(tokens, &kinds, &special, bytes);
     Ok(Tokenizer {
         encoder: Encoder::Pipeline(Box::new(pipeline)),
-        vocabulary: vocabulary(tokens, &kinds, &special, bytes),
+        bound: TokenBound::of_pipeline(&inner, &vocabulary),
+        vocabulary,
         added: metadata.added(&special, pre.adds_bos)?,
         bos: special.bos,
         eos: special.eos,
+        pad: special.pad,
         space_prefix: false,
     })
 }
@@ -82,16 +85,19 @@ fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
     if let Some(unknown) = special.unknown {
         builder = builder.unk_token(tokens[unknown as usize].clone());
     }
-    let pipeline = metadata.pipeline(builder, tokens, &kinds, |inner| {
+    let (inner, pipeline) = metadata.pipeline(builder, tokens, &kinds, |inner| {
         inner.with_normalizer(Some(NormalizerWrapper::Replace(Replace::new(" ", spm::SPACE)?)))?;
         Ok(())
     })?;
+    let vocabulary = vocabulary(tokens, &kinds, &special, sentencepiece_bytes);
     Ok(Tokenizer {
         encoder: Encoder::Pipeline(Box::new(pipeline)),
-        vocabulary: vocabulary(tokens, &kinds, &special, sentencepiece_bytes),
+        bound: TokenBound::of_pipeline(&inner, &vocabulary),
+        vocabulary,
         added: metadata.added(&special, true)?,
         bos: special.bos,
         eos: special.eos,
+        pad: special.pad,
         space_prefix: false,
     })
 }
@@ -119,12 +125,15 @@ fn sentencepiece_scores(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
     };
     let pieces = Pieces { tokens, scores, kinds: &kinds, unknown: special.unknown, options };
     let spm = Spm::new(&pieces).map_err(|problem| metadata.fault(TOKENS, problem))?;
+    let vocabulary = vocabulary(tokens, &kinds, &special, sentencepiece_bytes);
     Ok(Tokenizer {
         encoder: Encoder::Spm(Box::new(spm)),
-        vocabulary: vocabulary(tokens, &kinds, &special, sentencepiece_bytes),
+        bound: TokenBound::of_pieces(&pieces, &vocabulary),
+        vocabulary,
         added: metadata.added(&special, true)?,
         bos: special.bos,
         eos: special.eos,
+        pad: special.pad,
         space_prefix: options.add_space_prefix,
     })
 }
@@ -155,6 +164,7 @@ fn vocabulary(
 struct SpecialTokens {
     bos: Option<u32>,
     eos: Option<u32>,
+    pad: Option<u32>,
     unknown: Option<u32>,
 }
 
@@ -233,7 +243,7 @@ impl<'a> Metadata<'a> {
         tokens: &[String],
         kinds: &[Kind],
         set: impl FnOnce(&mut tokenizers::Tokenizer) -> Result<(), tokenizers::Error>,
-    ) -> Result<Pipeline, LoadError> {
+    ) -> Result<(tokenizers::Tokenizer, Pipeline), LoadError> {
         let build = || {
             let mut inner = tokenizers::Tokenizer::new(builder.build()?);
             set(&mut inner)?;
@@ -244,7 +254,8 @@ impl<'a> Metadata<'a> {
                 .add_tokens(verbatim.map(|(text, kind)| {
                     AddedToken::from(text.clone(), kind.is_special()).normalized(false)
                 }))?;
-            Pipeline::new(&inner)
+            let pipeline = Pipeline::new(&inner)?;
+            Ok((inner, pipeline))
         };
         build().map_err(|error: tokenizers::Error| self.fault(MERGES, format!("cannot be used: {error}")))
     }
@@ -268,6 +279,7 @@ impl<'a> Metadata<'a> {
         Ok(SpecialTokens {
             bos: find("tokenizer.ggml.bos_token_id", defaults.map(|ids| ids.0))?,
             eos: find("tokenizer.ggml.eos_token_id", defaults.map(|ids| ids.1))?,
+            pad: find("tokenizer.ggml.padding_token_id", None)?,
             unknown: find("tokenizer.ggml.unknown_token_id", defaults.map(|ids| ids.2))?,
         })
     }

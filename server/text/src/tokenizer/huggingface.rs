@@ -7,14 +7,16 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-use super::{Added, Encoder, Pipeline, Tokenizer};
+use super::{Added, Encoder, Pipeline, TokenBound, Tokenizer};
 use crate::{
     LoadError,
     json_file::{self, JsonFile},
     vocabulary::{Vocabulary, byte_level_bytes, fallback_byte},
 };
 
-/// A vocabulary may not have ids above this. (Ids may have gaps; the table of tokens has none.)
+/// Highest token ID of a vocabulary. IDs may have gaps, but the table of tokens has none.
+///
+/// Beyond it: the server does not start.
 const TOKEN_ID_MAX: u32 = 1 << 24;
 
 const FILE: &str = "tokenizer.json";
@@ -44,8 +46,8 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
         };
         Ok(text.and_then(|text| inner.token_to_id(text)))
     };
-    let (bos, eos) = (named("bos_token")?, named("eos_token")?);
-    let also_special = [bos, eos, named("pad_token")?];
+    let (bos, eos, pad) = (named("bos_token")?, named("eos_token")?, named("pad_token")?);
+    let also_special = [bos, eos, pad];
     let vocabulary =
         vocabulary(&inner, &decoder, &also_special).map_err(|problem| fault("the vocabulary", problem))?;
     let added = added(config, bos, eos)?;
@@ -53,10 +55,12 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
         Pipeline::new(&inner).map_err(|error| fault("the tokenizer", format!("cannot be used: {error}")))?;
     Ok(Tokenizer {
         encoder: Encoder::Pipeline(Box::new(pipeline)),
+        bound: TokenBound::of_pipeline(&inner, &vocabulary),
         vocabulary,
         added,
         bos,
         eos,
+        pad,
         space_prefix: decoder.strip_start,
     })
 }

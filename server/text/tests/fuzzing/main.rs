@@ -5,6 +5,7 @@
 #[path = "../../../fuzz/mutations.rs"]
 mod mutations;
 mod template;
+mod tokenizer;
 
 use mutations::{Random, mutated, words};
 
@@ -42,5 +43,23 @@ fn a_template_renders_or_is_told_to_be_wrong() {
         let input = mutated(&mut Random::new(seed), &seeds, &words);
         let told = std::panic::catch_unwind(|| template::check(&input));
         assert!(told.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
+    }
+}
+
+/// Tokenizers take milliseconds each to build.
+const TOKENIZER_CASES: u64 = 3_000;
+
+#[test]
+fn a_tokenizer_loads_or_is_refused_with_a_reason() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/tokenizer");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    seeds.iter().for_each(|seed| tokenizer::check(seed));
+    let words = words(include_str!("../../../fuzz/dictionaries/tokenizer.dict"));
+    for seed in 0..TOKENIZER_CASES {
+        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let outcome = std::panic::catch_unwind(|| tokenizer::check(&input));
+        assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
     }
 }

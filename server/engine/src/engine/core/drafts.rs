@@ -13,12 +13,13 @@ use server_scheduler::{Batch, Row, Scheduler, SequenceId, TokenId};
 
 use super::{Live, Requests, index_of, request_of, sequence_of};
 use crate::clock::Clock;
+use crate::lookup::INDEXED_TOKENS_MAX;
 use crate::report::StepReport;
 use crate::runner::DraftRunner;
 use crate::sleep::SleepLevel;
 use costs::{Costs, Prices, Took};
-pub(crate) use drafter::Drafter;
-use drafter::{Learned, Source};
+pub(crate) use drafter::Drafters;
+use drafter::{Drafter, Learned, Source};
 use model::DraftModel;
 
 mod costs;
@@ -89,16 +90,21 @@ impl Drafting {
         let prices = self.costs.prices(scheduler.load().running);
         let threshold = prices.map_or(f32::INFINITY, |prices| prices.threshold(0.0));
         self.plan.clear();
+        let mut unindexed = INDEXED_TOKENS_MAX;
         for (&number, live) in &mut requests.live {
-            for index in 0..live.drafters.len() {
+            let Some(drafters) = &mut live.drafters else { continue };
+            if let Some(index) = &mut drafters.index {
+                unindexed -= index.extend(unindexed);
+            }
+            for (index, drafter) in drafters.each.iter_mut().enumerate() {
                 let generated = live.histories[index].generated();
-                let drafter = &mut live.drafters[index];
                 drafter.rest();
-                if live.ended[index] || generated == 0 {
+                let is_suspended = live.logits.contains_key(&(index as u32));
+                if live.ended[index] || generated == 0 || is_suspended {
                     continue;
                 }
-                let (looked, hit) = match &mut drafter.looking {
-                    Some(looking) => looking.look(&self.learned.hits, threshold),
+                let (looked, hit) = match drafter.looking.as_mut().zip(drafters.index.as_ref()) {
+                    Some((looking, prompt)) => looking.look(prompt, &self.learned.hits, threshold),
                     None => (0, 0.0),
                 };
                 let sequence = sequence_of(number, index as u32);
@@ -233,13 +239,26 @@ impl Asked {
 
 impl Requests {
     fn drafter(&mut self, sequence: SequenceId) -> Option<&mut Drafter> {
-        self.live.get_mut(&request_of(sequence))?.drafters.get_mut(index_of(sequence) as usize)
+        self.live.get_mut(&request_of(sequence))?.drafter(index_of(sequence))
     }
 
     /// Of a sequence that has drafts.
     fn drafter_of(&self, sequence: SequenceId) -> &Drafter {
         let live: &Live = &self.live[&request_of(sequence)];
-        &live.drafters[index_of(sequence) as usize]
+        live.drafter_of(index_of(sequence))
+    }
+}
+
+impl Live {
+    /// What guesses for a sequence, if anything does and it has begun.
+    pub(super) fn drafter(&mut self, index: u32) -> Option<&mut Drafter> {
+        self.drafters.as_mut()?.each.get_mut(index as usize)
+    }
+
+    /// Of a sequence that has drafts.
+    fn drafter_of(&self, index: u32) -> &Drafter {
+        let drafters = self.drafters.as_ref().expect("invariant: what has drafts is guessed");
+        &drafters.each[index as usize]
     }
 }
 

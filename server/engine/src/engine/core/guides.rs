@@ -1,18 +1,35 @@
-//! The guides of the sequences: what may come next is computed on threads of their own while the model runs, and
-//! is there when the sampler needs it.
+//! The guides of the sequences: what may come next is computed on threads of their own while the model runs.
 //!
-//! A guide's state is here, or away with a thread; channels carry it, so no lock is on the way of a token. The
-//! threads are started by the first request that has a guide.
+//! A guide's state is here, or away with a thread. The threads are started by the first request that has a guide. The engine
+//! waits for them a moment at most: a sequence whose guide is not ready when the model is, is suspended with its logits, and
+//! sampled when the guide is ready. So a guide that is slow slows its own sequence and no other, and changes no token.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use server_scheduler::{Batch, SequenceId, StopRule, TokenId};
 
-use super::{Requests, index_of, request_of};
-use crate::guide::{Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
+use super::{Live, Requests, index_of, request_of};
+use crate::clock::Clock;
+use crate::guide::{Guide, GuideError, GuideState, Hold, Progress, TokenSet};
 use crate::request::Failure;
+use crate::waker::Waker;
+use threads::{Done, Job, Spent, Threads, Work};
+
+mod threads;
+
+/// The longest that a step waits, once the model has run, for guides that are usually as quick.
+const WAIT_MAX: Duration = Duration::from_millis(5);
+
+/// Time that a request may spend on determining the allowed next tokens of a structured output before its first
+/// token.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
+/// Time that each generated token adds to what a request may spend on determining the allowed next tokens.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+const TOKEN_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// What the guide of a sequence is doing.
 #[derive(Debug)]
@@ -25,6 +42,8 @@ pub(super) enum Slot {
     Away,
     /// What may come next is known, and after the guesses of what that is.
     Ready(Guided, Progress, Ahead),
+    /// It cannot go on: the request fails when the sequence is sampled.
+    Failed(GuideError),
     /// Nothing can follow what the sequence has.
     Complete,
     /// It has nothing more to say: the sequence has ended or failed.
@@ -67,8 +86,11 @@ impl Slot {
         if matches!(self, Self::Complete) {
             return Ok(Next::End);
         }
+        if let Self::Failed(error) = self {
+            return Err(error.clone().into());
+        }
         let Self::Ready(guided, progress, _) = self else {
-            return Err(GuideError("what may come next is not known".to_owned()).into());
+            return Err(GuideError::Failed("what may come next is not known".to_owned()).into());
         };
         let allowed = &mut guided.allowed;
         stop.tokens.iter().for_each(|&token| allowed.remove(token));
@@ -91,6 +113,20 @@ impl Slot {
         matches!(self, Self::Ready(..))
     }
 
+    /// Whether a thread has yet to say what may come.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self, Self::Away)
+    }
+
+    /// Reserves what a commit needs. `None` if the commit would have to wait for another thread.
+    pub(super) fn try_hold(&self) -> Option<Hold> {
+        match self {
+            Self::Away => None,
+            Self::Ready(guided, ..) => guided.state.try_hold(),
+            _ => Some(Box::new(())),
+        }
+    }
+
     /// The same for another sequence that goes on from here.
     pub(super) fn fork(&self) -> Self {
         match self {
@@ -98,6 +134,7 @@ impl Slot {
             Self::Rest(guided) => Self::Rest(guided.fork()),
             // Whoever forks has no guesses.
             Self::Ready(guided, progress, _) => Self::Ready(guided.fork(), *progress, Vec::new()),
+            Self::Failed(error) => Self::Failed(error.clone()),
             Self::Complete => Self::Complete,
             Self::Away | Self::Gone => Self::Gone,
         }
@@ -106,7 +143,7 @@ impl Slot {
     /// Takes the token that was sampled. True if nothing can follow it.
     pub(super) fn commit(&mut self, token: TokenId, stop: &StopRule) -> Result<bool, GuideError> {
         let Self::Ready(mut guided, _, mut ahead) = std::mem::replace(self, Self::Gone) else {
-            return Err(GuideError("a token came before it was known what may come".to_owned()));
+            return Err(GuideError::Failed("a token came before it was known what may come".to_owned()));
         };
         // It ends the sequence, and is none of the form's business.
         if stop.tokens.contains(&token) {
@@ -126,64 +163,58 @@ impl Slot {
 
 impl From<GuideError> for Failure {
     fn from(error: GuideError) -> Self {
-        Self::Step(error.to_string())
+        let message = error.to_string();
+        match error {
+            GuideError::TooComplex(_) => Self::TooComplex(message),
+            GuideError::Failed(_) => Self::Step(message),
+        }
     }
+}
+
+/// What the guides of a request's sequences have taken so far.
+#[derive(Debug, Default)]
+pub(super) struct GuideTime {
+    spent: Arc<Spent>,
+    /// Of the last jobs; zero before the first.
+    usual: Duration,
 }
 
 /// The threads, and what is away with them.
 #[derive(Debug)]
 pub(super) struct Guides {
     vocabulary: u32,
-    threads: Vec<Thread>,
+    threads: Threads,
     done: mpsc::Receiver<Done>,
-    /// For threads yet to be started.
-    sender: mpsc::Sender<Done>,
     away: usize,
-    turn: usize,
-}
-
-#[derive(Debug)]
-struct Thread {
-    /// None once it is to end.
-    jobs: Option<mpsc::Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Job {
-    sequence: SequenceId,
-    work: Work,
-    guesses: Vec<TokenId>,
-}
-
-#[derive(Debug)]
-enum Work {
-    Start(Arc<dyn Guide>, TokenSet),
-    Next(Guided),
-}
-
-#[derive(Debug)]
-struct Done {
-    sequence: SequenceId,
-    result: Result<(Guided, Progress, Ahead), GuideError>,
+    steps: u64,
+    /// Jobs that this step waits for.
+    awaited: usize,
 }
 
 impl Guides {
-    pub(super) fn new(vocabulary: u32) -> Self {
-        // No more is on its way than sequences in a step: these have their limit.
-        let (sender, done) = mpsc::channel();
-        Self { vocabulary, threads: Vec::new(), done, sender, away: 0, turn: 0 }
+    pub(super) fn new(vocabulary: u32, clock: Clock, waker: Waker) -> Self {
+        let (threads, done) = Threads::new(clock, waker);
+        Self { vocabulary, threads, done, away: 0, steps: 0, awaited: 0 }
+    }
+
+    /// Whether any is away with a thread.
+    pub(super) fn are_away(&self) -> bool {
+        self.away > 0
     }
 
     /// Sends off the guides of the sequences that `batch` samples. Answers how many these are.
     pub(super) fn send(&mut self, batch: &Batch, requests: &mut Requests) -> u32 {
+        self.steps += 1;
+        self.awaited = 0;
         if !requests.have_guides {
             return 0;
         }
+        let mut count = 0;
         let sampled = |row| batch.row_samples(row).iter().map(move |&sequence| (row, sequence));
         for (row, sequence) in batch.rows.iter().flat_map(sampled) {
             let guesses = requests.guesses(sequence, &batch.tokens[batch.row_drafts(row)]);
-            let Some(slot) = requests.slot(sequence) else { continue };
+            let Some(live) = requests.live.get_mut(&request_of(sequence)) else { continue };
+            let Some(slot) = live.guides.get_mut(index_of(sequence) as usize) else { continue };
             let work = match std::mem::replace(slot, Slot::Away) {
                 Slot::New(guide) => Work::Start(guide, TokenSet::new(self.vocabulary)),
                 Slot::Rest(guided) => Work::Next(guided),
@@ -192,115 +223,71 @@ impl Guides {
                     continue;
                 }
             };
+            count += 1;
             self.away += 1;
-            self.dispatch(Job { sequence, work, guesses });
+            let GuideTime { spent, usual } = &live.guide_time;
+            let is_awaited = *usual <= WAIT_MAX;
+            self.awaited += usize::from(is_awaited);
+            let generated: u32 = live.histories.iter().map(|history| history.generated()).sum();
+            self.threads.add(Job {
+                sequence,
+                work,
+                guesses,
+                spent: Arc::downgrade(spent),
+                time_max: REQUEST_TIME_MAX + TOKEN_TIME_MAX * generated,
+                usual_time: *usual,
+                awaited_by: is_awaited.then_some(self.steps),
+            });
         }
-        self.away as u32
+        count
     }
 
-    /// Waits for all that is away. Adds the requests whose guides cannot go on to `failed`.
-    pub(super) fn collect(&mut self, requests: &mut Requests, failed: &mut Vec<(u64, Failure)>) {
-        while self.away > 0 {
-            let done = self.done.recv().expect("invariant: a sender is kept here");
-            self.away -= 1;
-            let Done { sequence, result } = done;
-            // A request may have failed or gone meanwhile.
-            if let Some(slot) = requests.slot(sequence) {
-                match result {
-                    Ok((guided, progress, ahead)) => *slot = Slot::Ready(guided, progress, ahead),
-                    Err(error) => {
-                        *slot = Slot::Gone;
-                        failed.push((request_of(sequence), error.into()));
-                    }
-                }
-            }
+    /// Takes in what the threads have done. True if that is anything.
+    pub(super) fn collect(&mut self, requests: &mut Requests) -> bool {
+        let before = self.away;
+        while let Ok(done) = self.done.try_recv() {
+            self.take(done, requests);
+        }
+        self.away < before
+    }
+
+    /// As [`Self::collect`], and waits a moment for what this step sent off if it is usually quick.
+    pub(super) fn collect_soon(&mut self, requests: &mut Requests) {
+        self.collect(requests);
+        let until = Instant::now() + WAIT_MAX;
+        while self.awaited > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(done) = self.done.recv_timeout(left) else { return };
+            self.take(done, requests);
         }
     }
 
-    fn dispatch(&mut self, job: Job) {
-        if self.threads.is_empty() {
-            self.start_threads();
-        }
-        self.turn = (self.turn + 1) % self.threads.len().max(1);
-        let refused = match self.threads.get(self.turn).and_then(|thread| thread.jobs.as_ref()) {
-            Some(jobs) => jobs.send(job).err().map(|refused| refused.0),
-            None => Some(job),
+    fn take(&mut self, done: Done, requests: &mut Requests) {
+        let Done { sequence, result, time, awaited_by } = done;
+        self.away -= 1;
+        self.awaited -= usize::from(awaited_by == Some(self.steps));
+        // A request may have failed or gone meanwhile.
+        let Some(live) = requests.live.get_mut(&request_of(sequence)) else { return };
+        live.guide_time.usual = (live.guide_time.usual + time) / 2;
+        let Some(slot) = live.guides.get_mut(index_of(sequence) as usize) else { return };
+        *slot = match result {
+            Ok((guided, progress, ahead)) => Slot::Ready(guided, progress, ahead),
+            Err(error) => Slot::Failed(error),
         };
-        // Without threads it is done here and now: late, but right.
-        if let Some(job) = refused {
-            // The receiver is here.
-            let _ = self.sender.send(carry_out(job));
-        }
-    }
-
-    fn start_threads(&mut self) {
-        for index in 0..guide_threads() {
-            let (jobs, received) = mpsc::channel();
-            let done = self.sender.clone();
-            let body = move || {
-                while let Ok(job) = received.recv() {
-                    if done.send(carry_out(job)).is_err() {
-                        return;
-                    }
-                }
-            };
-            match std::thread::Builder::new().name(format!("guide-{index}")).spawn(body) {
-                Ok(thread) => self.threads.push(Thread { jobs: Some(jobs), thread: Some(thread) }),
-                Err(error) => tracing::warn!("failed to start a thread for guides: {error}"),
-            }
-        }
     }
 }
 
-impl Drop for Guides {
-    fn drop(&mut self) {
-        // All first, so that they end at the same time.
-        self.threads.iter_mut().for_each(|thread| thread.jobs = None);
-        for thread in self.threads.iter_mut().filter_map(|thread| thread.thread.take()) {
-            // Panics of guides are caught, and nothing else happens there.
-            let _ = thread.join();
-        }
+impl Live {
+    /// Whether a sequence can be sampled without waiting for its guide, if it has one: then other threads are kept from what
+    /// that shares until the result is dropped.
+    pub(super) fn try_hold(&self, index: u32) -> Option<Hold> {
+        self.guides.get(index as usize).map_or_else(|| Some(Box::new(()) as Hold), Slot::try_hold)
     }
-}
 
-fn carry_out(job: Job) -> Done {
-    let Job { sequence, work, guesses } = job;
-    // What a panic left behind is dropped with the guide's state.
-    let result = catch_unwind(AssertUnwindSafe(|| match work {
-        Work::Start(guide, allowed) => next(Guided { state: guide.start()?, allowed }),
-        Work::Next(guided) => next(guided),
-    }));
-    let result = result.unwrap_or_else(|_| Err(GuideError("it panicked".to_owned())));
-    let result = result.map(|(guided, progress)| {
-        // What goes wrong after a guess may never come to pass.
-        let ahead = catch_unwind(AssertUnwindSafe(|| ahead(&guided, &guesses))).unwrap_or_default();
-        (guided, progress, ahead)
-    });
-    Done { sequence, result }
-}
-
-/// What may come after each of the guesses, as long as these may come.
-fn ahead(guided: &Guided, guesses: &[TokenId]) -> Ahead {
-    let mut ahead = Ahead::new();
-    let mut state = (!guesses.is_empty()).then(|| guided.state.fork());
-    for &guess in guesses {
-        let allowed = ahead.last().map_or(&guided.allowed, |(_, allowed, _)| allowed);
-        let Some(state) = state.as_mut().filter(|_| allowed.contains(guess)) else { break };
-        if !matches!(state.commit(guess), Ok(Progress::Open | Progress::MayEnd)) {
-            break;
-        }
-        let mut next = TokenSet::new(allowed.vocabulary());
-        let Ok(progress) = state.allow(&mut next) else { break };
-        ahead.push((guess, next, progress));
+    /// The same for all beams.
+    pub(super) fn try_hold_all(&self) -> Option<Vec<Hold>> {
+        self.guides.iter().map(Slot::try_hold).collect()
     }
-    ahead.reverse();
-    ahead
-}
-
-fn next(mut guided: Guided) -> Result<(Guided, Progress), GuideError> {
-    guided.allowed.clear();
-    let progress = guided.state.allow(&mut guided.allowed)?;
-    Ok((guided, progress))
 }
 
 impl Requests {
@@ -310,10 +297,5 @@ impl Requests {
         let is_text = |stop: &StopRule, token: &TokenId| !stop.tokens.contains(token);
         let guesses = live.map(|live| drafts.iter().copied().take_while(|token| is_text(&live.stop, token)));
         guesses.map_or(Vec::new(), Iterator::collect)
-    }
-
-    /// The guide of a sequence of a request that is live.
-    pub(super) fn slot(&mut self, sequence: SequenceId) -> Option<&mut Slot> {
-        self.live.get_mut(&request_of(sequence))?.guides.get_mut(index_of(sequence) as usize)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What is computed next, and what is sampled, is decided elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use server_scheduler::{BlockHash, FinishReason, NewRequest, Scheduler, SequenceI
 use tokio::sync::mpsc as events;
 
 use super::INDEX_BITS;
-use super::drafts::Drafter;
-use super::guides::Slot;
+use super::drafts::Drafters;
+use super::guides::{GuideTime, Slot};
 use crate::handle::{Submission, WaitingPermit};
 use crate::request::{DraftCounts, Event, Failure, Sampling, ScoredToken, TokenLogprobs};
 use crate::sampler::History;
@@ -22,6 +22,8 @@ use crate::stream::Aborts;
 pub(super) struct Requests {
     /// By their numbers, so that whatever goes through all of them does so in the order they came.
     pub(super) live: BTreeMap<u64, Live>,
+    /// The requests with sequences that are suspended, and some whose requests have ended since.
+    pub(super) suspended: BTreeSet<u64>,
     pub(super) count: u64,
     /// Whether there ever was one with a guide.
     pub(super) have_guides: bool,
@@ -38,8 +40,12 @@ pub(super) struct Live {
     pub(super) scores: Option<Scores>,
     /// One for each sequence, or none at all.
     pub(super) guides: Vec<Slot>,
-    /// One for each sequence, or none at all.
-    pub(super) drafters: Vec<Drafter>,
+    pub(super) guide_time: GuideTime,
+    /// The logits of sequences that wait for their guides. A sequence that is suspended because another thread uses what its
+    /// guide shares has some too, but a beam does not: the search has seen its options.
+    pub(super) logits: BTreeMap<u32, Arc<[f32]>>,
+    /// If its tokens are guessed.
+    pub(super) drafters: Option<Drafters>,
     /// What the sequences do together, if they do not draw each by itself.
     pub(super) search: Option<Box<Search>>,
     /// Whether each sequence has ended.
@@ -105,7 +111,7 @@ impl Requests {
         }
         let open = histories.len();
         self.have_guides |= guide.is_some();
-        self.have_drafters |= !drafters.is_empty();
+        self.have_drafters |= drafters.is_some();
         let search = beams.map(|beams| Box::new(Search::new(beams, open as u32, stop.clone())));
         let begins = |index| search.as_ref().is_none_or(|search| search.has_beam(index));
         let slots = |guide| {
@@ -116,6 +122,8 @@ impl Requests {
             stop,
             scores,
             guides: guide.map_or(Vec::new(), slots),
+            guide_time: GuideTime::default(),
+            logits: BTreeMap::new(),
             drafters,
             search,
             histories,
@@ -205,8 +213,7 @@ impl Requests {
         let number = request_of(sequence);
         if let Some(live) = self.live.get_mut(&number).filter(|live| live.search.is_none()) {
             let index = index_of(sequence);
-            let drafts =
-                live.drafters.get(index as usize).map_or(DraftCounts::default(), |drafter| drafter.counts);
+            let drafts = live.drafter(index).map_or(DraftCounts::default(), |drafter| drafter.counts);
             send(&live.events, Event::Finished { index, reason, drafts });
             live.end(index);
             if live.open == 0 {

@@ -1,5 +1,7 @@
 //! What a step samples: a token for each sequence, with its log probabilities, or that it has ended.
 
+use std::sync::Arc;
+
 use server_scheduler::{Batch, Row, Sampled, SequenceId, TokenId};
 
 use super::drafts::Drafting;
@@ -32,7 +34,7 @@ pub(super) enum Outcome {
     Token(Option<Box<TokenLogprobs>>),
     /// Its last token: its guide lets nothing follow.
     Last(Option<Box<TokenLogprobs>>),
-    /// None: the sequence had ended before, or is needed no more.
+    /// None: the sequence had ended before, is needed no more, or waits for its guide.
     Nothing,
     /// A token of a beam.
     Beam,
@@ -76,6 +78,8 @@ impl Samples {
                 continue;
             }
             let logits = logits.next().expect("invariant: there is a row of logits for each token wanted");
+            // One copy for all sequences of a prompt.
+            let mut kept: Option<Arc<[f32]>> = None;
             for &sequence in batch.row_samples(row) {
                 let live = requests.live.get_mut(&request_of(sequence));
                 let live = live.expect("invariant: what is scheduled is live");
@@ -83,23 +87,96 @@ impl Samples {
                     self.see(sequence, logits, live, sampler);
                     continue;
                 }
-                let (token, outcome) = match sample(index_of(sequence), logits, live, sampler) {
-                    Ok(sampled) => sampled,
-                    Err(failure) => {
-                        self.failed.push((request_of(sequence), failure));
-                        (0, Outcome::Nothing)
-                    }
+                let Some(_hold) = live.try_hold(index_of(sequence)) else {
+                    let kept = kept.get_or_insert_with(|| logits.into());
+                    self.suspend(sequence, Arc::clone(kept), requests);
+                    continue;
                 };
-                if let Some(drafter) = live.drafters.get_mut(index_of(sequence) as usize) {
+                let token = self.sample(sequence, logits, live, sampler);
+                if let Some(drafter) = live.drafter(index_of(sequence)) {
                     drafting.learn(row, drafter, 0, token);
                 }
-                self.tokens.push(Sampled::new(sequence, token));
-                self.outcomes.push(outcome);
             }
         }
         for index in 0..self.searching.len() {
-            self.advance(self.searching[index], requests);
+            self.advance(self.searching[index], requests, false);
         }
+    }
+
+    /// Samples sequences that were suspended in earlier steps, those whose guides are ready. `waits` if it may wait for
+    /// another thread that uses what a guide shares: nothing would wake the engine when that is done.
+    pub(super) fn take_suspended(&mut self, requests: &mut Requests, waits: bool, sampler: &mut Sampler) {
+        for number in std::mem::take(&mut requests.suspended) {
+            let Some(live) = requests.live.get_mut(&number) else { continue };
+            if live.search.is_some() {
+                self.see_suspended(number, requests, waits, sampler);
+                continue;
+            }
+            let indexes: Vec<u32> = live.logits.keys().copied().collect();
+            for index in indexes {
+                let hold = live.try_hold(index);
+                let can_wait = waits && !live.guides[index as usize].is_away();
+                // Its client may have aborted it.
+                if !live.ended[index as usize] && hold.is_none() && !can_wait {
+                    continue;
+                }
+                let logits = live.logits.remove(&index);
+                if let Some(logits) = logits.filter(|_| !live.ended[index as usize]) {
+                    self.sample(super::sequence_of(number, index), &logits, live, sampler);
+                }
+            }
+            if !live.logits.is_empty() {
+                requests.suspended.insert(number);
+            }
+        }
+    }
+
+    /// Lets a search that was suspended go on, if the guides of all its beams are ready.
+    fn see_suspended(&mut self, number: u64, requests: &mut Requests, waits: bool, sampler: &mut Sampler) {
+        let Some(live) = requests.live.get_mut(&number) else { return };
+        if live.logits.keys().any(|&index| live.guides[index as usize].is_away()) {
+            requests.suspended.insert(number);
+            return;
+        }
+        let failed = std::mem::take(&mut live.logits)
+            .into_iter()
+            .find_map(|(index, logits)| see(index, &logits, live, sampler).err());
+        for index in 0..live.histories.len() as u32 {
+            self.tokens.push(Sampled::new(super::sequence_of(number, index), 0));
+            self.outcomes.push(Outcome::Nothing);
+        }
+        self.failed.extend(failed.map(|failure| (number, failure)));
+        self.advance(number, requests, waits);
+    }
+
+    /// The sequence waits for its guide, with the logits that it is sampled from then.
+    fn suspend(&mut self, sequence: SequenceId, logits: Arc<[f32]>, requests: &mut Requests) {
+        let number = request_of(sequence);
+        let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
+        live.logits.insert(index_of(sequence), logits);
+        requests.suspended.insert(number);
+        self.tokens.push(Sampled::suspended(sequence));
+        self.outcomes.push(Outcome::Nothing);
+    }
+
+    /// Samples a token for a sequence whose guide is ready.
+    fn sample(
+        &mut self,
+        sequence: SequenceId,
+        logits: &[f32],
+        live: &mut Live,
+        sampler: &mut Sampler,
+    ) -> TokenId {
+        let (token, outcome) = match sample(index_of(sequence), logits, live, sampler) {
+            Ok(sampled) => sampled,
+            Err(failure) => {
+                self.failed.push((request_of(sequence), failure));
+                (0, Outcome::Nothing)
+            }
+        };
+        self.tokens.push(Sampled::new(sequence, token));
+        self.outcomes.push(outcome);
+        token
     }
 
     /// Samples after the last token of a row and after each of its drafts, as long as these are what was sampled before.
@@ -107,11 +184,21 @@ impl Samples {
         &mut self,
         batch: &Batch,
         row: &Row,
-        logits: impl Iterator<Item = &'a [f32]>,
+        mut logits: impl Iterator<Item = &'a [f32]>,
         (requests, sampler, drafting): (&mut Requests, &mut Sampler, &mut Drafting),
     ) {
         let (number, index) = (request_of(row.sequence), index_of(row.sequence));
         let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
+        let Some(_hold) = live.try_hold(index) else {
+            // The drafts were computed in vain.
+            if let Some(drafter) = live.drafter(index) {
+                drafter.counts.rejected += row.drafts;
+            }
+            let first = logits.next().expect("invariant: there is a row of logits for each token wanted");
+            self.suspend(row.sequence, first.into(), requests);
+            logits.for_each(drop);
+            return;
+        };
         let drafts = &batch.tokens[batch.row_drafts(row)];
         let mut accepted = 0;
         let mut last = None;
@@ -137,30 +224,45 @@ impl Samples {
             }
         }
         let (token, outcome) = last.expect("invariant: no draft is after the last row of logits");
-        drafting.learn(row, &mut live.drafters[index as usize], accepted, token);
+        if let Some(drafter) = live.drafter(index) {
+            drafting.learn(row, drafter, accepted, token);
+        }
         self.tokens.push(Sampled { accepted, ..Sampled::new(row.sequence, token) });
         self.outcomes.push(outcome);
     }
 
     /// Takes what may follow the beam of a sequence, if there is one. What follows is known when all have been seen.
     fn see(&mut self, sequence: SequenceId, logits: &[f32], live: &mut Live, sampler: &mut Sampler) {
-        let number = request_of(sequence);
+        let (number, index) = (request_of(sequence), index_of(sequence));
         if self.searching.last() != Some(&number) {
             self.searching.push(number);
         }
         self.tokens.push(Sampled::new(sequence, 0));
         self.outcomes.push(Outcome::Nothing);
-        if let Err(failure) = see(index_of(sequence), logits, live, sampler) {
+        if live.guides.get(index as usize).is_some_and(Slot::is_away) {
+            live.logits.insert(index, logits.into());
+        } else if let Err(failure) = see(index, logits, live, sampler) {
             self.failed.push((number, failure));
         }
     }
 
-    /// Lets the beams of a request go on.
-    fn advance(&mut self, number: u64, requests: &mut Requests) {
+    /// Lets the beams of a request go on, or suspends them if guides are not ready. `waits` as in [`Self::take_suspended`].
+    fn advance(&mut self, number: u64, requests: &mut Requests, waits: bool) {
         if self.failed.iter().any(|failed| failed.0 == number) {
             return;
         }
         let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
+        let holds = live.try_hold_all().or_else(|| waits.then(Vec::new));
+        let holds = holds.filter(|_| live.logits.is_empty());
+        let samples = self.tokens.iter_mut().zip(&mut self.outcomes);
+        let samples = samples.filter(|(sampled, _)| request_of(sampled.sequence) == number);
+        let Some(_holds) = holds else {
+            for (sampled, outcome) in samples {
+                (*sampled, *outcome) = (Sampled::suspended(sampled.sequence), Outcome::Nothing);
+            }
+            requests.suspended.insert(number);
+            return;
+        };
         let Some(mut search) = live.search.take() else { return };
         let moves = search.advance().to_vec();
         let mut complete = Vec::new();
@@ -173,12 +275,11 @@ impl Samples {
             self.found.push(number);
             return;
         }
-        let samples = self.tokens.iter_mut().zip(&mut self.outcomes);
-        for (sampled, outcome) in samples.filter(|(sampled, _)| request_of(sampled.sequence) == number) {
+        for (sampled, outcome) in samples {
             let slot = index_of(sampled.sequence);
             if let Some(&Move { from, token, .. }) = moves.iter().find(|to| to.slot == slot) {
                 let from = super::sequence_of(number, from);
-                (*sampled, *outcome) = (Sampled { from, token, ..*sampled }, Outcome::Beam);
+                (*sampled, *outcome) = (Sampled { from, token: Some(token), ..*sampled }, Outcome::Beam);
             }
         }
     }
@@ -194,8 +295,8 @@ fn sample(
     let (token, outcome) = choose(index, logits, live, sampler)?;
     if !matches!(outcome, Outcome::Nothing) {
         live.histories[index as usize].push(token);
-        if let Some(drafter) = live.drafters.get_mut(index as usize) {
-            drafter.push(token);
+        if let Some(drafters) = &mut live.drafters {
+            drafters.push(index as usize, live.histories.len(), token);
         }
     }
     Ok((token, outcome))

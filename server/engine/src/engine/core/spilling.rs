@@ -21,35 +21,38 @@ impl Core {
         spill.ask(scheduler, now, prefill_rate.per_second());
     }
 
-    /// Waits until the blocks have come that requests wait for, or are late, or for a command before that.
-    pub(super) fn await_blocks(&mut self, shared: &Shared) -> Option<Command> {
+    /// Waits for what the next step needs: blocks that are read back, or guides that are ready. `None` if there is news of
+    /// either, or a block is late; a command if one comes before that.
+    pub(super) fn await_news(&mut self, shared: &Shared) -> Option<Command> {
         let under_way = |core: &Self| core.spill.as_ref().map_or(0, |spill| spill.under_way());
         let before = under_way(self);
         loop {
             self.look_at_spill(shared);
+            if self.guides.collect(&mut self.requests) || under_way(self) != before {
+                break;
+            }
             let late = self.spill.as_ref().and_then(|spill| spill.next_late());
-            let Some(late) = late.filter(|_| under_way(self) == before) else { break };
-            match self.commands.recv_timeout(late.saturating_sub(shared.clock.now())) {
-                Ok(Command::LookAtSpill) => self.woke(),
-                Ok(command) => {
+            let command = match late {
+                Some(late) => self.commands.recv_timeout(late.saturating_sub(shared.clock.now())).ok(),
+                None if self.guides.are_away() => self.commands.recv().ok(),
+                None => break,
+            };
+            match (command, late) {
+                (Some(Command::Wake), _) => self.waker.woke(),
+                (Some(command), _) => {
                     self.is_stalled = false;
                     return Some(command);
                 }
-                Err(_) => {
+                (None, Some(late)) => {
                     // By the time that was waited: a simulated clock stands still meanwhile.
                     let Self { spill: Some(spill), scheduler, .. } = self else { break };
                     spill.expire(scheduler, late);
                 }
+                (None, None) => break,
             }
         }
         self.is_stalled = false;
         None
-    }
-
-    pub(super) fn woke(&mut self) {
-        if let Some(spill) = &self.spill {
-            spill.woke();
-        }
     }
 
     /// Forgets what is cached, of which nobody holds anything; kept if evicted blocks are.

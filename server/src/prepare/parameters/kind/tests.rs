@@ -36,14 +36,18 @@ fn numbers_have_ranges() {
         "#]],
     );
     check(
-        Kind::NumberAbove(0.0),
-        &[json!(1e-9), json!(3)],
-        &[json!(0), json!(-1), json!(1e300), json!(null)],
+        Kind::Number(0.001, 2.0),
+        // As the engine's numbers, the first and the last are the bounds.
+        &[json!(0.001), json!(1), json!(2.000_000_000_1)],
+        &[json!(0), json!(1e-50), json!(-1), json!(2.1), json!(3.5e38), json!(1e300), json!(null)],
         &expect![[r#"
-            decimal_below_min_value | it: 0 is not a number greater than 0
-            decimal_below_min_value | it: -1 is not a number greater than 0
-            decimal_above_max_value | it: 1e+300 is not a number greater than 0
-            invalid_type | it: null is not a number greater than 0
+            decimal_below_min_value | it: 0 is not a number from 0.001 to 2
+            decimal_below_min_value | it: 1e-50 is not a number from 0.001 to 2
+            decimal_below_min_value | it: -1 is not a number from 0.001 to 2
+            decimal_above_max_value | it: 2.1 is not a number from 0.001 to 2
+            decimal_above_max_value | it: 3.5e+38 is not a number from 0.001 to 2
+            decimal_above_max_value | it: 1e+300 is not a number from 0.001 to 2
+            invalid_type | it: null is not a number from 0.001 to 2
         "#]],
     );
 }

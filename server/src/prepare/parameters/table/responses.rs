@@ -21,7 +21,7 @@ const INCLUDABLE: &[&str] = &[
 pub(super) const TABLE: &[Parameter] = &[
     row("input", Kind::Either(&[Kind::Text(usize::MAX), Kind::Array(&Kind::Object, usize::MAX)]), "", ALL).note(
         "A text of the user's, or items: `message`, `reasoning`, `function_call`, `function_call_output`, \
-         `item_reference`. Images are refused: models here read text.",
+         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. Images are refused: models here read text.",
     ),
     row("instructions", Kind::Text(usize::MAX), "", OPENAI_VLLM)
         .note("What the system says first. Not carried over to responses that follow. OVMS ignores it."),
@@ -35,7 +35,10 @@ pub(super) const TABLE: &[Parameter] = &[
     row("max_tool_calls", Kind::Integer(1, u32::MAX as i64), "", OPENAI_VLLM)
         .accepted("It bounds calls of built-in tools, of which there are none here."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", OVMS_PARTLY)
-        .note("Functions, flat or as chats have them. Built-in tools are refused by name."),
+        .note(
+            "Functions, flat or as chats have them, custom tools and namespaces. Built-in tools are ignored; \
+             `warnings` in the response lists them. [Details](responses.md#tools).",
+        ),
     row("text", Kind::Fields(TEXT), "", OPENAI_VLLM)
         .note("`format` as `response_format` of chats, its schema flat. `verbosity` is accepted and told again."),
     row("reasoning", Kind::Fields(REASONING), "", OVMS_PARTLY).note(

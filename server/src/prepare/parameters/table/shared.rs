@@ -3,8 +3,8 @@
 use super::Parameter;
 use super::{ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, OVMS_VLLM, TOKEN, VLLM, row};
 use crate::limits::{
-    ALLOWED_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_MAX, NAME_BYTES_MAX, STOP_BYTES_MAX, STOP_TOKENS_MAX,
-    STOPS_MAX, TOP_LOGPROBS_MAX,
+    ALLOWED_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_MAX, NAME_BYTES_MAX, REPETITION_PENALTY_MAX,
+    REPETITION_PENALTY_MIN, STOP_BYTES_MAX, STOP_TOKENS_MAX, STOPS_MAX, TOP_LOGPROBS_MAX,
 };
 use crate::prepare::parameters::kind::Kind;
 
@@ -105,7 +105,8 @@ pub(super) const SAMPLING: &[Parameter] = &[
     row("min_p", Kind::Number(0.0, 1.0), "0", OVMS_VLLM),
     row("seed", Kind::Integer(i64::MIN, i64::MAX), "random", ALL)
         .note("OVMS: from 0 to 4294967295. The same seed gives the same draws, whatever else is in the batch."),
-    row("repetition_penalty", Kind::NumberAbove(0.0), "1", OVMS_VLLM).note("1 does nothing. Prompt and answer count."),
+    row("repetition_penalty", Kind::Number(REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX), "1", OVMS_VLLM)
+        .note("1 does nothing. Prompt and answer count. OVMS and vLLM take any positive number."),
     row("frequency_penalty", Kind::Number(-2.0, 2.0), "0", ALL),
     row("presence_penalty", Kind::Number(-2.0, 2.0), "0", ALL),
     row("logit_bias", Kind::Object, "", OPENAI_VLLM)

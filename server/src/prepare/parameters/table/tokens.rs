@@ -8,7 +8,7 @@ use crate::prepare::parameters::kind::Kind;
 const TEXTS: Kind = Kind::Either(&[Kind::Text(usize::MAX), Kind::Texts(TEXTS_MAX, usize::MAX)]);
 
 pub(super) const TOKENIZE: &[Parameter] = &[
-    row("model", Kind::Text(usize::MAX), "", ALL).required(),
+    row("model", Kind::Text(usize::MAX), "the model served", ALL),
     row("text", TEXTS, "", OVMS).note("One of `text`, `prompt` and `messages` is given."),
     row("prompt", TEXTS, "", VLLM).note("The same, as vLLM calls it."),
     row("messages", Kind::Array(&Kind::Object, usize::MAX), "", VLLM)
@@ -27,7 +27,7 @@ pub(super) const TOKENIZE: &[Parameter] = &[
 ];
 
 pub(super) const DETOKENIZE: &[Parameter] = &[
-    row("model", Kind::Text(usize::MAX), "", VLLM).required(),
+    row("model", Kind::Text(usize::MAX), "the model served", VLLM),
     row("tokens", Kind::Array(&TOKEN, usize::MAX), "", VLLM).required(),
     row("skip_special_tokens", Kind::Boolean, "false", super::NOBODY)
         .note("Whether special tokens have no text."),

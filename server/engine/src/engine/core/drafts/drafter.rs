@@ -3,7 +3,7 @@
 use server_scheduler::{Row, TokenId};
 
 use super::text::Text;
-use crate::lookup::{Lookup, MATCH_MAX, PromptLookup};
+use crate::lookup::{LookupOutput, MATCH_MAX, PromptIndex, PromptLookup};
 use crate::request::{DraftCounts, DraftRule};
 
 /// Guesses the next tokens of a sequence.
@@ -28,7 +28,7 @@ pub(super) enum Source {
 /// Guesses by prompt lookup.
 #[derive(Clone, Debug)]
 pub(super) struct Looking {
-    lookup: Lookup,
+    output: LookupOutput,
     tokens_max: usize,
     /// How often it was right; unknown before its sequence runs.
     hits: Option<Hits>,
@@ -79,38 +79,67 @@ impl Default for Learned {
     }
 }
 
-impl Drafter {
+/// What the sequences of a request that are guessed have in common.
+#[derive(Debug)]
+pub(crate) struct Drafters {
+    lookup: Option<PromptLookup>,
+    draft: Option<DraftRule>,
+    prompt: Vec<TokenId>,
+    /// Where the runs of the prompt are, if they are looked up and a sequence has begun.
+    pub(super) index: Option<PromptIndex>,
+    /// One for each sequence, once one has begun: those that wait take no more memory than their prompt.
+    pub(in crate::engine::core) each: Vec<Drafter>,
+}
+
+impl Drafters {
     /// `None` if nothing is to be guessed.
     pub(crate) fn new(
-        lookup: Option<&PromptLookup>,
+        lookup: Option<PromptLookup>,
         draft: Option<DraftRule>,
         prompt: &[TokenId],
     ) -> Option<Self> {
-        let looking = lookup.map(|config| Looking {
-            lookup: Lookup::new(config, prompt),
+        let is_any = lookup.is_some() || draft.is_some();
+        is_any.then(|| Self { lookup, draft, prompt: prompt.to_vec(), index: None, each: Vec::new() })
+    }
+
+    /// Adds a token of the output of one of so many sequences.
+    pub(in crate::engine::core) fn push(&mut self, index: usize, sequences: usize, token: TokenId) {
+        if self.each.is_empty() {
+            let prompt = std::mem::take(&mut self.prompt);
+            self.index = self.lookup.as_ref().map(|lookup| PromptIndex::new(lookup, &prompt));
+            let text = self.draft.map(|_| Text::new(&prompt));
+            self.each = vec![Drafter::new(self, text); sequences];
+        }
+        self.each[index].push(self.index.as_ref(), token);
+    }
+}
+
+impl Drafter {
+    fn new(all: &Drafters, text: Option<Text>) -> Self {
+        let looking = all.index.as_ref().zip(all.lookup.as_ref()).map(|(index, config)| Looking {
+            output: LookupOutput::new(index),
             tokens_max: config.tokens_max as usize,
             hits: None,
             limit: LIMIT,
             guess: Vec::new(),
             matched: 0,
         });
-        let asking = draft.map(|rule| Asking {
+        let asking = all.draft.zip(text).map(|(rule, text)| Asking {
             rule,
-            text: Text::new(prompt),
+            text,
             known: 0,
             hit: None,
             limit: LIMIT,
             idle: 0,
             guess: Vec::new(),
         });
-        let is_any = looking.is_some() || asking.is_some();
-        is_any.then(|| Self { looking, asking, source: None, counts: DraftCounts::default() })
+        Self { looking, asking, source: None, counts: DraftCounts::default() }
     }
 
     /// Adds a token of the output.
-    pub(in crate::engine::core) fn push(&mut self, token: TokenId) {
-        if let Some(looking) = &mut self.looking {
-            looking.lookup.push(token);
+    fn push(&mut self, index: Option<&PromptIndex>, token: TokenId) {
+        if let Some((looking, index)) = self.looking.as_mut().zip(index) {
+            looking.output.push(index, token);
         }
         if let Some(asking) = &mut self.asking {
             asking.text.push(token);
@@ -178,8 +207,8 @@ impl Drafter {
 
 impl Looking {
     /// Guesses anew, and answers how many guesses are worth computing, and how probably each is right.
-    pub(super) fn look(&mut self, all: &Hits, threshold: f32) -> (usize, f32) {
-        self.matched = self.lookup.guess(self.tokens_max, &mut self.guess);
+    pub(super) fn look(&mut self, index: &PromptIndex, all: &Hits, threshold: f32) -> (usize, f32) {
+        self.matched = self.output.guess(index, self.tokens_max, &mut self.guess);
         let hit = self.hits.get_or_insert(*all).0[self.matched.max(1) - 1];
         let most = self.guess.len().min(self.limit);
         let mut probability = hit;

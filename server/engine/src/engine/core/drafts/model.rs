@@ -12,6 +12,7 @@
 
 use server_scheduler::{Batch, BlockId, Row, SequenceId, TokenId};
 
+use super::Drafter;
 use super::costs::Costs;
 use super::text::{NOTHING, Text, Written, digest};
 use crate::clock::Clock;
@@ -150,7 +151,8 @@ impl DraftModel {
         for row in target.rows.iter().filter(|row| row.drafts > 0) {
             let Some((live, index)) = find(requests, row.sequence) else { continue };
             let history = live.histories[index].clone();
-            let Some(asking) = live.drafters[index].asking_now() else { continue };
+            let drafter = live.drafter(index as u32);
+            let Some(asking) = drafter.and_then(Drafter::asking_now) else { continue };
             debug_assert_eq!(
                 asking.text.len() as u32,
                 row.past + 1,
@@ -169,7 +171,7 @@ impl DraftModel {
         }
         let lag = |work: &Work| {
             let (live, index) = find_ref(requests, work.sequence);
-            live.drafters[index].text().map_or(0, Text::len).saturating_sub(work.known)
+            live.drafter_of(index as u32).text().map_or(0, Text::len).saturating_sub(work.known)
         };
         work.sort_by_key(lag);
     }
@@ -191,7 +193,7 @@ impl DraftModel {
                 digests.push(digest);
             } else {
                 let (live, index) = find_ref(requests, work.sequence);
-                let Some(text) = live.drafters[index].text() else { return false };
+                let Some(text) = live.drafter_of(index as u32).text() else { return false };
                 let lag = text.len() - work.known;
                 // A token that is known and a guess before it are no reading.
                 let count = if lag <= 2 { lag } else { lag.min(read_now.saturating_sub(start)) };
@@ -202,8 +204,8 @@ impl DraftModel {
                 }
                 // Only blocks that others have too can be met again.
                 blocks_taken.extend_from_slice(taken);
-                batch.tokens.extend_from_slice(&text.tokens()[range.clone()]);
-                digests.extend_from_slice(&text.digests()[range]);
+                batch.tokens.extend(text.tokens(range.clone()));
+                digests.extend(text.digests(range));
                 is_whole = count == lag;
             }
             let end = batch.tokens.len();
@@ -278,7 +280,7 @@ fn take_guess(
     let Live { sampling, stop, drafters, .. } = live;
     let choice = Choice { sampling, stop, history: &work.history, index: index as u32, allowed: None };
     let token = sampler.sample(logits, &choice).ok()?;
-    let asking = drafters[index].asking_now()?;
+    let asking = drafters.as_mut()?.each.get_mut(index)?.asking_now()?;
     // What ends a sequence is sampled by itself.
     if stop.tokens.contains(&token) {
         return None;
@@ -315,7 +317,8 @@ fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
 fn find(requests: &mut Requests, sequence: SequenceId) -> Option<(&mut Live, usize)> {
     let index = index_of(sequence) as usize;
     let live = requests.live.get_mut(&request_of(sequence))?;
-    (index < live.drafters.len()).then_some((live, index))
+    let has_drafter = live.drafter(index as u32).is_some();
+    has_drafter.then_some((live, index))
 }
 
 /// As [`find`], of what was found already.

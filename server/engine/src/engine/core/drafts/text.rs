@@ -4,16 +4,34 @@
 //! use for, so what it has is told by what was written: each slot has a digest of the text up to its token. Nobody has to
 //! tell it that a block was evicted, taken over, or given to somebody else.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use server_scheduler::{BlockCopy, BlockId, TokenId};
 
 use crate::sampler::mix;
 
-/// Prompt and output of a sequence, and a digest of it up to each token.
+/// Prompt and output of a sequence, and a digest of it up to each token. Clones share the prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Text {
+    prompt: Arc<Part>,
+    output: Part,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Part {
     tokens: Vec<TokenId>,
     digests: Vec<u64>,
     largest: TokenId,
+}
+
+impl Part {
+    /// Adds a token after a text of this digest.
+    fn push(&mut self, before: u64, token: TokenId) {
+        self.tokens.push(token);
+        self.digests.push(digest(before, token));
+        self.largest = self.largest.max(token);
+    }
 }
 
 /// The digest of no text, and of a slot in which nothing is known to be.
@@ -26,34 +44,43 @@ pub(super) fn digest(before: u64, token: TokenId) -> u64 {
 
 impl Text {
     pub(super) fn new(prompt: &[TokenId]) -> Self {
-        let mut text = Self::default();
-        prompt.iter().for_each(|&token| text.push(token));
-        text
+        let mut part = Part::default();
+        for &token in prompt {
+            part.push(part.digests.last().copied().unwrap_or(NOTHING), token);
+        }
+        Self { prompt: Arc::new(part), output: Part::default() }
     }
 
     pub(super) fn push(&mut self, token: TokenId) {
-        let before = self.digests.last().copied().unwrap_or(NOTHING);
-        self.tokens.push(token);
-        self.digests.push(digest(before, token));
-        self.largest = self.largest.max(token);
+        let last = self.output.digests.last().or(self.prompt.digests.last());
+        self.output.push(last.copied().unwrap_or(NOTHING), token);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.tokens.len()
+        self.prompt.tokens.len() + self.output.tokens.len()
     }
 
     /// Whether a model of so many tokens knows all of it.
     pub(super) fn is_known_to(&self, vocabulary: u32) -> bool {
-        self.largest < vocabulary
+        self.prompt.largest.max(self.output.largest) < vocabulary
     }
 
-    pub(super) fn tokens(&self) -> &[TokenId] {
-        &self.tokens
+    pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = TokenId> {
+        let [prompt, output] = self.split(range);
+        self.prompt.tokens[prompt].iter().chain(&self.output.tokens[output]).copied()
     }
 
     /// Of the text up to each token.
-    pub(super) fn digests(&self) -> &[u64] {
-        &self.digests
+    pub(super) fn digests(&self, range: Range<usize>) -> impl Iterator<Item = u64> {
+        let [prompt, output] = self.split(range);
+        self.prompt.digests[prompt].iter().chain(&self.output.digests[output]).copied()
+    }
+
+    /// What of a range is in the prompt, and what in the output.
+    fn split(&self, Range { start, end }: Range<usize>) -> [Range<usize>; 2] {
+        let length = self.prompt.tokens.len();
+        let after = |place: usize| place.saturating_sub(length);
+        [start.min(length)..end.min(length), after(start)..after(end)]
     }
 }
 
@@ -73,16 +100,21 @@ impl Written {
     /// How many leading tokens of a text are there, in the blocks of its sequence; never the last, after which something
     /// is guessed.
     pub(super) fn known(&self, blocks: &[BlockId], text: &Text) -> usize {
-        let digests = &text.digests[..text.len() - 1];
+        let count = text.len() - 1;
         let mut known = 0;
-        for (block, digests) in blocks.iter().zip(digests.chunks(self.block_tokens)) {
+        for block in blocks {
             let slots = self.block(*block);
+            let end = count.min(known + slots.len());
             // Writing a slot empties those after it, so that the last one vouches for all.
-            if digests.len() == slots.len() && slots.last() == digests.last() {
-                known += digests.len();
+            if end - known == slots.len() && text.digests(end - 1..end).eq(slots.last().copied()) {
+                known = end;
                 continue;
             }
-            known += slots.iter().zip(digests).take_while(|(slot, digest)| slot == digest).count();
+            known += slots
+                .iter()
+                .zip(text.digests(known..end))
+                .take_while(|(slot, digest)| *slot == digest)
+                .count();
             break;
         }
         known
@@ -131,16 +163,16 @@ mod tests {
         let text = Text::new(&(0..10).collect::<Vec<_>>());
         let table = [3, 5, 1].map(BlockId);
         assert_eq!(written.known(&table, &text), 0);
-        written.write(&table, 0, text.digests()[..7].iter().copied());
+        written.write(&table, 0, text.digests(0..7));
         assert_eq!(written.known(&table, &text), 7);
-        written.write(&table, 7, text.digests()[7..].iter().copied());
+        written.write(&table, 7, text.digests(7..10));
         assert_eq!(written.known(&table, &text), 9, "the last is computed in any case");
         // Others share what is the same, in the same blocks.
         let other = Text::new(&[0, 1, 2, 3, 4, 7, 7]);
         assert_eq!(written.known(&[3, 5, 6].map(BlockId), &other), 5);
         assert_eq!(written.known(&[3, 2].map(BlockId), &other), 4);
         // One writes what it guesses: of the other as much is left as was before.
-        written.write(&table, 5, other.digests()[5..6].iter().copied());
+        written.write(&table, 5, other.digests(5..6));
         assert_eq!((written.known(&table, &text), written.known(&table, &other)), (5, 6));
         written.copy(BlockCopy { from: BlockId(5), to: BlockId(2) });
         assert_eq!(written.known(&[3, 2].map(BlockId), &other), 6);

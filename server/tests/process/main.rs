@@ -1,106 +1,19 @@
 //! The server as a process, with the simulator: how it starts, refuses to start, listens and ends.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+mod harness;
+mod hostile;
+mod token;
 
-/// A running server. Dropping it kills it.
-struct Server {
-    child: Child,
-    address: String,
-    log: Arc<Mutex<String>>,
-    reader: Option<JoinHandle<()>>,
-}
+use std::io::Write as _;
+use std::process::{Command, Output};
 
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
-    command.args(["--backend", "sim", "--port", "0", "--grpc-port", "0"]).args(arguments);
-    command
-}
+use harness::{Server, command, rest};
 
-impl Server {
-    /// Starts a server and waits until it is ready.
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let log = Arc::new(Mutex::new(String::new()));
-        let mut address = None;
-        for line in lines.by_ref() {
-            if let Some((_, rest)) = line.split_once("http://") {
-                address = rest.split(',').next().map(str::to_owned);
-            }
-            let ready = line.ends_with("ready") || line.contains(r#""message":"ready""#);
-            *log.lock().unwrap() += &(line + "\n");
-            if ready {
-                break;
-            }
-        }
-        let address = address.unwrap_or_else(|| panic!("it is not ready: {}", log.lock().unwrap()));
-        let more = Arc::clone(&log);
-        let reader =
-            std::thread::spawn(move || lines.for_each(|line| *more.lock().unwrap() += &(line + "\n")));
-        Self { child, address, log, reader: Some(reader) }
-    }
-
-    fn connect(&self) -> TcpStream {
-        TcpStream::connect(&self.address).unwrap()
-    }
-
-    /// A connection on which an answer of so many tokens has begun.
-    fn begun(&self, max_tokens: u32) -> TcpStream {
-        let body = format!(
-            r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,
-                "ignore_eos":true,"max_tokens":{max_tokens}}}"#
-        );
-        let mut stream = self.connect();
-        write!(
-            stream,
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut begun = [0; 12];
-        stream.read_exact(&mut begun).unwrap();
-        assert_eq!(&begun, b"HTTP/1.1 200");
-        stream
-    }
-
-    fn signal(&self, name: &str) {
-        let process = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &process]).status().unwrap().success());
-    }
-
-    /// Waits for this message in the log.
-    fn await_log(&self, message: &str) {
-        while !self.log.lock().unwrap().contains(message) {
-            std::thread::yield_now();
-        }
-    }
-
-    fn ended(mut self) -> (ExitStatus, String) {
-        let status = self.child.wait().unwrap();
-        self.reader.take().unwrap().join().unwrap();
-        let log = self.log.lock().unwrap().clone();
-        (status, log)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn rest(mut stream: TcpStream) -> String {
-    let mut rest = Vec::new();
-    // A connection that is cut off may end with an error.
-    let _ = stream.read_to_end(&mut rest);
-    String::from_utf8_lossy(&rest).into_owned()
+/// How many files a folder has, those of its folders included.
+fn files(folder: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
 }
 
 /// Runs a server that does not start: its status and what it said.
@@ -168,6 +81,40 @@ fn out_of_time_it_cuts_off_what_is_left_and_ends_well() {
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("cutting off what is left"), "{log}");
+}
+
+#[test]
+fn out_of_time_it_stores_responses_in_the_background_as_failed_and_spills_cached_blocks() {
+    let (folder, spill) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [stored, spilled] = [&folder, &spill].map(|folder| folder.path().to_str().unwrap());
+    let server = Server::start(&mut command(&[
+        "--sim-step-time=10ms",
+        "--drain-timeout=50ms",
+        "--response-store-dir",
+        stored,
+        "--kv-spill-dir",
+        spilled,
+    ]));
+    let before = files(spill.path());
+    let prompt = "a prompt of several blocks ".repeat(4);
+    let body = format!(
+        r#"{{"model":"sim","input":"{prompt}","background":true,"ignore_eos":true,"max_output_tokens":8000}}"#
+    );
+    let mut stream = server.connect();
+    let head = "POST /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: close";
+    write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let answer = rest(stream);
+    assert!(answer.contains(r#""status":"queued""#), "{answer}");
+    server.signal("TERM");
+    let (status, log) = server.ended();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("cutting off what is left"), "{log}");
+    assert!(files(spill.path()) > before, "cached blocks are spilled");
+    let stored = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let record =
+        stored.filter(|path| path.extension().is_some()).map(|path| std::fs::read_to_string(path).unwrap());
+    let record: Vec<String> = record.collect();
+    assert!(record.len() == 1 && record[0].contains(r#""status":"failed""#), "{record:?}");
 }
 
 #[test]

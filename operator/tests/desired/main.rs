@@ -11,9 +11,11 @@ use operator::desired::{Resources, desired};
 use operator::manifest::{Kind, Manifest, digest};
 use operator::observe::Observed;
 use operator::pod::PodState;
-use operator::validate::{Defaults, ValidDeployment, validate};
+use operator::validate::{Defaults, PodUser, ValidDeployment, validate};
 use operator_api::LlmDeployment;
 use serde_json::{Value, json};
+
+mod release;
 
 const FIXTURES: [&str; 5] = ["small", "full", "claim", "image", "per-pod"];
 
@@ -23,11 +25,8 @@ fn fixture(name: &str) -> LlmDeployment {
 }
 
 fn valid(object: &LlmDeployment, observed: &Observed) -> ValidDeployment {
-    let defaults = Defaults {
-        server_image: "ovfleet/server:1".to_owned(),
-        router_image: "ovfleet/router:1".to_owned(),
-        image_pull_policy: Some("IfNotPresent".to_owned()),
-    };
+    let mut defaults = Defaults::with_images("ovfleet/server:1", "ovfleet/router:1");
+    defaults.image_pull_policy = Some("IfNotPresent".to_owned());
     validate(object, observed, &defaults).unwrap()
 }
 
@@ -61,7 +60,7 @@ fn objects_are_as_in_the_snapshots() {
         let first = made(&object, &Observed { monitors: true, ..Observed::default() });
         let resources = made(&object, &fetched(&first));
         let mut text = String::new();
-        for manifest in &resources.manifests {
+        for manifest in resources.replica_token.iter().chain(&resources.manifests) {
             text += "---\n";
             text += &serde_yaml::to_string(&manifest.body).unwrap();
         }
@@ -104,10 +103,8 @@ fn replicas_of_the_former_model_stay_until_the_next_one_is_fetched() {
     let resources = made(&object, &Observed::default());
     let is_server = |name: &str| name == "full-server";
     assert!(!resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
-    assert_eq!(resources.kept, [(Kind::Deployment, "full-server".to_owned())]);
     let resources = made(&object, &fetched(&resources));
     assert!(resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
-    assert_eq!(resources.kept, []);
 }
 
 /// The objects of `resources` of a kind, as they are once they were applied.
@@ -174,6 +171,129 @@ fn a_fetch_removes_former_sources_but_for_those_that_replicas_use() {
     );
 }
 
+/// What `full` leads to while the replicas of its former source still run.
+fn refetching(change: impl FnOnce(&mut LlmDeployment)) -> (Resources, Resources) {
+    let mut object = fixture("full");
+    object.spec.rollout.pause = false;
+    let first = made(&object, &Observed::default());
+    let served = made(&object, &fetched(&first));
+    object.spec.model.source.s3.as_mut().unwrap().key = "other/".to_owned();
+    change(&mut object);
+    let observed = Observed { owned: live(&served, Kind::Deployment), ..Observed::default() };
+    (served, made(&object, &observed))
+}
+
+#[test]
+fn scaling_and_suspending_work_while_the_next_model_is_fetched() {
+    for (change, replicas) in [
+        ((|object| object.spec.replicas = 7) as fn(&mut LlmDeployment), 7),
+        (|object| object.spec.suspend = true, 0),
+    ] {
+        let (served, next) = refetching(change);
+        let (before, after) = (deployment(&served, "full-server"), deployment(&next, "full-server"));
+        assert_eq!(after["spec"]["replicas"], replicas);
+        assert_eq!(after["spec"]["template"], before["spec"]["template"], "the former model is served on");
+        let inputs = |deployment: &Value| deployment["metadata"]["annotations"]["ovfleet.dev/inputs"].clone();
+        assert_eq!(inputs(after), inputs(before), "what the template was made from, not what is to come");
+    }
+}
+
+#[test]
+fn another_image_does_not_fetch_again_what_was_fetched() {
+    let mut object = fixture("full");
+    let first = made(&object, &Observed::default());
+    let observed = fetched(&first);
+    let job = |resources: &Resources| {
+        let jobs: Vec<_> =
+            resources.manifests.iter().filter(|made| made.kind == Kind::Job).cloned().collect();
+        jobs
+    };
+    object.spec.engine.image = Some("example/server:2".to_owned());
+    object.spec.placement.tolerations.clear();
+    let resources = made(&object, &observed);
+    assert_eq!(job(&resources).len(), 1);
+    assert_eq!(job(&resources)[0].name, job(&first)[0].name);
+    assert_eq!(
+        job(&resources)[0].body["spec"]["template"],
+        job(&first)[0].body["spec"]["template"],
+        "a Job's template cannot be changed"
+    );
+    // While it is not complete, a wrong image can be corrected.
+    let next = made(&object, &Observed { monitors: true, ..Observed::default() });
+    assert_ne!(job(&next)[0].name, job(&first)[0].name);
+}
+
+fn template<'a>(resources: &'a Resources, name: &str) -> &'a Value {
+    &deployment(resources, name)["spec"]["template"]
+}
+
+#[test]
+fn a_volume_of_one_node_brings_the_fetch_and_the_replicas_together() {
+    let mut object = fixture("full");
+    object.spec.model.cache.as_mut().unwrap().access_mode = operator_api::AccessMode::ReadWriteOnce;
+    let first = made(&object, &Observed::default());
+    let resources = made(&object, &fetched(&first));
+    for manifest in resources.manifests.iter().chain(&first.manifests) {
+        let is_concerned = manifest.kind == Kind::Job || manifest.name == "full-server";
+        let Some(pod) = manifest.body.pointer("/spec/template/spec").filter(|_| is_concerned) else {
+            continue;
+        };
+        let affinity = &pod["affinity"];
+        assert!(affinity["nodeAffinity"].is_object(), "the resource's own");
+        let term = &affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
+        assert_eq!(term["labelSelector"]["matchExpressions"][0]["values"], json!(["fetch", "server"]));
+    }
+}
+
+#[test]
+fn whoever_scrapes_reaches_the_metrics_and_not_the_api() {
+    let object = fixture("full");
+    let first = made(&object, &Observed { monitors: true, ..Observed::default() });
+    let resources = made(&object, &fetched(&first));
+    let policy = resources
+        .manifests
+        .iter()
+        .find(|made| made.kind == Kind::NetworkPolicy && made.name == "full-server")
+        .unwrap();
+    let ingress = policy.body["spec"]["ingress"].as_array().unwrap();
+    let from_anywhere: Vec<&Value> = ingress.iter().filter(|rule| rule["from"].is_null()).collect();
+    assert_eq!(from_anywhere, [&json!({"ports": [{"port": 8081, "protocol": "TCP"}]})]);
+    let monitor = resources.manifests.iter().find(|made| made.kind == Kind::ServiceMonitor).unwrap();
+    assert_eq!(monitor.body["spec"]["endpoints"][0]["port"], "admin");
+    assert_eq!(monitor.body["metadata"]["labels"]["release"], "prometheus");
+    for name in ["full-server", "full-router"] {
+        let container = &template(&resources, name)["spec"]["containers"][0];
+        for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            assert_eq!(container[probe]["httpGet"]["port"], "admin", "{name} {probe}");
+        }
+    }
+    let services = resources.manifests.iter().filter(|made| made.kind == Kind::Service);
+    let with_metrics = services.filter(|made| {
+        made.body["spec"]["ports"].as_array().unwrap().iter().any(|port| port["name"] == "admin")
+    });
+    assert_eq!(
+        with_metrics.map(|made| made.name.as_str()).collect::<Vec<_>>(),
+        ["full-replicas", "full-router"]
+    );
+}
+
+#[test]
+fn the_platform_may_choose_the_user() {
+    for (pod_user, wanted) in [(PodUser::Fixed, json!(65532)), (PodUser::Platform, Value::Null)] {
+        let object = fixture("small");
+        let mut defaults = Defaults::with_images("s", "r");
+        defaults.pod_user = pod_user;
+        let valid = validate(&object, &Observed::default(), &defaults).unwrap();
+        let resources = desired(&valid, &Observed::default());
+        for name in ["small-server", "small-router"] {
+            let context = &template(&resources, name)["spec"]["securityContext"];
+            assert_eq!(context["runAsUser"], wanted);
+            assert_eq!(context["fsGroup"].is_null(), wanted.is_null() || name == "small-router");
+            assert_eq!(context["runAsNonRoot"], true);
+        }
+    }
+}
+
 #[test]
 fn nothing_restarts_without_a_cause_in_what_it_runs() {
     let object = fixture("small");
@@ -238,7 +358,7 @@ fn every_pod_meets_the_restricted_standard() {
 }
 
 #[test]
-fn only_the_router_has_a_token_and_secrets_are_mounted_where_they_are_needed_only() {
+fn only_the_router_has_an_account_token_and_secrets_are_mounted_where_they_are_needed_only() {
     let object = fixture("full");
     let first = made(&object, &Observed::default());
     let resources = made(&object, &fetched(&first));
@@ -255,8 +375,8 @@ fn only_the_router_has_a_token_and_secrets_are_mounted_where_they_are_needed_onl
         secrets,
         BTreeMap::from([
             ("full".to_owned(), vec!["s3-keys"]),
-            ("full-router".to_owned(), vec!["keys"]),
-            ("full-server".to_owned(), vec![]),
+            ("full-router".to_owned(), vec!["fleet-token", "keys"]),
+            ("full-server".to_owned(), vec!["fleet-token"]),
         ])
     );
     let roles = resources.manifests.iter().filter(|made| made.kind == Kind::Role);
@@ -270,15 +390,14 @@ fn what_cannot_be_carried_out_is_refused_with_the_field() {
     let refusal = |change: fn(&mut LlmDeployment)| {
         let mut object = fixture("small");
         change(&mut object);
-        let defaults =
-            Defaults { server_image: String::new(), router_image: String::new(), image_pull_policy: None };
+        let defaults = Defaults::with_images("", "");
         let invalid = validate(&object, &Observed::default(), &defaults).unwrap_err();
         (invalid.reason(), invalid.to_string())
     };
     let (reason, message) =
         refusal(|object| object.spec.drain.timeout = operator_api::Period("soon".to_owned()));
     assert_eq!(reason, "InvalidField");
-    assert!(message.starts_with("drain.timeout: \"soon\" is no time"), "{message}");
+    assert!(message.starts_with("drain.timeout: \"soon\" is not a duration"), "{message}");
     let (_, message) =
         refusal(|object| object.spec.drain.timeout = operator_api::Period("9999999h".to_owned()));
     assert!(message.contains("longer than a year"), "{message}");

@@ -1,0 +1,194 @@
+//! Routers that report, routers that do not, and what is concluded from either.
+
+use std::pin::Pin;
+
+use futures_util::Stream;
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use proto::v1alpha1::router_server::{Router, RouterServer};
+use proto::v1alpha1::{PodReference, RouterReplica, RouterReplicas, RoutingState, WatchReplicasRequest};
+use tokio::sync::watch;
+
+use super::*;
+
+/// Routers by their address. One that is not here accepts a connection and says nothing.
+struct Routers(BTreeMap<&'static str, watch::Receiver<RouterReport>>);
+
+impl PodClient for Routers {
+    fn watch_replicas<'a>(
+        &'a self,
+        address: &'a str,
+    ) -> BoxFuture<'a, Option<BoxStream<'static, RouterReport>>> {
+        let reports = self.0.get(address).cloned();
+        Box::pin(async move {
+            let Some(mut reports) = reports else { return std::future::pending().await };
+            reports.mark_changed();
+            let stream = futures_util::stream::unfold(reports, async |mut reports| {
+                reports.changed().await.ok()?;
+                let report = reports.borrow_and_update().clone();
+                Some((report, reports))
+            });
+            Some(stream.boxed())
+        })
+    }
+
+    fn progress<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Progress>> {
+        Box::pin(async { Some(Progress { bytes: 5, bytes_total: Some(10) }) })
+    }
+}
+
+fn report(replicas: &[(&str, bool)]) -> RouterReport {
+    let replica = |(name, is_ready): &(&str, bool)| ReportedReplica {
+        pod: Some(("models".to_owned(), (*name).to_owned())),
+        is_ready: *is_ready,
+        blocks_active: 5,
+        blocks_total: 10,
+        ..ReportedReplica::default()
+    };
+    RouterReport { replicas: replicas.iter().map(replica).collect() }
+}
+
+fn pod(name: &str, component: Component, address: &str) -> PodState {
+    PodState {
+        name: name.to_owned(),
+        component: component.name().to_owned(),
+        address: Some(address.to_owned()),
+        containers_ready: true,
+        ..PodState::default()
+    }
+}
+
+fn owner() -> ObjectRef<LlmDeployment> {
+    ObjectRef::new("chat").within("models")
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Waits for changes until the reports are as wanted.
+async fn until(
+    fleet: &Fleet,
+    changes: &mut mpsc::Receiver<ObjectRef<LlmDeployment>>,
+    pods: &[PodState],
+    wanted: impl Fn(&PodReports) -> bool,
+) -> PodReports {
+    loop {
+        let reports = fleet.reports(&owner(), "1", pods, Sample::Needed);
+        if wanted(&reports) {
+            return reports;
+        }
+        assert_eq!(changes.recv().await, Some(owner()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn admitted_is_whom_all_routers_that_answer_admit_and_the_others_cost_nobody() {
+    let (first, one) = watch::channel(report(&[("a", true), ("b", true), ("c", false)]));
+    let (second, two) = watch::channel(report(&[("a", true), ("b", false)]));
+    let (sender, mut changes) = mpsc::channel(16);
+    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::from([("1", one), ("2", two)]))), sender);
+    let pods = [
+        pod("a", Component::Server, "9"),
+        pod("x", Component::Router, "1"),
+        pod("y", Component::Router, "2"),
+        pod("silent", Component::Router, "3"),
+    ];
+    // Asking waits for nobody.
+    assert_eq!(fleet.reports(&owner(), "1", &pods, Sample::Needed), PodReports::default());
+    let reports = until(&fleet, &mut changes, &pods, |reports| !reports.admitted.is_empty()).await;
+    assert_eq!((reports.admitted, reports.blocks.is_some()), (names(&["a"]), true));
+    second.send_replace(report(&[("a", true), ("b", true)]));
+    let both = names(&["a", "b"]);
+    until(&fleet, &mut changes, &pods, |reports| reports.admitted == both).await;
+    drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_has_gone_has_no_say() {
+    let (first, one) = watch::channel(report(&[("a", false)]));
+    let (_second, two) = watch::channel(report(&[("a", true)]));
+    let (sender, mut changes) = mpsc::channel(16);
+    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::from([("1", one), ("2", two)]))), sender);
+    let pods = [
+        pod("a", Component::Server, "9"),
+        pod("x", Component::Router, "1"),
+        pod("y", Component::Router, "2"),
+    ];
+    until(&fleet, &mut changes, &pods, |reports| reports.blocks.is_some()).await;
+    drop(first);
+    until(&fleet, &mut changes, &pods, |reports| reports.admitted == names(&["a"])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_followed_without_need() {
+    let (sender, _changes) = mpsc::channel(16);
+    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::new())), sender);
+    let tasks =
+        |fleet: &Fleet| fleet.shared.followed().values().map(|followed| followed.tasks.len()).sum::<usize>();
+    let mut pods = vec![pod("a", Component::Server, "9"), pod("x", Component::Router, "1")];
+    let _ = fleet.reports(&owner(), "1", &pods, Sample::Needed);
+    assert_eq!(tasks(&fleet), 1);
+    pods[0].is_routable = Some(true);
+    let _ = fleet.reports(&owner(), "1", &pods, Sample::Needed);
+    assert_eq!(tasks(&fleet), 0, "all replicas are admitted");
+    let _ = fleet.reports(&owner(), "1", &pods, Sample::All);
+    assert_eq!(tasks(&fleet), 1, "a sample of the load");
+    fleet.retain(&HashSet::new());
+    assert_eq!(tasks(&fleet), 0, "the resource is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_progress_of_a_fetch_is_reported() {
+    let (sender, mut changes) = mpsc::channel(16);
+    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::new())), sender);
+    let fetching = PodState { is_fetching: true, containers_ready: false, ..pod("f", Component::Fetch, "4") };
+    let reports = until(&fleet, &mut changes, &[fetching], |reports| reports.progress.is_some()).await;
+    assert_eq!(reports.progress, Some(Progress { bytes: 5, bytes_total: Some(10) }));
+    assert_eq!(fleet.reports(&owner(), "1", &[], Sample::Needed).progress, None);
+}
+
+/// A router as the contract has it.
+struct Served(RouterReplicas);
+
+#[tonic::async_trait]
+impl Router for Served {
+    type WatchReplicasStream = Pin<Box<dyn Stream<Item = Result<RouterReplicas, tonic::Status>> + Send>>;
+
+    async fn watch_replicas(
+        &self,
+        _: tonic::Request<WatchReplicasRequest>,
+    ) -> Result<tonic::Response<Self::WatchReplicasStream>, tonic::Status> {
+        Ok(tonic::Response::new(futures_util::stream::iter([Ok(self.0.clone())]).boxed()))
+    }
+}
+
+#[tokio::test]
+async fn reports_are_read_as_the_contract_has_them() {
+    let replica = |name: &str, state: RoutingState| RouterReplica {
+        address: "10.0.0.7:8000".to_owned(),
+        pod: Some(PodReference { namespace: "models".to_owned(), name: name.to_owned(), uid: String::new() }),
+        state: state.into(),
+        blocks_total: 10,
+        blocks_active: 4,
+        ..RouterReplica::default()
+    };
+    let states = [RoutingState::Ready, RoutingState::Starting, RoutingState::Draining, RoutingState::Ejected];
+    let replicas = states.map(|state| replica(state.as_str_name(), state)).to_vec();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let incoming = futures_util::stream::unfold(listener, async |listener| {
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        Some((accepted, listener))
+    });
+    let service = RouterServer::new(Served(RouterReplicas { replicas, ..RouterReplicas::default() }));
+    let mut server = JoinSet::new();
+    server.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let mut reports = client::watch_replicas(address.to_string()).await.unwrap();
+    let report = reports.next().await.unwrap();
+    let ready: Vec<bool> = report.replicas.iter().map(|replica| replica.is_ready).collect();
+    assert_eq!(ready, [true, false, false, false]);
+    assert_eq!(report.replicas[0].pod, Some(("models".to_owned(), "ROUTING_STATE_READY".to_owned())));
+    assert_eq!((report.replicas[0].blocks_active, report.replicas[0].blocks_total), (4, 10));
+    assert!(reports.next().await.is_none(), "the stream ends with the connection");
+}

@@ -1,0 +1,112 @@
+//! Digests of what the user has written: whether a resource asks for other pods than before, whatever the operator makes of
+//! it. Pure.
+
+use operator_api::{KeyIsolation, LlmDeploymentSpec};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Inputs;
+use crate::desired::pod::json_of;
+use crate::manifest::digest;
+
+/// The digests of `spec`.
+#[must_use]
+pub(super) fn inputs(spec: &LlmDeploymentSpec) -> Inputs {
+    let mut shared = json!({
+        "drain": settings(&spec.drain),
+        "runAsUser": spec.security.run_as_user,
+        "imagePullSecrets": spec.security.image_pull_secrets,
+        "logLevel": spec.observability.log_level,
+    });
+    // Fields that a former schema did not have are part of a digest only where they are set.
+    if let Some(reference) = &spec.security.replica_token_secret_ref {
+        shared["replicaToken"] = json_of(reference);
+    }
+    let server = json!({
+        "shared": shared,
+        "model": spec.model,
+        "engine": settings(&spec.engine),
+        "resources": settings(&spec.resources),
+        "placement": settings(&spec.placement),
+        "podTemplate": spec.pod_template,
+    });
+    let router = &spec.router;
+    let mut router_inputs = json!({
+        "shared": shared,
+        "image": router.image,
+        "resources": router.resources,
+        "placement": settings(&router.placement),
+        "extraArgs": router.extra_args,
+        "podTemplate": router.pod_template,
+        "apiKeys": spec.access.api_keys_secret_ref,
+        "accessLog": spec.observability.access_log,
+        "tracing": spec.observability.tracing,
+    });
+    // Routers that do not know the option could not start with it, so setting it includes the upgrade.
+    if router.key_isolation != KeyIsolation::default() {
+        router_inputs["keyIsolation"] = json!(router.key_isolation.name());
+    }
+    Inputs { server: digest(&server), router: digest(&router_inputs) }
+}
+
+/// `value` without what it has in common with its default.
+fn settings<T: Serialize + Default>(value: &T) -> Value {
+    let mut settings = json_of(value);
+    remove_defaults(&mut settings, &json_of(&T::default()));
+    settings
+}
+
+fn remove_defaults(value: &mut Value, default: &Value) {
+    let (Value::Object(members), Value::Object(defaults)) = (value, default) else { return };
+    members.retain(|name, member| {
+        let Some(default) = defaults.get(name) else { return true };
+        remove_defaults(member, default);
+        let is_empty = member.as_object().is_some_and(serde_json::Map::is_empty);
+        !(is_empty || member == default)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(more: &Value) -> LlmDeploymentSpec {
+        let mut spec = json!({"model": {"source": {"pvc": {"claim": "models"}}}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn what_has_its_default_value_is_no_setting() {
+        let mut engine =
+            json!({"maxNumSeqs": 8, "kvCache": {"prefixCaching": true, "size": "1Gi"}, "device": "CPU"});
+        remove_defaults(
+            &mut engine,
+            &json!({"maxNumSeqs": 256, "kvCache": {"prefixCaching": true}, "device": "CPU"}),
+        );
+        assert_eq!(engine, json!({"maxNumSeqs": 8, "kvCache": {"size": "1Gi"}}));
+    }
+
+    #[test]
+    fn the_digests_change_with_what_pods_are_made_from_only() {
+        let before = inputs(&spec(&json!({})));
+        for same in [
+            json!({"replicas": 7}),
+            json!({"engine": {"device": "CPU"}}),
+            json!({"router": {"keyIsolation": "key"}}),
+            json!({"router": {"queue": {"maxRequests": 7}, "replicas": 3}}),
+            json!({"rollout": {"maxSurge": 2}}),
+            json!({"upgradePolicy": "Manual"}),
+        ] {
+            assert_eq!(inputs(&spec(&same)), before, "{same}");
+        }
+        let server = inputs(&spec(&json!({"engine": {"maxNumSeqs": 7}})));
+        assert_eq!((server.server == before.server, server.router == before.router), (false, true));
+        let router = inputs(&spec(&json!({"router": {"image": "other"}})));
+        assert_eq!((router.server == before.server, router.router == before.router), (true, false));
+        let keys = inputs(&spec(&json!({"router": {"keyIsolation": "name"}})));
+        assert_eq!((keys.server == before.server, keys.router == before.router), (true, false));
+        let token = inputs(&spec(&json!({"security": {"replicaTokenSecretRef": {"name": "mine"}}})));
+        assert_eq!((token.server == before.server, token.router == before.router), (false, false));
+    }
+}

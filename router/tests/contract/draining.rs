@@ -1,0 +1,214 @@
+//! Replicas that leave while they still answer: they stop to report, and their requests are not aborted for it.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use proto::v1alpha1::replica_server::{Replica as Service, ReplicaServer};
+use proto::v1alpha1::{DrainProgress, DrainRequest, Load, State, WatchLoadRequest};
+use tokio::sync::watch;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::harness::*;
+
+/// What a replica reports: a state, or nothing while it is `None`.
+type Reported = watch::Sender<Option<State>>;
+
+/// The gRPC service of a replica that reports every 20 ms.
+struct Reports {
+    reported: watch::Receiver<Option<State>>,
+    number: Arc<AtomicU64>,
+}
+
+#[tonic::async_trait]
+impl Service for Reports {
+    type WatchLoadStream = Pin<Box<dyn Stream<Item = Result<Load, Status>> + Send>>;
+    type DrainStream = Pin<Box<dyn Stream<Item = Result<DrainProgress, Status>> + Send>>;
+
+    async fn watch_load(
+        &self,
+        _: Request<WatchLoadRequest>,
+    ) -> Result<Response<Self::WatchLoadStream>, Status> {
+        let state = (self.reported.clone(), Arc::clone(&self.number));
+        let reports = stream::unfold(state, |(mut reported, number)| async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let state = (*reported.wait_for(Option::is_some).await.ok()?)?;
+            let report = number.fetch_add(1, Ordering::Relaxed);
+            let load = Load {
+                epoch: 1,
+                report,
+                state: state.into(),
+                models: vec!["m".to_owned()],
+                blocks_total: 256,
+                blocks_free: 256,
+                block_tokens: 16,
+                sequences_max: 32,
+                requests_max: 64,
+                ..Load::default()
+            };
+            Some((Ok(load), (reported, number)))
+        });
+        Ok(Response::new(reports.boxed()))
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+}
+
+/// Reports the load in a thread of its own until the test ends.
+fn report() -> (SocketAddr, Reported) {
+    let (reported, receiver) = watch::channel(Some(State::Serving));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
+            let service = ReplicaServer::new(Reports { reported: receiver, number: Arc::new(1.into()) });
+            let served =
+                tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming);
+            served.await.unwrap();
+        });
+    });
+    (address, reported)
+}
+
+/// A replica that reports, and answers when the test lets it.
+struct Gated {
+    upstream: Upstream,
+    argument: String,
+    reported: Reported,
+    go: Mutex<Option<Sender<Infallible>>>,
+}
+
+impl Gated {
+    fn start(name: &'static str) -> Self {
+        let (go, gate): (Sender<Infallible>, Receiver<Infallible>) = channel();
+        let gate = Mutex::new(gate);
+        let upstream = Upstream::start("m", move |request, stream| {
+            let is_stream = String::from_utf8_lossy(&request.body).contains("\"stream\":true");
+            if is_stream {
+                send(stream, STREAM);
+                send(stream, &event("begun"));
+            }
+            // Until the test drops the other end.
+            let _ = gate.lock().unwrap().recv();
+            if is_stream {
+                send(stream, &event(name)) && send(stream, END)
+            } else {
+                send(stream, &whole(name))
+            }
+        });
+        let (grpc, reported) = report();
+        let argument = format!("{}/{}", upstream.address, grpc.port());
+        Self { upstream, argument, reported, go: Mutex::new(Some(go)) }
+    }
+
+    /// Lets it answer.
+    fn release(&self) {
+        self.go.lock().unwrap().take();
+    }
+}
+
+/// How a replica leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// Discovery does not list it any more, which ends its reports.
+    Removed,
+    /// It reports that it drains, and then nothing.
+    Draining,
+}
+
+/// Sends a request and waits until one of the two replicas has it; `true`: the first has.
+fn ask<'scope, 'env>(
+    scope: &'scope std::thread::Scope<'scope, 'env>,
+    router: &'env Router,
+    replicas: [&Gated; 2],
+    is_stream: bool,
+) -> (bool, std::thread::ScopedJoinHandle<'scope, Answer>) {
+    let before = replicas.map(|replica| replica.upstream.seen().len());
+    let answer = scope.spawn(move || router.post(CHAT, &chat("m", is_stream)));
+    let is_first = await_condition("a replica to have the request", || {
+        let now = replicas.map(|replica| replica.upstream.seen().len());
+        (now != before).then_some(now[0] > before[0])
+    });
+    (is_first, answer)
+}
+
+fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
+    let (leaving, frozen) = (Gated::start("\"late\""), Gated::start("\"never\""));
+    let staying = Upstream::start("m", |_, stream| send(stream, &whole("\"stays\"")));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("router.yaml");
+    let write = |replicas: &[&str]| {
+        std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", replicas.join(", "))).unwrap();
+    };
+    write(&[&leaving.argument, &frozen.argument]);
+    // No time-out but the one for replicas that stop to report can end a request.
+    let times =
+        ["--hang-timeout=300ms", "--idle-timeout=1h", "--answer-timeout=1h", "--first-token-timeout=1h"];
+    let arguments: Vec<&str> = ["--config", path.to_str().unwrap()].into_iter().chain(times).collect();
+    let router = Router::unready(&arguments);
+    router.await_served(leaving.upstream.address);
+    router.await_served(frozen.upstream.address);
+
+    let (late, stuck, staying_argument) = std::thread::scope(|scope| {
+        let replicas = [&leaving, &frozen];
+        let (is_first, one) = ask(scope, &router, replicas, is_stream);
+        let (is_other_first, other) = ask(scope, &router, replicas, is_stream);
+        assert_ne!(is_first, is_other_first, "in turn");
+        let (late, stuck) = if is_first { (one, other) } else { (other, one) };
+        let staying_argument = staying.address.to_string();
+        match leaving_by {
+            Leaving::Removed => {
+                write(&[&frozen.argument, &staying_argument]);
+                router.await_log("a replica is gone");
+            }
+            Leaving::Draining => {
+                write(&[&leaving.argument, &frozen.argument, &staying_argument]);
+                leaving.reported.send(Some(State::Draining)).unwrap();
+                await_condition("the router to know that it drains", || {
+                    router.get("/debug/replicas").body.contains("\"draining\"").then_some(())
+                });
+                leaving.reported.send(None).unwrap();
+            }
+        }
+        router.await_served(staying.address);
+        // The other one stops to report only now: once it is taken to hang, the first has been silent for longer.
+        frozen.reported.send(None).unwrap();
+        let stuck = stuck.join().unwrap();
+        // Now the first may answer.
+        leaving.release();
+        (late.join().unwrap(), stuck, staying_argument)
+    });
+    if is_stream {
+        assert!(stuck.body.contains("stopped answering"), "{stuck:?}");
+    } else {
+        assert_eq!(stuck.header("x-ovfleet-replica"), Some(staying_argument.as_str()), "{stuck:?}");
+    }
+    assert!(late.is_complete && late.body.contains("late"), "{leaving_by:?}: {late:?}");
+    assert_eq!(leaving.upstream.seen().len(), 1);
+    frozen.release();
+}
+
+#[test]
+fn a_replica_that_is_removed_finishes_what_it_has_though_it_reports_no_more() {
+    for is_stream in [false, true] {
+        is_finished_by_a_replica_that_leaves(Leaving::Removed, is_stream);
+    }
+}
+
+#[test]
+fn a_replica_that_drains_finishes_what_it_has_though_it_reports_no_more() {
+    for is_stream in [false, true] {
+        is_finished_by_a_replica_that_leaves(Leaving::Draining, is_stream);
+    }
+}

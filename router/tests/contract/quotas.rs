@@ -1,0 +1,126 @@
+//! Token quotas on streams: what a stream used is charged, whether or not its client asked for the usage, and
+//! however it ends.
+
+use std::io::Write as _;
+use std::net::Shutdown;
+
+use crate::access::file;
+use crate::harness::*;
+
+/// Of each prompt, as the replica counts. The router's own estimate is about a tenth of it.
+const PROMPT_TOKENS: u32 = 300;
+
+/// A stream as vLLM and this repository's server send it: with `include_usage` each chunk has a member `usage`, and
+/// one more chunk has it filled in.
+fn streaming(events: usize) -> Upstream {
+    Upstream::start("m", move |request, stream| {
+        let body = String::from_utf8_lossy(&request.body).into_owned();
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let includes_usage = body["stream_options"]["include_usage"] == true;
+        let null = if includes_usage { ",\"usage\":null" } else { "" };
+        send(stream, STREAM);
+        for _ in 0..events {
+            if !send(
+                stream,
+                &event(&format!(
+                    "{{\"choices\":[{{\"delta\":{{\"content\":\"\\\"usage\\\":null\"}}}}]{null}}}"
+                )),
+            ) {
+                return false;
+            }
+        }
+        if includes_usage {
+            send(
+                stream,
+                &event(&format!(
+                    "{{\"choices\":[],\"usage\":{{\"prompt_tokens\":{PROMPT_TOKENS},\"completion_tokens\":{events},\"total_tokens\":0}}}}"
+                )),
+            );
+        }
+        send(stream, &event("[DONE]")) && send(stream, END)
+    })
+}
+
+const KEY: &str = "authorization: Bearer alpha\r\n";
+
+fn start(upstream: &Upstream, tokens_per_minute: u32) -> (tempfile::TempDir, Router) {
+    let (folder, keys) = file("alpha\n");
+    let replica = upstream.argument();
+    let router = Router::unready(&[&replica, &keys, &format!("--key-tokens={tokens_per_minute}")]);
+    router.await_log("ready");
+    (folder, router)
+}
+
+fn ask(router: &Router, more: &str) -> Answer {
+    let body = format!(r#"{{"model":"m","messages":[],"max_tokens":100,"stream":true{more}}}"#);
+    router.request("POST", CHAT, KEY, &body)
+}
+
+#[test]
+fn a_stream_is_charged_for_its_prompt_though_its_client_did_not_ask_for_the_usage() {
+    let upstream = streaming(3);
+    let (_folder, router) = start(&upstream, 600);
+    for more in ["", r#","stream_options":null"#, r#","stream_options":{"include_usage":false}"#] {
+        let answer = ask(&router, more);
+        if answer.status == 429 {
+            // Each was charged some 300 tokens of 600.
+            assert!(upstream.seen().len() == 2, "{answer:?}");
+            return;
+        }
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let chunk = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\":null\"}}]}\n\n";
+        assert_eq!(answer.body, format!("{}data: [DONE]\n\n", chunk.repeat(3)), "as the client asked for it");
+    }
+    panic!("no quota was used up");
+}
+
+#[test]
+fn a_client_that_asks_for_the_usage_gets_it_and_its_body_is_not_touched() {
+    let upstream = streaming(1);
+    let (_folder, router) = start(&upstream, 10_000);
+    let answer = ask(&router, r#", "stream_options" : {"include_usage":true} "#);
+    assert!(
+        answer.body.contains("\"usage\":null") && answer.body.contains("\"prompt_tokens\":300"),
+        "{answer:?}"
+    );
+    assert!(String::from_utf8_lossy(&upstream.seen()[0].body).contains(r#" "stream_options" : {"#));
+}
+
+#[test]
+fn without_a_quota_no_body_is_touched() {
+    let upstream = streaming(1);
+    let router = Router::start(&[&upstream], &[]);
+    let body = r#"{"model":"m","messages":[],"stream":true}"#;
+    assert_eq!(router.post(CHAT, body).status, 200);
+    assert_eq!(upstream.seen()[0].body, body.as_bytes());
+}
+
+#[test]
+fn a_client_that_leaves_is_charged_for_what_it_got() {
+    const EVENTS: usize = 1000;
+    let upstream = Upstream::start("m", |request, stream| {
+        if request.head.starts_with("POST /v1/embeddings ") {
+            return send(stream, &whole("{}"));
+        }
+        send(stream, STREAM);
+        for number in 0..EVENTS {
+            send(stream, &event(&format!("{{\"number\":{number}}}")));
+        }
+        // Nothing more comes: that the connection ends is the router's doing.
+        let _ = std::io::Read::read(stream, &mut [0; 1]);
+        false
+    });
+    let (_folder, router) = start(&upstream, 1000);
+    let mut stream = router.connect();
+    let body = r#"{"model":"m","messages":[],"max_tokens":8,"stream":true}"#;
+    stream.write_all(raw("POST", CHAT, KEY, body).as_bytes()).unwrap();
+    read_until(&mut stream, &format!("{{\"number\":{}}}", EVENTS - 1));
+    stream.shutdown(Shutdown::Both).unwrap();
+    await_condition("the request to be over", || {
+        let metrics = router.get("/metrics").body;
+        metrics.contains("outcome=\"cancelled\"").then_some(())
+    });
+    // About 130 tokens are expected of this one. Only about 10 were expected of the one before.
+    let answer = router.request("POST", "/v1/embeddings", KEY, r#"{"model":"m","input":"x"}"#);
+    assert_eq!(answer.status, 429, "{answer:?}");
+}

@@ -1,0 +1,89 @@
+//! A lock that a thread can take again while it has it, and whose guard owns it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+/// Keeps all threads but one from what the states of a [`Guide`](super::Guide) share.
+#[derive(Debug, Default)]
+pub struct ThreadLock {
+    owner: Mutex<Option<Owner>>,
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct Owner {
+    thread: ThreadId,
+    guards: u32,
+}
+
+/// Frees the lock when it is dropped, on the thread that took it.
+#[derive(Debug)]
+pub struct ThreadGuard(Arc<ThreadLock>);
+
+impl ThreadLock {
+    /// Waits until no other thread has it.
+    pub fn lock(self: &Arc<Self>) -> ThreadGuard {
+        let is_others = |owner: &mut Option<Owner>| owner.as_ref().is_some_and(Owner::is_other);
+        let owner = self.freed.wait_while(self.owner(), is_others);
+        self.take(owner.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `None` if another thread has it.
+    pub fn try_lock(self: &Arc<Self>) -> Option<ThreadGuard> {
+        let owner = self.owner();
+        if owner.as_ref().is_some_and(Owner::is_other) { None } else { Some(self.take(owner)) }
+    }
+
+    fn take(self: &Arc<Self>, mut owner: MutexGuard<'_, Option<Owner>>) -> ThreadGuard {
+        let thread = std::thread::current().id();
+        owner.get_or_insert(Owner { thread, guards: 0 }).guards += 1;
+        ThreadGuard(Arc::clone(self))
+    }
+
+    fn owner(&self) -> MutexGuard<'_, Option<Owner>> {
+        // Nothing panics while it is locked.
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Owner {
+    fn is_other(&self) -> bool {
+        self.thread != std::thread::current().id()
+    }
+}
+
+impl Drop for ThreadGuard {
+    fn drop(&mut self) {
+        let mut owner = self.0.owner();
+        if let Some(Owner { guards, .. }) = &mut *owner {
+            *guards -= 1;
+            if *guards == 0 {
+                *owner = None;
+                self.0.freed.notify_one();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_has_it_as_often_as_it_likes_and_others_wait_for_the_last_guard() {
+        let lock = Arc::new(ThreadLock::default());
+        let (first, second) = (lock.lock(), lock.try_lock().expect("it is ours"));
+        let others = || {
+            let lock = Arc::clone(&lock);
+            std::thread::spawn(move || lock.try_lock().is_some()).join().expect("it does not panic")
+        };
+        assert!(!others());
+        drop(first);
+        assert!(!others());
+        let waiting = Arc::clone(&lock);
+        let waiting = std::thread::spawn(move || drop(waiting.lock()));
+        drop(second);
+        waiting.join().expect("it does not panic");
+        assert!(others());
+    }
+}

@@ -1,0 +1,227 @@
+//! Guides that are not ready when the model is: they slow their own sequences and no others, and change no token.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use server_engine::{
+    Beams, Clock, Failure, Guide, GuideError, GuideState, Hold, Progress, PromptLookup, Request, SearchEnd,
+    ThreadLock, TokenId, TokenSet,
+};
+use tokio::task::JoinSet;
+
+use crate::guides::{Form, check, one_of_many};
+use crate::support::{Outcome, Setup, outcome, prompt, request, sampled, settled};
+
+/// Opened from outside.
+#[derive(Debug, Default)]
+struct Door {
+    is_open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Door {
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.changed.wait_while(self.is_open.lock().unwrap(), |open| !*open).unwrap());
+    }
+}
+
+/// What makes a form slow.
+#[derive(Clone, Debug)]
+enum Slowness {
+    /// What may come after so many tokens is known once a door is open.
+    Door(usize, Arc<Door>),
+    /// What may come takes so long, each time, on this clock.
+    Time(Clock, Duration),
+    /// Other threads are at work, now and then for a long time, and use what the states share.
+    Random(Arc<ThreadLock>),
+}
+
+#[derive(Clone, Debug)]
+struct Slow(Form, Slowness);
+
+#[derive(Debug)]
+struct SlowState {
+    state: Box<dyn GuideState>,
+    count: usize,
+    slowness: Slowness,
+}
+
+impl Guide for Slow {
+    fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
+        Ok(Box::new(SlowState { state: self.0.start()?, count: 0, slowness: self.1.clone() }))
+    }
+}
+
+impl GuideState for SlowState {
+    fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
+        match &self.slowness {
+            Slowness::Door(count, door) if *count == self.count => door.pass(),
+            Slowness::Door(..) => {}
+            Slowness::Time(clock, time) => clock.spend(*time),
+            Slowness::Random(shared) => {
+                let _hold = shared.lock();
+                // Long enough for some steps of others.
+                for _ in 0..if self.count.is_multiple_of(5) { 100_000 } else { 0 } {
+                    std::hint::spin_loop();
+                }
+                return self.state.allow(allowed);
+            }
+        }
+        self.state.allow(allowed)
+    }
+
+    fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError> {
+        self.count += 1;
+        self.state.commit(token)
+    }
+
+    fn try_hold(&self) -> Option<Hold> {
+        let Slowness::Random(shared) = &self.slowness else { return Some(Box::new(())) };
+        shared.try_lock().map(|guard| Box::new(guard) as Hold)
+    }
+
+    fn fork(&self) -> Box<dyn GuideState> {
+        Box::new(Self { state: self.state.fork(), count: self.count, slowness: self.slowness.clone() })
+    }
+}
+
+fn slow(form: &Form, slowness: Slowness) -> Option<Arc<dyn Guide>> {
+    Some(Arc::new(Slow(form.clone(), slowness)))
+}
+
+/// The outcome of a request, which is not to take for ever.
+async fn timely(stream: server_engine::TokenStream) -> Outcome {
+    let outcome = tokio::time::timeout(Duration::from_secs(60), outcome(stream)).await;
+    outcome.expect("nobody waits for the guide of another")
+}
+
+#[tokio::test]
+async fn a_guide_that_is_not_ready_holds_up_its_own_sequence_and_changes_no_token() {
+    for beams in [false, true] {
+        let (engine, reports) = Setup::new(200).start_observed();
+        let handle = engine.handle();
+        let form = Form::new(7, 20);
+        let beams = beams.then(|| Beams {
+            results: 2,
+            groups: 1,
+            length_penalty: 1.0,
+            diversity_penalty: 0.0,
+            end: SearchEnd::Heuristic,
+            stops: None,
+        });
+        let lookup = Some(PromptLookup { ngram_max: 3, tokens_max: 4, prediction: Vec::new() });
+        let base = Request { sequences: 2, beams, lookup, ..sampled(&prompt(1, 16), 30, 5) };
+        let alone = Request { guide: form.guide(), ..base.clone() };
+        let alone = timely(handle.submit(alone).unwrap()).await;
+        for count in [0, 4] {
+            let door = Arc::new(Door::default());
+            let guide = slow(&form, Slowness::Door(count, Arc::clone(&door)));
+            let held = handle.submit(Request { guide, ..base.clone() }).unwrap();
+            // Others come and go meanwhile, one of them by the same form.
+            let other = timely(handle.submit(request(&prompt(8, 30), 60)).unwrap()).await;
+            assert_eq!(other.tokens[0].len(), 60);
+            door.open();
+            let held = timely(held).await;
+            assert_eq!((held.tokens, held.reasons), (alone.tokens.clone(), alone.reasons.clone()));
+        }
+        settled(&handle).await;
+        engine.shutdown().unwrap();
+        assert!(reports.iter().map(|report| report.suspended_sequences).sum::<u32>() > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_sequence_that_waits_for_its_guide_can_be_aborted_and_the_engine_stopped() {
+    let engine = Setup::new(100).start();
+    let handle = engine.handle();
+    let door = Arc::new(Door::default());
+    let guide = slow(&Form::new(7, 20), Slowness::Door(2, Arc::clone(&door)));
+    let held = Request { guide, sequences: 2, ..request(&prompt(1, 16), 30) };
+    let mut stream = handle.submit(held.clone()).unwrap();
+    for _ in 0..3 {
+        stream.next().await.unwrap();
+    }
+    stream.abort(1);
+    drop(stream);
+    // The thread is still in the guide: what nobody waits for is dropped when it is through.
+    timely(handle.submit(request(&prompt(2, 9), 5)).unwrap()).await;
+    settled(&handle).await;
+    let waiting = handle.submit(held).unwrap();
+    door.open();
+    assert_eq!(timely(waiting).await.failure, None);
+    engine.shutdown().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_guides_change_no_token_whatever_happens_beside_them() {
+    let (mut suspended, mut preempted) = (0, 0);
+    for seed in 0..4 {
+        let mut rng = StdRng::seed_from_u64(100 + seed);
+        let (engine, reports) = Setup::new(60).start_observed();
+        let alone = Setup::new(2000).start();
+        let (handle, alone_handle) = (engine.handle(), alone.handle());
+        let shared = Arc::new(ThreadLock::default());
+        let mut tasks = JoinSet::new();
+        for which in 0..40 {
+            let (request, form) = one_of_many(which, &mut rng);
+            let guide = form.as_ref().and_then(|form| slow(form, Slowness::Random(Arc::clone(&shared))));
+            let lookup = rng.random_bool(0.3).then(|| PromptLookup {
+                ngram_max: 3,
+                tokens_max: 4,
+                prediction: Vec::new(),
+            });
+            let stream = handle.submit(Request { guide, lookup, ..request.clone() }).unwrap();
+            let is_dropped = rng.random_bool(0.1);
+            let alone_handle = alone_handle.clone();
+            tasks.spawn(async move {
+                let mut stream = stream;
+                if is_dropped {
+                    stream.next().await;
+                    return;
+                }
+                let together = timely(stream).await;
+                check(&together, &request, form.as_ref());
+                let alone = outcome(alone_handle.submit(request).unwrap()).await;
+                assert_eq!(together.tokens, alone.tokens, "request {which} with seed {seed}");
+                assert_eq!(together.reasons, alone.reasons, "request {which} with seed {seed}");
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+        settled(&handle).await;
+        preempted += handle.load().borrow().load.preemptions_total;
+        engine.shutdown().unwrap();
+        alone.shutdown().unwrap();
+        suspended += reports.iter().map(|report| report.suspended_sequences).sum::<u32>();
+    }
+    assert!(suspended > 100 && preempted > 10, "{suspended} {preempted}");
+}
+
+#[tokio::test]
+async fn a_request_whose_form_takes_too_long_fails_and_others_do_not() {
+    let setup = Setup::new(200);
+    let clock = setup.engine.clock.clone();
+    let engine = setup.start();
+    let handle = engine.handle();
+    let with = |time: Duration| {
+        let guide = slow(&Form::new(3, 40), Slowness::Time(clock.clone(), time));
+        handle.submit(Request { guide, ..request(&prompt(1, 10), 50) }).unwrap()
+    };
+    // Thirty seconds, and twenty milliseconds for each token.
+    let fine = timely(with(Duration::from_millis(200))).await;
+    assert_eq!((fine.failure, fine.tokens[0].len()), (None, 40));
+    let slow = timely(with(Duration::from_secs(1))).await;
+    let failure = slow.failure.expect("it takes too long");
+    assert!(matches!(failure, Failure::TooComplex(_)), "{failure}");
+    assert!(failure.to_string().contains("30.6 s"), "{failure}");
+    assert_eq!(slow.tokens[0].len(), 31);
+    settled(&handle).await;
+}

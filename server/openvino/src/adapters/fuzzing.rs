@@ -1,0 +1,69 @@
+//! Any folder of an adapter: it is read, and what it gives has the sizes that it says, or it is refused with a reason. `server/fuzz`
+//! feeds it for hours, the tests below for seconds.
+
+#[cfg(test)]
+#[path = "../../../fuzz/mutations.rs"]
+mod mutations;
+
+use std::cell::OnceCell;
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::file::{self, Pair};
+use super::{ADAPTER_RANK_MAX, AdapterSource};
+
+/// Between the parts of an input: `adapter_config.json` and `adapter_model.safetensors`.
+const SEPARATOR: u8 = 0x1e;
+
+thread_local! {
+    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+/// Panics if a promise is broken.
+pub(crate) fn check(input: &[u8]) {
+    FOLDER.with(|folder| {
+        let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
+        let mut parts = input.splitn(2, |byte| *byte == SEPARATOR);
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::write(folder.join(name), parts.next().unwrap_or_default()).expect("room for a small file");
+        }
+        let source = AdapterSource { name: "a".to_owned(), path: folder.to_owned() };
+        let adapter = match file::read(&source) {
+            Ok(adapter) => adapter,
+            Err(error) => return assert!(error.to_string().len() > "cannot use the adapter".len()),
+        };
+        assert!(!adapter.pairs.is_empty());
+        for (module, pair) in &adapter.pairs {
+            let Pair { rank, rows, columns, down, up } = pair;
+            assert!((1..=ADAPTER_RANK_MAX).contains(rank), "{module}: rank {rank}");
+            assert_eq!((down.len(), up.len()), (rank * columns, rows * rank), "{module}");
+            assert!(down.iter().chain(up).all(|value| value.is_finite()), "{module}");
+            assert_eq!(pair.part(0..rows / 2).up.len(), rows / 2 * rank, "{module}");
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+    use super::mutations::{Random, mutated, words};
+
+    const CASES: u64 = 10_000;
+
+    #[test]
+    fn any_adapter_is_read_whole_or_refused_with_a_reason() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/adapter");
+        let mut paths: Vec<_> =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        seeds.iter().for_each(|seed| check(seed));
+        let words = words(include_str!("../../../fuzz/dictionaries/adapter.dict"));
+        for seed in 0..CASES {
+            let input = mutated(&mut Random::new(seed), &seeds, &words);
+            let outcome = std::panic::catch_unwind(|| check(&input));
+            assert!(outcome.is_ok(), "seed {seed}: {input:?}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether requests come from a router of this replica: with `--replica-token-file` only those with a replica token are
+//! served, over HTTP and over gRPC. What a request says about itself, such as its tenant, can then be trusted, because
+//! nobody but a router could have said it. The admin port and the gRPC health service need no token.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use proto::replica_token::{HEADER, ReplicaTokenFile};
+use tonic::Status;
+use tonic::service::Interceptor;
+
+use crate::app::App;
+use crate::error::Error;
+
+/// How often the file of tokens is read again.
+const RELOAD_INTERVAL: Duration = Duration::from_millis(500);
+
+/// `api` for requests with one of the tokens of `file` only.
+pub fn authenticated(api: Router, file: ReplicaTokenFile, app: App) -> Router {
+    api.layer(middleware::from_fn_with_state((file, app), require_token))
+}
+
+async fn require_token(
+    State((file, app)): State<(ReplicaTokenFile, App)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if !file.tokens().are_in(request.headers()) {
+        let error = Error::Unauthenticated;
+        app.metrics().count("other", error.label(), error.status());
+        return error.into_response();
+    }
+    request.headers_mut().remove(HEADER);
+    next.run(request).await
+}
+
+/// Accepts gRPC calls with one of the tokens of a file only. Accepts every call if there is no file.
+#[derive(Clone, Debug)]
+pub struct RequireToken(pub Option<ReplicaTokenFile>);
+
+impl Interceptor for RequireToken {
+    fn call(&mut self, call: tonic::Request<()>) -> Result<tonic::Request<()>, Status> {
+        match &self.0 {
+            Some(file) if !file.tokens().are_in(call.metadata().as_ref()) => {
+                Err(Status::unauthenticated(Error::Unauthenticated.message()))
+            }
+            _ => Ok(call),
+        }
+    }
+}
+
+/// Reads the file again and again, so that tokens can be replaced while requests are served. Never ends.
+pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible> {
+    loop {
+        tokio::time::sleep(RELOAD_INTERVAL).await;
+        let reread = file.clone();
+        let reloaded = tokio::task::spawn_blocking(move || reread.reload());
+        match reloaded.await.context("reading the replica token panicked")? {
+            Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
+            Ok(None) => {}
+            Err(error) => {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                tracing::error!(
+                    error,
+                    "failed to reload the replica token: the previous one stays in effect"
+                );
+            }
+        }
+    }
+}

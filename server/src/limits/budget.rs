@@ -1,0 +1,78 @@
+//! A number of bytes that all requests share. A request claims bytes before it uses them and never waits for any.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The bytes that all requests together may use for one purpose.
+#[derive(Debug)]
+pub(crate) struct ByteBudget {
+    bytes_max: usize,
+    claimed: AtomicUsize,
+}
+
+/// The budget has fewer bytes left than were claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BudgetExhausted;
+
+/// Bytes that one request claimed. Dropping it returns them.
+#[derive(Debug)]
+pub(crate) struct ByteClaim {
+    budget: Arc<ByteBudget>,
+    bytes: usize,
+}
+
+impl ByteBudget {
+    pub(crate) fn new(bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self { bytes_max, claimed: AtomicUsize::new(0) })
+    }
+
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// A claim of no bytes, to be grown.
+    pub(crate) fn claim(self: &Arc<Self>) -> ByteClaim {
+        ByteClaim { budget: Arc::clone(self), bytes: 0 }
+    }
+}
+
+impl ByteClaim {
+    /// Claims as many bytes as are missing to `bytes` in total.
+    ///
+    /// # Errors
+    /// The budget is exhausted. The claim stays as it was.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
+        let more = bytes.saturating_sub(self.bytes);
+        let fits = |claimed: usize| claimed.checked_add(more).filter(|sum| *sum <= self.budget.bytes_max);
+        let grown = self.budget.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        grown.map_err(|_| BudgetExhausted)?;
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for ByteClaim {
+    fn drop(&mut self) {
+        self.budget.claimed.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_share_the_budget_and_return_what_they_claimed() {
+        let budget = ByteBudget::new(100);
+        let (mut first, mut second) = (budget.claim(), budget.claim());
+        assert_eq!((first.grow_to(60), second.grow_to(30)), (Ok(()), Ok(())));
+        assert_eq!(second.grow_to(41), Err(BudgetExhausted));
+        assert_eq!(second.grow_to(20), Ok(()), "a claim does not shrink");
+        assert_eq!(second.grow_to(40), Ok(()));
+        assert_eq!(first.grow_to(usize::MAX), Err(BudgetExhausted));
+        drop(first);
+        assert_eq!(second.grow_to(100), Ok(()));
+        drop(second);
+        assert_eq!(budget.claimed.load(Ordering::Relaxed), 0);
+    }
+}

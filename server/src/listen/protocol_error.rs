@@ -1,0 +1,87 @@
+//! Bodies for the errors that `hyper` answers by itself, before there is a request: it leaves them empty.
+
+use server_openai::{ErrorBody, ErrorObject};
+
+/// What `hyper` writes: a head without a body. No answer of ours with one of these statuses has an empty body.
+const HEAD_BYTES_MAX: usize = 512;
+
+/// An error of the protocol.
+struct ProtocolError {
+    /// The head's first line, without its end.
+    status_line: &'static str,
+    code: &'static str,
+    message: &'static str,
+}
+
+const ERRORS: [ProtocolError; 3] = [
+    ProtocolError {
+        status_line: "HTTP/1.1 400 Bad Request",
+        code: "malformed_http",
+        message: "the request is not valid HTTP/1.1",
+    },
+    ProtocolError {
+        status_line: "HTTP/1.1 414 URI Too Long",
+        code: "uri_too_long",
+        message: "the request target is longer than 65534 bytes",
+    },
+    ProtocolError {
+        status_line: "HTTP/1.1 431 Request Header Fields Too Large",
+        code: "headers_too_large",
+        message: "the request head has more than 100 header fields, or is too large",
+    },
+];
+
+/// The answer that replaces `written`, if that is an error of `hyper`'s own.
+pub(super) fn replacement(written: &[u8]) -> Option<Vec<u8>> {
+    if written.len() > HEAD_BYTES_MAX || !written.ends_with(b"\r\n\r\n") {
+        return None;
+    }
+    let head = std::str::from_utf8(written).ok()?;
+    let (status_line, fields) = head.split_once("\r\n")?;
+    let is_empty = fields.split("\r\n").any(|field| field.eq_ignore_ascii_case("content-length: 0"));
+    let error = ERRORS.iter().find(|error| error.status_line == status_line && is_empty)?;
+    let ProtocolError { status_line, code, message } = *error;
+    let error = ErrorObject {
+        message: message.to_owned(),
+        r#type: "invalid_request_error",
+        param: None,
+        code: Some(code),
+    };
+    let body = serde_json::to_string(&ErrorBody { error }).ok()?;
+    let length = body.len();
+    Some(
+        format!(
+            "{status_line}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        )
+        .into_bytes(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_without_a_body_are_replaced() {
+        let head = |status: &str, length: &str| {
+            format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\ndate: x\r\n\r\n")
+        };
+        for status in ["400 Bad Request", "414 URI Too Long", "431 Request Header Fields Too Large"] {
+            let replaced = replacement(head(status, "0").as_bytes()).unwrap();
+            let text = String::from_utf8(replaced).unwrap();
+            let (head, body) = text.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{head}");
+            assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head}");
+            assert!(body.contains("\"invalid_request_error\""), "{body}");
+        }
+        for kept in [
+            head("400 Bad Request", "10"),
+            head("200 OK", "0"),
+            head("400 Bad Request", "0") + "{",
+            "x".to_owned() + &head("400 Bad Request", "0"),
+            "HTTP/1.1 100 Continue\r\n\r\n".to_owned(),
+        ] {
+            assert_eq!(replacement(kept.as_bytes()), None, "{kept}");
+        }
+    }
+}

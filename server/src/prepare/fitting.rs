@@ -1,0 +1,128 @@
+//! The longest end of a conversation that the model has room for, found with few attempts: each attempt renders and
+//! tokenizes a conversation.
+
+use server_openai::Message;
+
+use super::encode::{Encoder, Surround};
+use crate::model::Model;
+
+/// Which of `cuts` is probably the first that leaves no more than `tokens_max` tokens: messages are tokenized from the last
+/// one on, as JSON, until there are as many.
+pub(super) fn guess_cut(messages: &[Message], cuts: &[usize], model: &Model, tokens_max: u32) -> usize {
+    let encoder = Encoder { model, param: "input", tokens_max: Some(tokens_max) };
+    let mut tokens = 0;
+    for (at, message) in messages.iter().enumerate().rev() {
+        let text = serde_json::to_string(message).unwrap_or_default();
+        let Ok(more) = encoder.text(&text, Surround::Absent) else { return after(cuts, at) };
+        tokens += more.len();
+        if tokens > tokens_max as usize {
+            return after(cuts, at);
+        }
+    }
+    0
+}
+
+/// The first of `cuts` that leaves out the message at `at`.
+fn after(cuts: &[usize], at: usize) -> usize {
+    cuts.partition_point(|&cut| cut <= at)
+}
+
+/// The first of `count` candidates that fits, with what the attempt at it gave. Every candidate after one that fits fits
+/// too. The search begins at `guess` and takes two attempts if the guess is right, and twice the logarithm of its distance
+/// otherwise.
+///
+/// # Errors
+/// An attempt failed.
+pub(super) fn first_fitting<T, E>(
+    count: usize,
+    guess: usize,
+    mut attempt: impl FnMut(usize) -> Result<Option<T>, E>,
+) -> Result<Option<(usize, T)>, E> {
+    // What is before `low` does not fit, what is from `high` on does.
+    let (mut low, mut high) = (0, count);
+    let (mut found, mut has_failed, mut step) = (None, false, 1);
+    let mut at = guess;
+    while low < high {
+        at = at.clamp(low, high - 1);
+        match attempt(at)? {
+            Some(fitting) => {
+                found = Some((at, fitting));
+                high = at;
+                at = if has_failed { low + (high - low) / 2 } else { at.saturating_sub(step) };
+            }
+            None => {
+                has_failed = true;
+                low = at + 1;
+                at = if found.is_some() { low + (high - low) / 2 } else { at + step };
+            }
+        }
+        step *= 2;
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The candidate that is found, and the attempts.
+    fn search(count: usize, guess: usize, first: usize) -> (Option<usize>, usize) {
+        let mut attempts = 0;
+        let found = first_fitting(count, guess, |at| {
+            attempts += 1;
+            assert!(at < count);
+            Ok::<_, ()>((at >= first).then_some(at))
+        });
+        let found = found.unwrap().map(|(at, fitting)| {
+            assert_eq!(at, fitting);
+            at
+        });
+        (found, attempts)
+    }
+
+    #[test]
+    fn the_first_candidate_that_fits_is_found_from_every_guess() {
+        for count in 0..20 {
+            for first in 0..=count {
+                for guess in 0..count + 2 {
+                    let (found, attempts) = search(count, guess, first);
+                    assert_eq!(found, (first < count).then_some(first), "{count} {guess} {first}");
+                    let distance = guess.abs_diff(first).max(1);
+                    let most = 2 + 2 * (distance.ilog2() as usize + 1);
+                    assert!(attempts <= most, "{count} {guess} {first}: {attempts} attempts");
+                }
+            }
+        }
+        assert_eq!(search(4096, 2000, 2000), (Some(2000), 2));
+        assert_eq!(search(4096, 1999, 2000), (Some(2000), 2));
+    }
+
+    #[test]
+    fn the_guess_leaves_as_many_messages_as_have_no_more_tokens() {
+        let model = Model::new(vec!["m".to_owned()], crate::backend::built_in_text().unwrap(), "test");
+        let message = |at: usize| {
+            let content = json!({"role": "user", "content": "x".repeat(at % 7 * 20)});
+            serde_json::from_value::<Message>(content).unwrap()
+        };
+        let messages: Vec<Message> = (0..100).map(message).collect();
+        let cuts: Vec<usize> = (1..100).collect();
+        // A byte is a token.
+        let tokens = |from: usize| -> usize {
+            messages[from..].iter().map(|message| serde_json::to_string(message).unwrap().len()).sum()
+        };
+        for tokens_max in [0, 50, 1000, 3000] {
+            let guess = guess_cut(&messages, &cuts, &model, tokens_max);
+            let fits = |guess: usize| cuts.get(guess).is_none_or(|&cut| tokens(cut) <= tokens_max as usize);
+            assert!(fits(guess) && !fits(guess - 1), "{tokens_max}: {guess}");
+        }
+        assert_eq!(guess_cut(&messages, &cuts, &model, 1 << 20), 0);
+    }
+
+    #[test]
+    fn a_failure_ends_the_search() {
+        let failed = first_fitting(9, 4, |at| if at == 4 { Err("broken") } else { Ok(Some(at)) });
+        assert_eq!(failed, Err("broken"));
+    }
+}

@@ -1,0 +1,284 @@
+//! The tools of a request to the responses endpoint. OpenAI's clients declare many types of tools there, most of which
+//! OpenAI runs itself; this module decides what becomes of each. What the model is offered are functions: custom tools
+//! become functions with one text parameter, and the members of a namespace become functions of their own. Calls are
+//! translated back by [`CallNames`]. Types that cannot be offered are ignored, and the response warns of it.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+use server_openai::responses::Warning;
+
+use super::messages;
+use crate::error::Error;
+use crate::prepare::tools::{
+    self, Member, TOOLS_MAX, Tool, ToolKind, built_in, duplicate, joined_name, optional_text, read_function,
+    read_name,
+};
+
+/// The parameter of the function that a custom tool becomes.
+pub(crate) const INPUT: &str = "input";
+
+/// The tools of a request.
+#[derive(Debug, Default)]
+pub(super) struct RequestTools {
+    /// The tools that the model is offered.
+    pub(super) offered: Vec<Tool>,
+    /// The parameter that declares each of `offered`.
+    pub(super) params: Vec<String>,
+    /// The tools as the response repeats them.
+    pub(super) shown: Vec<Value>,
+    pub(super) warnings: Vec<Warning>,
+}
+
+/// How calls are reported to the client, by the name that the model calls the tool by. Plain functions are not listed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CallNames(HashMap<String, CallName>);
+
+/// How the calls of a tool are reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CallName {
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
+    pub(crate) kind: ToolKind,
+}
+
+impl CallNames {
+    pub(super) fn of(tools: &[Tool]) -> Self {
+        let differs = |tool: &&Tool| tool.member.is_some() || tool.kind == ToolKind::Custom;
+        let entry = |tool: &Tool| {
+            let (namespace, name) = match &tool.member {
+                Some(Member { namespace, name }) => (Some(namespace.clone()), name.clone()),
+                None => (None, tool.name.clone()),
+            };
+            (tool.name.clone(), CallName { namespace, name, kind: tool.kind })
+        };
+        Self(tools.iter().filter(differs).map(entry).collect())
+    }
+
+    /// Those of a request that is well-formed.
+    #[cfg(test)]
+    pub(crate) fn of_request(request: &Value) -> Self {
+        let tools = request["tools"].as_array().into_iter().flatten();
+        let tools = tools.map(|tool| tool.as_object().cloned().unwrap_or_default()).collect();
+        Self::of(&RequestTools::read(tools).expect("the request is well-formed").offered)
+    }
+
+    /// How a call of the tool that the model calls `name` is reported.
+    pub(crate) fn reported(&self, name: String) -> CallName {
+        match self.0.get(&name) {
+            Some(reported) => reported.clone(),
+            None => CallName { namespace: None, name, kind: ToolKind::Function },
+        }
+    }
+}
+
+impl RequestTools {
+    /// Reads `tools`.
+    ///
+    /// # Errors
+    /// One of them is malformed, there are too many, or two of them have the same name.
+    pub(super) fn read(given: Vec<Map<String, Value>>) -> Result<Self, Error> {
+        let mut tools = Self::default();
+        tools.admit(given.len())?;
+        for (index, tool) in given.into_iter().enumerate() {
+            let param = format!("tools[{index}]");
+            match kind(&tool, &param)? {
+                "namespace" => tools.namespace(tool, &param)?,
+                _ => {
+                    if let Some(shown) = tools.tool(tool, None, &param)? {
+                        tools.shown.push(shown);
+                    }
+                }
+            }
+        }
+        Ok(tools)
+    }
+
+    /// An error about a function that a tool became, in terms of the request.
+    pub(super) fn renamed(&self, error: Error) -> Error {
+        let Error::Invalid { code, param, message } = error else { return error };
+        let declared = param.strip_prefix("tools[").and_then(|rest| {
+            let (index, rest) = rest.split_once(']')?;
+            let declared = self.params.get(index.parse::<usize>().ok()?)?;
+            Some(format!("{declared}{}", rest.strip_prefix(".function").unwrap_or(rest)))
+        });
+        let Some(declared) = declared else { return Error::Invalid { code, param, message } };
+        let problem = message.strip_prefix(&param).unwrap_or(&message);
+        Error::Invalid { code, message: format!("{declared}{problem}"), param: declared }
+    }
+
+    /// Checks that the request may have `more` tools.
+    fn admit(&self, more: usize) -> Result<(), Error> {
+        let total = self.offered.len() + more;
+        if total > TOOLS_MAX {
+            let problem = format!("has {total} tools, more than {TOOLS_MAX}");
+            return Err(Error::coded("array_above_max_length", "tools", problem));
+        }
+        Ok(())
+    }
+
+    fn namespace(&mut self, mut given: Map<String, Value>, param: &str) -> Result<(), Error> {
+        let name = read_name(&mut given, param)?;
+        let description = optional_text(&mut given, "description", param)?;
+        let members = match given.remove("tools") {
+            Some(Value::Array(members)) => members,
+            Some(_) => return Err(Error::coded("invalid_type", format!("{param}.tools"), "is no array")),
+            None => return Err(Error::missing(format!("{param}.tools"))),
+        };
+        self.admit(members.len())?;
+        let mut shown = Vec::with_capacity(members.len());
+        for (index, member) in members.into_iter().enumerate() {
+            let param = format!("{param}.tools[{index}]");
+            let Value::Object(mut member) = member else {
+                return Err(Error::coded("invalid_type", param, "is no object"));
+            };
+            if kind(&member, &param)? == "namespace" {
+                return Err(Error::invalid(
+                    format!("{param}.type"),
+                    "a namespace cannot contain a namespace",
+                ));
+            }
+            // The model sees no namespaces: what they are for it reads with the tools that do not say it themselves.
+            if member.get("description").is_none_or(Value::is_null)
+                && let Some(description) = &description
+            {
+                member.insert("description".to_owned(), json!(description));
+            }
+            shown.extend(self.tool(member, Some(&name), &param)?);
+        }
+        self.shown
+            .push(json!({"type": "namespace", "name": name, "description": description, "tools": shown}));
+        Ok(())
+    }
+
+    /// Reads a tool that is no namespace. Returns it as the response repeats it, unless it is ignored.
+    fn tool(
+        &mut self,
+        given: Map<String, Value>,
+        namespace: Option<&str>,
+        param: &str,
+    ) -> Result<Option<Value>, Error> {
+        // Members of functions are found where the chat endpoint has them, too.
+        let nested = if given.contains_key("function") { ".function" } else { "" };
+        let param_within = format!("{param}{nested}");
+        let (mut tool, shown) = match kind(&given, param)? {
+            "function" => {
+                let tool = read_function(given, param)?;
+                let shown = messages::shown(&tool);
+                (tool, shown)
+            }
+            "custom" => self.custom(given, param)?,
+            other => {
+                let reason = built_in(other).unwrap_or("this server does not know this type");
+                self.warn("unsupported_tool", param, format!("the tool {other:?} is ignored: {reason}"));
+                return Ok(None);
+            }
+        };
+        if let Some(namespace) = namespace {
+            let name = joined_name(namespace, &tool.name);
+            tools::check_name(&name, &format!("{param}.name"))?;
+            let member =
+                Member { namespace: namespace.to_owned(), name: std::mem::replace(&mut tool.name, name) };
+            tool.member = Some(member);
+        }
+        if let Some(problem) = duplicate(&self.offered, &tool) {
+            return Err(Error::invalid(format!("{param}.name"), problem));
+        }
+        self.admit(1)?;
+        self.offered.push(tool);
+        self.params.push(param_within);
+        Ok(Some(shown))
+    }
+
+    /// A custom tool as a function with one parameter, and as the response repeats it.
+    fn custom(&mut self, mut given: Map<String, Value>, param: &str) -> Result<(Tool, Value), Error> {
+        let name = read_name(&mut given, param)?;
+        let mut description = optional_text(&mut given, "description", param)?;
+        let format = given.remove("format").filter(|format| !format.is_null());
+        let mut shown = json!({"type": "custom", "name": name});
+        if let Some(description) = &description {
+            shown["description"] = json!(description);
+        }
+        if let Some(format) = &format {
+            shown["format"] = format.clone();
+            if let Some(grammar) = grammar(format, &format!("{param}.format"))? {
+                let text = description.get_or_insert_default();
+                if !text.is_empty() {
+                    text.push_str("\n\n");
+                }
+                text.push_str(&grammar);
+                let problem = "the model reads the grammar, but its input is not constrained by it";
+                self.warn("unsupported_format", &format!("{param}.format"), problem.to_owned());
+            }
+        }
+        let parameters = json!({
+            "type": "object",
+            "properties": {INPUT: {"type": "string", "description": "The input of the tool, as plain text."}},
+            "required": [INPUT],
+            "additionalProperties": false,
+        });
+        let tool = Tool { kind: ToolKind::Custom, ..Tool::function(name, description, Some(parameters)) };
+        Ok((tool, shown))
+    }
+
+    fn warn(&mut self, code: &str, param: &str, message: String) {
+        self.warnings.push(Warning { code: code.to_owned(), param: param.to_owned(), message });
+    }
+}
+
+fn kind<'a>(tool: &'a Map<String, Value>, param: &str) -> Result<&'a str, Error> {
+    match tool.get("type") {
+        Some(Value::String(kind)) => Ok(kind),
+        Some(_) => Err(Error::coded("invalid_type", format!("{param}.type"), "is no string")),
+        None => Err(Error::missing(format!("{param}.type"))),
+    }
+}
+
+/// The grammar of a custom tool's input, in words for the model; `None` if the input is any text.
+fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
+    let Value::Object(format) = format else {
+        return Err(Error::coded("invalid_type", param, "is no object"));
+    };
+    let text = |member: &str| match format.get(member) {
+        Some(Value::String(text)) => Ok(text.as_str()),
+        Some(_) => Err(Error::coded("invalid_type", format!("{param}.{member}"), "is no string")),
+        None => Err(Error::missing(format!("{param}.{member}"))),
+    };
+    match text("type")? {
+        "text" => Ok(None),
+        "grammar" => {
+            let syntax = text("syntax")?;
+            if !matches!(syntax, "lark" | "regex") {
+                let problem = format!("{syntax:?} is neither \"lark\" nor \"regex\"");
+                return Err(Error::invalid(format!("{param}.syntax"), problem));
+            }
+            let name = if syntax == "lark" { "Lark grammar" } else { "regular expression" };
+            Ok(Some(format!("The input matches this {name}:\n{}", text("definition")?)))
+        }
+        other => {
+            let problem = format!("{other:?} is neither \"text\" nor \"grammar\"");
+            Err(Error::invalid(format!("{param}.type"), problem))
+        }
+    }
+}
+
+/// The input of a custom tool, from the arguments of the function that it became. Of arguments that were cut off, what
+/// they hold of the input; of arguments without an input, all of their text, so that nothing is lost.
+pub(crate) fn custom_input(arguments: &str) -> String {
+    let input = |text: &str| match serde_json::from_str::<Value>(text).ok()?.get_mut(INPUT)?.take() {
+        Value::String(input) => Some(input),
+        _ => None,
+    };
+    // The longest escape that may be cut off is half a surrogate pair and most of the other half.
+    const ESCAPE_BYTES_MAX: usize = 11;
+    let shortened = |cut: usize| arguments.get(..arguments.len().checked_sub(cut)?);
+    input(arguments)
+        .or_else(|| {
+            let mut cuts = (0..=ESCAPE_BYTES_MAX).filter_map(shortened);
+            cuts.find_map(|text| input(&format!("{text}\"}}")))
+        })
+        .unwrap_or_else(|| arguments.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

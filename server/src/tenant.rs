@@ -1,0 +1,115 @@
+//! Which tenant a request belongs to. The router derives the tenant from the client's API key and sends it in a header;
+//! stored objects and cached prompts of one tenant are invisible to every other.
+
+use std::fmt;
+
+use axum::http::HeaderMap;
+use server_engine::Request;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::Error;
+
+/// The header that names the tenant. Routers replace whatever a client sends under this name.
+const HEADER: &str = "x-ovfleet-tenant";
+/// Hexadecimal digits of a tenant.
+const DIGITS: usize = 32;
+
+/// The owner of stored objects and cached prompts. All requests without the header have the same one, the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tenant(u128);
+
+impl Tenant {
+    /// Owns what cannot be attributed to anybody.
+    pub(crate) const NOBODY: Self = Self(u128::MAX);
+
+    /// The tenant that the headers name, or the default one if they name none.
+    ///
+    /// # Errors
+    /// The header is malformed or repeated: an unknown tenant must not be mistaken for the default one.
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Error> {
+        let mut values = headers.get_all(HEADER).iter();
+        let Some(value) = values.next() else { return Ok(Self::default()) };
+        let tenant = value.to_str().ok().and_then(Self::parse).filter(|_| values.next().is_none());
+        tenant.ok_or_else(|| Error::invalid(HEADER, format!("must be {DIGITS} hexadecimal digits, once")))
+    }
+
+    /// Reads what [`fmt::Display`] writes; `None` for anything else, and for the default tenant.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let is_hex = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = is_hex.then(|| u128::from_str_radix(text, 16).ok())??;
+        (number != 0).then_some(Self(number))
+    }
+
+    /// Separates these prompts from those of other tenants in the prefix cache.
+    pub(crate) fn separate(self, prompts: &mut [Request]) {
+        for prompt in prompts {
+            prompt.salt = self.salt(prompt.salt);
+        }
+    }
+
+    /// The salt of a prompt of this tenant, given the salt that the request asks for. The hash is cryptographic so that
+    /// no client can choose a salt that collides with another tenant's.
+    fn salt(self, salt: u64) -> u64 {
+        if self == Self::default() {
+            return salt;
+        }
+        let mut hash = Sha256::new();
+        hash.update(b"ovfleet cache salt");
+        hash.update(self.0.to_be_bytes());
+        hash.update(salt.to_be_bytes());
+        let digest = hash.finalize();
+        let first = digest.first_chunk().expect("invariant: SHA-256 has 32 bytes");
+        u64::from_be_bytes(*first).max(1)
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:032x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn of(values: &[&'static str]) -> Result<Tenant, Error> {
+        let name = axum::http::HeaderName::from_static(HEADER);
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(name.clone(), HeaderValue::from_static(value));
+        }
+        Tenant::of(&headers)
+    }
+
+    const ONE: &str = "0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn reads_the_header_and_refuses_a_malformed_or_repeated_one() {
+        assert_eq!(of(&[]), Ok(Tenant::default()));
+        assert_eq!(of(&[ONE]).unwrap().to_string(), ONE);
+        let malformed: [&[&str]; 6] = [
+            &[""],
+            &["0123"],
+            &["00000000000000000000000000000000"],
+            &["0123456789abcdef0123456789abcdeg"],
+            &["+123456789abcdef0123456789abcdef"],
+            &[ONE, ONE],
+        ];
+        for values in malformed {
+            assert!(matches!(of(values), Err(Error::Invalid { .. })), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn salts_differ_by_tenant_and_by_requested_salt() {
+        let tenants = [Tenant::default(), Tenant(1), Tenant(2)];
+        let salts: std::collections::BTreeSet<u64> =
+            tenants.iter().flat_map(|tenant| [0, 1, 2].map(|salt| tenant.salt(salt))).collect();
+        assert_eq!(salts.len(), 9);
+        assert_eq!(Tenant::default().salt(7), 7, "without tenants, salts are those of the requests");
+        assert_eq!(Tenant(1).salt(7), Tenant(1).salt(7));
+    }
+}

@@ -1,0 +1,135 @@
+//! What stored objects can claim: bytes that a request brings in, items of conversations, pages, requests at once.
+
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Server, Setup};
+use crate::responses::{PATH, QWEN, request};
+
+const CONVERSATIONS: &str = "/v3/conversations";
+
+fn start() -> Server {
+    let mut setup = Setup::scripted(QWEN, &[], &["One."]);
+    setup.limits.body_bytes_max = 8 << 20;
+    setup.store.bytes_max = 1 << 30;
+    setup.start()
+}
+
+fn said(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+/// A conversation with these items: its path, and its items' IDs.
+async fn conversation(server: &Server, items: &[Value]) -> (String, Vec<String>) {
+    let created = server.post(CONVERSATIONS, json!({"items": items}).to_string()).await;
+    assert_eq!(created.status, 200, "{}", created.body);
+    let path = format!("{CONVERSATIONS}/{}", created.json()["id"].as_str().unwrap());
+    let listed = server.get(&format!("{path}/items?order=asc")).await.json();
+    let ids = listed["data"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap().to_owned());
+    (path, ids.collect())
+}
+
+fn references(id: &str, count: usize) -> Vec<Value> {
+    vec![json!({"type": "item_reference", "id": id}); count]
+}
+
+fn refusal(answer: &Answer) -> (u16, Value, Value) {
+    let error = &answer.json()["error"];
+    (answer.status.as_u16(), error["code"].clone(), error["param"].clone())
+}
+
+#[tokio::test]
+async fn references_cannot_multiply_a_stored_item() {
+    let server = start();
+    let (path, ids) = conversation(&server, &[said(&"x".repeat(1 << 20))]).await;
+    let input = |count| request(json!({"input": references(&ids[0], count)}));
+    // 16 of them are over 16 MiB with what is around the text, whoever looks at the prompt's length later.
+    let many = server.post(PATH, input(16)).await;
+    assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[0].id")));
+    assert!(many.body.contains("stored items that the request brings in"), "{}", many.body);
+    let conversation = path.rsplit('/').next().unwrap();
+    for count in [1025, 2500] {
+        let body = json!({"input": references(&ids[0], count), "conversation": conversation});
+        let more = server.post(PATH, request(body)).await;
+        assert_eq!(refusal(&more), (400, json!("array_above_max_length"), json!("input")));
+    }
+    // The same holds where items are added.
+    let added = json!({"items": references(&ids[0], 16)}).to_string();
+    for path in [CONVERSATIONS, &format!("{path}/items")] {
+        let many = server.post(path, added.clone()).await;
+        assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("items[0].id")));
+    }
+}
+
+#[tokio::test]
+async fn an_item_may_be_referred_to_many_times_within_the_limit() {
+    let server = start();
+    let (_, ids) = conversation(&server, &[said("a"), said("b")]).await;
+    let input: Vec<Value> = references(&ids[1], 2).into_iter().chain(references(&ids[0], 3)).collect();
+    let referring = server.post(&format!("{PATH}/input_tokens"), request(json!({"input": input}))).await;
+    let written: Vec<Value> = ["b", "b", "a", "a", "a"].map(said).into();
+    let written = server.post(&format!("{PATH}/input_tokens"), request(json!({"input": written}))).await;
+    assert_eq!(referring.json(), written.json(), "{}", referring.body);
+}
+
+#[tokio::test]
+async fn a_history_of_too_many_bytes_is_refused_before_it_is_parsed() {
+    let server = start();
+    let large = said(&"x".repeat(7 << 20));
+    let (path, ids) = conversation(&server, std::slice::from_ref(&large)).await;
+    let (added, body) = (format!("{path}/items"), json!({"items": [large]}).to_string());
+    let add = || server.post(&added, body.clone());
+    assert_eq!(add().await.status, 200);
+    let name = path.rsplit('/').next().unwrap();
+    // 14 MiB are within the limit, and an item more is not.
+    let body = json!({"conversation": name, "input": references(&ids[0], 1)});
+    let more = server.post(PATH, request(body)).await;
+    assert_eq!(refusal(&more), (400, json!("context_length_exceeded"), json!("input[0].id")));
+    assert_eq!(add().await.status, 200);
+    let full = add().await;
+    assert_eq!(refusal(&full), (400, json!("array_above_max_length"), json!("items")));
+    assert!(full.body.contains("the conversation is full"), "{}", full.body);
+    let over = server.post(PATH, request(json!({"conversation": name}))).await;
+    assert_eq!(refusal(&over), (400, json!("invalid_value"), json!("conversation")));
+}
+
+#[tokio::test]
+async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
+    let server = start();
+    let items: Vec<Value> = (0..9).map(|_| said(&"x".repeat(300 << 10))).collect();
+    let (path, first) = conversation(&server, &items).await;
+    assert_eq!(first.len(), 3, "a page has 1 MiB");
+    let (mut seen, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = server.get(&format!("{path}/items?order=asc&limit=100{after}")).await;
+        assert!(page.body.len() < (1 << 20) + 1024);
+        let page = page.json();
+        seen.extend(page["data"].as_array().unwrap().iter().map(|item| item["id"].clone()));
+        after = format!("&after={}", page["last_id"].as_str().unwrap());
+        if page["has_more"] == false {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 9);
+}
+
+#[tokio::test]
+async fn requests_for_stored_objects_at_once_are_limited_and_take_no_place_of_generations() {
+    let server = start();
+    let (path, _) = conversation(&server, &[said(&"x".repeat(200 << 10))]).await;
+    let get = || server.send(Request::get(format!("{path}/items")).body(Body::empty()).unwrap());
+    let mut unread = Vec::new();
+    for _ in 0..64 {
+        let answer = get().await;
+        assert_eq!(answer.status(), 200);
+        unread.push(answer);
+    }
+    let over = Answer::read(get().await).await;
+    assert_eq!(over.status, 429, "{}", over.body);
+    assert!(over.headers.contains_key("retry-after"));
+    assert_eq!(server.app.requests(), 0);
+    assert_eq!(server.post(PATH, request(json!({}))).await.status, 200, "answers are made all the same");
+    unread.pop();
+    assert_eq!(get().await.status(), 200);
+}

@@ -1,0 +1,185 @@
+//! Clients that mean harm: whatever they send or do not read, others are answered and memory stays bounded.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::harness::{Server, command, rest};
+
+/// The longest time anything here may take; conditions are met far sooner.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn post(path: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+        .into_bytes()
+}
+
+/// The answer to a request, from an address.
+fn answer(address: &str, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    // An answer may come before the request is sent.
+    let _ = stream.write_all(request);
+    rest(stream)
+}
+
+/// The status of an answer, and the object of an error.
+fn refusal(answer: &str) -> (u16, Value) {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    assert!(head.to_ascii_lowercase().contains("content-type: application/json"), "{answer}");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let body: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+    assert!(body["error"]["message"].is_string(), "{answer}");
+    (status, body["error"].clone())
+}
+
+#[test]
+fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
+    let arguments = ["--admin-port", "0", "--max-connections", "1", "--read-timeout", "1h"];
+    let server = Server::start(&mut command(&arguments));
+    let admin = server.logged("metrics and probes on ");
+    let mut silent = server.connect();
+    // Its connection is accepted once it has an answer.
+    silent.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    silent.read_exact(&mut [0; 12]).unwrap();
+    let get = |path: &str| {
+        answer(&admin, format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+    };
+    for path in ["/v2/health/live", "/v2/health/ready", "/metrics"] {
+        assert!(get(path).starts_with("HTTP/1.1 200"), "{path}");
+    }
+    assert_eq!(refusal(&get("/v1/models")).0, 404, "the API is not there");
+}
+
+#[test]
+fn a_client_that_does_not_read_makes_room_for_others() {
+    let arguments = ["--max-concurrent-requests", "1", "--write-timeout", "200ms", "--sim-step-time", "0"];
+    let server = Server::start(&mut command(&arguments));
+    let body = r#"{"model":"sim","prompt":"x","stream":true,"ignore_eos":true,"n":64,"max_tokens":8000}"#;
+    let mut stalled = server.connect();
+    stalled.write_all(&post("/v1/completions", body)).unwrap();
+    let mut begun = [0; 12];
+    stalled.read_exact(&mut begun).unwrap();
+    assert_eq!(&begun, b"HTTP/1.1 200");
+    let started = Instant::now();
+    let other = r#"{"model":"sim","prompt":"x","max_tokens":1}"#;
+    while !answer(&server.address, &post("/v1/completions", other)).starts_with("HTTP/1.1 200") {
+        assert!(started.elapsed() < DEADLINE, "it still holds its place");
+    }
+    drop(stalled);
+}
+
+#[test]
+fn errors_of_the_protocol_have_bodies_like_all_others() {
+    let server = Server::start(&mut command(&[]));
+    let long = "x".repeat(70_000);
+    let fields = (0..200).map(|field| format!("x-{field}: y\r\n")).collect::<String>();
+    for (request, status, code) in [
+        ("GET / HTTP/1.1\r\nhost\r\n\r\n".to_owned(), 400, "malformed_http"),
+        (format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n"), 414, "uri_too_long"),
+        (format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n"), 431, "headers_too_large"),
+        ("GET /v1/models HTTP/1.1\r\n\r\n".to_owned(), 400, "malformed_http"),
+        ("GET /v1/models HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n".to_owned(), 400, "malformed_http"),
+        (
+            "POST /v1/tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+                .to_owned(),
+            400,
+            "malformed_http",
+        ),
+        (
+            "GET /v3/models/%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(),
+            400,
+            "malformed_http",
+        ),
+    ] {
+        let refusal = refusal(&answer(&server.address, request.as_bytes()));
+        assert_eq!((refusal.0, refusal.1["code"].as_str()), (status, Some(code)), "{request:.80}");
+    }
+}
+
+#[test]
+fn texts_that_would_take_too_much_memory_are_refused_before_they_are_tokenized() {
+    const PEAK_MAX: usize = 512 << 20;
+    let server = Server::start(&mut command(&["--max-tokenizer-memory", "128MiB"]));
+    let attack = |path: &str, body: String| {
+        let request = post(path, &body);
+        let refusal = refusal(&answer(&server.address, &request));
+        assert_eq!(refusal.0, 400, "{}", refusal.1);
+        refusal.1["code"].as_str().unwrap().to_owned()
+    };
+    let digits = "7".repeat(7_000_000);
+    let tokenized = format!(r#"{{"model":"sim","prompt":"{digits}"}}"#);
+    let prompt = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..500_000]);
+    let chat =
+        format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"{}"}}]}}"#, &digits[..500_000]);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(attack("/tokenize", tokenized.clone()), "string_above_max_length"));
+        }
+        for _ in 0..16 {
+            scope.spawn(|| assert_eq!(attack("/v1/completions", prompt.clone()), "context_length_exceeded"));
+            scope.spawn(|| {
+                assert_eq!(attack("/v1/chat/completions", chat.clone()), "context_length_exceeded")
+            });
+        }
+    });
+    // What fits is tokenized, by as many at once as the memory allows.
+    let counted = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..150_000]);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let answer = answer(&server.address, &post("/tokenize", &counted));
+                assert!(answer.contains(r#""count":150000"#), "{answer:.200}");
+            });
+        }
+    });
+    let peak = server.peak_memory();
+    assert!(peak < PEAK_MAX, "{} MiB", peak >> 20);
+}
+
+#[test]
+fn a_client_that_says_it_sends_no_more_has_its_answer() {
+    let server = Server::start(&mut command(&["--sim-step-time", "5ms"]));
+    for stream in [false, true] {
+        let body =
+            format!(r#"{{"model":"sim","prompt":"x","stream":{stream},"ignore_eos":true,"max_tokens":40}}"#);
+        let mut client = server.connect();
+        client.write_all(&post("/v1/completions", &body)).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        client.set_read_timeout(Some(DEADLINE)).unwrap();
+        let answer = rest(client);
+        assert!(answer.contains("HTTP/1.1 200"), "{answer}");
+        assert!(answer.contains(r#""finish_reason":"length""#), "{answer}");
+    }
+}
+
+#[test]
+fn a_client_that_goes_away_stops_its_answer_streamed_or_not() {
+    let server = Server::start(&mut command(&["--sim-step-time", "20ms", "--max-concurrent-requests", "1"]));
+    for stream in [false, true] {
+        let body = format!(
+            r#"{{"model":"sim","prompt":"x","stream":{stream},"ignore_eos":true,"max_tokens":8000}}"#
+        );
+        let mut client = server.connect();
+        client.write_all(&post("/v1/completions", &body)).unwrap();
+        let metric = |name: &str| {
+            let text =
+                answer(&server.address, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+            value.unwrap_or_else(|| panic!("no {name}: {text}"))
+        };
+        let started = Instant::now();
+        let wait = |running: u64| {
+            while metric("ovfleet_server_sequences_running ") != running {
+                assert!(started.elapsed() < DEADLINE, "never {running} sequences");
+            }
+        };
+        wait(1);
+        drop(client);
+        wait(0);
+        assert!(started.elapsed() < DEADLINE);
+    }
+}

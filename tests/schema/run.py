@@ -1,0 +1,122 @@
+"""Runs schemathesis against a server for a bounded time. Usage: run.py BASE_URL MODEL SECONDS
+
+The document of the server is used with its model's name, since a request for another model is refused before anything
+else of it is read: in half of the time with the parameters only that go together, so that requests are answered, and in
+the other half with all of them. Extra arguments go to schemathesis.
+"""
+
+import copy
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import urllib.request
+
+# What must hold of every answer: no failure of the server, and a status, a type and a body that the document describes.
+CHECKS = [
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+]
+
+
+# Parameters that go with each other: of all at once, some nearly always exclude others, and such requests are refused.
+COMMON = {
+    "model", "messages", "prompt", "input", "text", "tokens", "tools", "max_tokens", "max_output_tokens", "temperature",
+    "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "stream", "user", "metadata", "store", "instructions",
+    "parallel_tool_calls", "add_special_tokens", "skip_special_tokens", "ignore_eos",
+}
+TOKENS_MAX = 8
+
+# Requests that are answered: the first phase sends them, and later ones change a part of them.
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+EXAMPLES = {
+    "/v3/chat/completions": [
+        {"messages": MESSAGES, "max_tokens": TOKENS_MAX},
+        {"messages": MESSAGES, "max_tokens": TOKENS_MAX, "stream": True, "tools": [TOOL]},
+    ],
+    "/v3/completions": [
+        {"prompt": "Hello", "max_tokens": TOKENS_MAX},
+        {"prompt": ["a", "b"], "max_tokens": TOKENS_MAX, "stream": True},
+    ],
+    "/v3/responses": [
+        {"input": "Hello", "max_output_tokens": TOKENS_MAX},
+        {
+            "input": [{"role": "user", "content": "Hello"}],
+            "max_output_tokens": TOKENS_MAX,
+            "stream": True,
+            "tools": [TOOL, {"type": "namespace", "name": "n", "tools": [TOOL]}, {"type": "web_search"}],
+        },
+    ],
+    "/v3/tokenize": [{"text": "Hello"}, {"messages": MESSAGES}],
+}
+
+
+def adapted(document, model, common):
+    """The document for a run: with the model's name, and with those parameters only that go together if `common`."""
+    document = copy.deepcopy(document)
+    # `/v1` is `/v3` under another name.
+    document["paths"] = {path: item for path, item in document["paths"].items() if not path.startswith("/v1/")}
+    for schema in document["components"]["schemas"].values():
+        properties = schema.get("properties", {})
+        if "x-words" not in properties.get("model", {}):
+            continue
+        properties["model"]["enum"] = [model]
+        if common:
+            schema["properties"] = {name: value for name, value in properties.items() if name in COMMON}
+            schema["required"] = ["model", *(name for name in ("messages", "prompt", "input", "text", "tokens") if name in properties)][:2]
+            for name in ("max_tokens", "max_output_tokens"):
+                if name in schema["properties"]:
+                    schema["properties"][name] |= {"minimum": 1, "maximum": TOKENS_MAX}
+    # As OpenAI's document does, ours has the schema of an event's data there; schemathesis expects that of the event.
+    for item in document["paths"].values():
+        for operation in item.values():
+            operation["responses"]["200"].get("content", {}).get("text/event-stream", {}).pop("schema", None)
+    for path, examples in EXAMPLES.items():
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        content["examples"] = {
+            str(number): {"value": {"model": model, **example}} for number, example in enumerate(examples)
+        }
+    return document
+
+
+def run(document, url, seconds, more):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "openapi.json")
+        path.write_text(json.dumps(document))
+        st = pathlib.Path(sys.executable).with_name("st")
+        command = [st, "run", path, "--url", url, "--checks", ",".join(CHECKS), "--max-time", str(seconds)]
+        command += ["--generation-database", "none", "--no-color", "--warnings", "off", *more]
+        ended = subprocess.run(command, cwd=folder, check=False)
+    if ended.returncode:
+        sys.exit(ended.returncode)
+
+
+def answered(url):
+    """How many requests to the endpoints that generate were answered."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    sign = 'requests_total{endpoint="%s",outcome="ok"'
+    return {
+        name: sum(float(line.split()[-1]) for line in lines if sign % name in line)
+        for name in ("chat_completions", "completions", "responses", "tokenize")
+    }
+
+
+def main():
+    url, model, seconds, *more = sys.argv[1:]
+    with urllib.request.urlopen(f"{url}/openapi.json") as answer:
+        document = json.load(answer)
+    for common in (True, False):
+        run(adapted(document, model, common), url, int(seconds) // 2, more)
+    # A run in which everything is refused shows little.
+    counts = answered(url)
+    assert all(counts.values()), counts
+    print("answered:", counts)
+    print("schemathesis passed")
+
+
+main()

@@ -1,0 +1,113 @@
+//! A memory limit for child processes, by a control group of their own, and their memory as the kernel accounts it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, bail};
+
+/// A control group with a memory limit. Dropping it removes the group, which must be empty by then.
+#[derive(Debug)]
+pub struct MemoryLimit {
+    folder: PathBuf,
+}
+
+impl MemoryLimit {
+    /// Creates a control group that is limited to `bytes`.
+    ///
+    /// # Errors
+    /// No memory controller is writable, which takes root or a delegated control group.
+    pub fn new(bytes: u64) -> anyhow::Result<Self> {
+        static CREATED: AtomicU32 = AtomicU32::new(0);
+        let name =
+            format!("ovfleet-tests-{}-{}", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
+        let (root, limit_file) = controller()?;
+        let folder = root.join(name);
+        fs::create_dir(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
+        let limit = Self { folder };
+        limit.write(limit_file, &bytes.to_string())?;
+        Ok(limit)
+    }
+
+    /// `command`, to be run inside this group from its first instruction on.
+    #[must_use]
+    pub fn wrap(&self, command: &Command) -> Command {
+        let mut wrapped = Command::new("sh");
+        wrapped.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
+        wrapped.arg(self.folder.join("cgroup.procs"));
+        wrapped.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => wrapped.env(name, value),
+                None => wrapped.env_remove(name),
+            };
+        }
+        wrapped
+    }
+
+    fn write(&self, file: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.folder.join(file);
+        fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        // A group whose last process is still exiting stays behind; it holds no memory.
+        drop(fs::remove_dir(&self.folder));
+    }
+}
+
+/// The root of the memory controller, version 1 or 2, and the name of its limit.
+fn controller() -> anyhow::Result<(&'static Path, &'static str)> {
+    let (first, second) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
+    if first.join("memory.limit_in_bytes").exists() {
+        return Ok((first, "memory.limit_in_bytes"));
+    }
+    let controllers = fs::read_to_string(second.join("cgroup.subtree_control")).unwrap_or_default();
+    if controllers.split_whitespace().any(|name| name == "memory") {
+        return Ok((second, "memory.max"));
+    }
+    bail!("no memory controller below {}", second.display())
+}
+
+/// Memory of a process in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Anonymous memory in use now, without mapped files.
+    pub anonymous: u64,
+    /// The most that was resident at any time, mapped files included.
+    pub peak: u64,
+}
+
+/// The memory of process `id`.
+///
+/// # Errors
+/// The process does not exist.
+pub fn of_process(id: u32) -> anyhow::Result<ProcessMemory> {
+    parse(&fs::read_to_string(format!("/proc/{id}/status"))?)
+}
+
+fn parse(status: &str) -> anyhow::Result<ProcessMemory> {
+    let kibibytes = |name: &str| -> anyhow::Result<u64> {
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
+        let number = line.trim_start_matches(':').split_whitespace().next().context("no number")?;
+        Ok(number.parse::<u64>()? << 10)
+    };
+    Ok(ProcessMemory { anonymous: kibibytes("RssAnon")?, peak: kibibytes("VmHWM")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_kernel_reports() {
+        let memory = parse("Name:\tx\nVmHWM:\t    2048 kB\nRssAnon:\t    1024 kB\n").expect("both are there");
+        assert_eq!(memory, ProcessMemory { anonymous: 1 << 20, peak: 2 << 20 });
+        assert!(parse("Name:\tx\n").is_err());
+        assert!(of_process(std::process::id()).expect("this process exists").peak > 0);
+    }
+}

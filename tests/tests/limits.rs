@@ -1,0 +1,11 @@
+//! The reference of limits is generated: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
+
+use expect_test::expect_file;
+use tests::limits::{limits, reference};
+use tests::tidy::Tree;
+
+#[test]
+fn the_limits_are_described() {
+    let tree = Tree::read(&tests::root()).expect("the tree is readable");
+    expect_file!["../../docs/reference/limits.md"].assert_eq(&reference(&limits(&tree)));
+}

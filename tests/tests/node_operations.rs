@@ -1,0 +1,266 @@
+//! What an administrator does to a running deployment: rotates API keys, replaces routers, drains a node, loses an
+//! operator, lets an autoscaler decide, suspends and resumes. Each step happens under continuous streaming traffic, and
+//! each request is marked and accounted for. On the node that `make e2e` starts.
+//!
+//! The steps share one deployment, because setting it up takes longer than most of them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use tests::external_metrics::{self, ExternalMetrics};
+use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
+use tests::scene::{self, AROUND, LIMIT, ROUTER, SERVER};
+use tests::traffic::{Outcome, Traffic};
+
+const NAMESPACE: &str = "operations";
+const OPERATOR: &str = "app.kubernetes.io/name=ovfleet-operator";
+const CLIENTS: usize = 3;
+/// The time after which another operator takes over from one that does not renew its Lease.
+const LEASE_SECONDS: u64 = 5;
+const OLD_KEY: &str = "old-3f9c0e7a5b1d4c2e";
+const NEW_KEY: &str = "new-8a1b6c2d9e0f4a7b";
+
+/// What the deployment of this file has beyond that of all scenes.
+const MORE: &str = "
+  engine: {kvCache: {size: 256Mi}}
+  router: {replicas: 2, extraArgs: ['--key-isolation=name']}
+  access: {apiKeysSecretRef: {name: keys}}
+  drain: {timeout: 30s}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operations_lose_no_request() -> anyhow::Result<()> {
+    let lease = format!("extraArgs={{--lease-duration={LEASE_SECONDS}s}}");
+    let _release = Release::install("helm4", &["--set", "replicas=2", "--set", &lease])?;
+    let _namespace = Namespace::new(NAMESPACE)?;
+    set_keys(&[OLD_KEY])?;
+    let hub = scene::hub().await?;
+    node::apply(NAMESPACE, &scene::manifest(NAMESPACE, &hub, 2, MORE))?;
+    scene::settled(NAMESPACE, 2)?;
+    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(OLD_KEY)).await?;
+
+    let mut began = Instant::now();
+    let mut report = |step: &str| {
+        eprintln!("{step}: {:.1?}", began.elapsed());
+        began = Instant::now();
+    };
+    rotate_keys(&mut traffic).await?;
+    report("keys rotated");
+    replace_routers(&mut traffic).await?;
+    report("routers replaced");
+    drain_node(&mut traffic).await?;
+    report("node drained");
+    lose_operator(&mut traffic).await?;
+    report("operator lost");
+    autoscale(&mut traffic).await?;
+    report("autoscaled");
+    let account = traffic.stop().await;
+    eprintln!("{}", account.summary());
+    scene::assert_none_failed(&account);
+    suspend_and_resume().await?;
+    report("suspended and resumed");
+    Ok(())
+}
+
+fn set_keys(keys: &[&str]) -> anyhow::Result<()> {
+    let lines: String = keys.iter().map(|key| format!("{key} team\n")).collect();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"keys": lines},
+    });
+    node::apply(NAMESPACE, &secret.to_string()).map(drop)
+}
+
+/// Waits until every router responds with `status` to a request with `key`.
+fn await_routers(key: &str, status: u16) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Handle::current();
+    let http = tests::http::client();
+    node::await_state(&format!("all routers to respond with {status} to the key {key}"), LIMIT, || {
+        for address in node::addresses(NAMESPACE, ROUTER)? {
+            let request = http.get(format!("http://{address}:8000/v3/models")).bearer_auth(key);
+            let response = tokio::task::block_in_place(|| runtime.block_on(request.send()))?;
+            anyhow::ensure!(response.status() == status, "{address}: {}", response.status());
+        }
+        Ok(Some(()))
+    })
+}
+
+/// The new key is added, clients begin to use it, the old one is removed.
+async fn rotate_keys(traffic: &mut Traffic) -> anyhow::Result<()> {
+    await_routers(NEW_KEY, 401)?;
+    set_keys(&[OLD_KEY, NEW_KEY])?;
+    await_routers(NEW_KEY, 200)?;
+    await_routers(OLD_KEY, 200)?;
+    traffic.use_key(NEW_KEY);
+    traffic.flow(AROUND).await;
+    set_keys(&[NEW_KEY])?;
+    await_routers(OLD_KEY, 401)?;
+    await_routers(NEW_KEY, 200)?;
+    traffic.flow(AROUND).await;
+    Ok(())
+}
+
+async fn replace_routers(traffic: &mut Traffic) -> anyhow::Result<()> {
+    let (routers, servers) = (node::pods(NAMESPACE, ROUTER)?, node::pods(NAMESPACE, SERVER)?);
+    let resources = json!({"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}});
+    scene::patch(NAMESPACE, &json!({"spec": {"router": {"resources": resources}}}))?;
+    node::await_state("all routers to be replaced", LIMIT, || {
+        let present =
+            kubectl(&["get", "pods", "--namespace", NAMESPACE, "--selector", ROUTER, "--output=name"])?;
+        let is_replaced = routers.iter().all(|router| !present.contains(router.as_str()));
+        Ok((is_replaced && present.lines().count() == 2).then_some(()))
+    })?;
+    scene::settled(NAMESPACE, 2)?;
+    traffic.flow(AROUND).await;
+    assert_eq!(node::pods(NAMESPACE, SERVER)?, servers, "a change of the routers replaced replicas");
+    Ok(())
+}
+
+/// There is no other node, so that what was evicted cannot start again until the node may be used again.
+async fn drain_node(traffic: &mut Traffic) -> anyhow::Result<()> {
+    let (routers, servers) = (node::pods(NAMESPACE, ROUTER)?, node::pods(NAMESPACE, SERVER)?);
+    let drained =
+        kubectl(&["drain", "node1", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=15s"]);
+    let error = drained.err().context("everything was evicted")?.to_string();
+    assert!(error.contains("violate the pod's disruption budget"), "{error}");
+    for (selector, before) in [(SERVER, servers), (ROUTER, routers)] {
+        let staying: Vec<_> =
+            node::pods(NAMESPACE, selector)?.into_iter().filter(|pod| before.contains(pod)).collect();
+        assert_eq!(staying.len(), 1, "of {before:?}: {staying:?}");
+    }
+    traffic.flow(AROUND).await;
+    kubectl(&["uncordon", "node1"])?;
+    scene::settled(NAMESPACE, 2)?;
+    traffic.flow(AROUND).await;
+    Ok(())
+}
+
+fn leader() -> anyhow::Result<String> {
+    let lease = node::get(&["lease", "ovfleet", "--namespace", OPERATOR_NAMESPACE])?;
+    Ok(lease["spec"]["holderIdentity"].as_str().context("nobody holds the Lease")?.to_owned())
+}
+
+/// The operator that acts stops without ending, as on a machine that is paused. Another one takes over. When the former
+/// one continues, it writes nothing.
+async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
+    let operators = node::pods(OPERATOR_NAMESPACE, OPERATOR)?;
+    node::await_state("both operators to be ready", LIMIT, || {
+        let pods = node::get(&["pods", "--namespace", OPERATOR_NAMESPACE, "--selector", OPERATOR])?;
+        let ready = pods["items"].as_array().into_iter().flatten().filter(|pod| scene::is_true(pod, "Ready"));
+        Ok((ready.count() == 2).then_some(()))
+    })?;
+    let former = leader()?;
+    assert!(operators.contains(&former), "{former} of {operators:?}");
+    let pod = || node::get(&["pod", &former, "--namespace", OPERATOR_NAMESPACE]);
+    let restarts = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
+    let before = pod()?;
+    let processes = node::processes(OPERATOR_NAMESPACE, &former, "operator")?;
+    let signal = |name: &str| node::run("kill", &["-s", name, &processes[0].to_string()]);
+
+    signal("STOP")?;
+    let stopped = Instant::now();
+    scene::patch(NAMESPACE, &json!({"spec": {"replicas": 1}}))?;
+    node::await_state("another operator to apply the change", LIMIT, || {
+        let deployment = node::get(&["deployment", "chat-server", "--namespace", NAMESPACE])?;
+        Ok((deployment["spec"]["replicas"] == 1).then_some(()))
+    })?;
+    let absence = stopped.elapsed();
+    eprintln!("the change was applied after {absence:.1?}, with a Lease of {LEASE_SECONDS} s");
+    let successor = leader()?;
+    assert_ne!(successor, former);
+    scene::settled(NAMESPACE, 1)?;
+    traffic.flow(AROUND).await;
+
+    signal("CONT")?;
+    node::await_state("the former leader to end and to start again", LIMIT, || {
+        Ok((restarts(&pod()?) > restarts(&before)).then_some(()))
+    })?;
+    scene::patch(NAMESPACE, &json!({"spec": {"replicas": 2}}))?;
+    scene::settled(NAMESPACE, 2)?;
+    traffic.flow(AROUND).await;
+
+    let lease = node::get(&["lease", "ovfleet", "--namespace", OPERATOR_NAMESPACE])?;
+    assert_eq!(lease["spec"]["holderIdentity"], Value::from(successor), "{lease:#}");
+    let acquired = lease["spec"]["acquireTime"].as_str().context("no time")?.to_owned();
+    let address = before["status"]["podIP"].as_str().context("no address")?;
+    let (own, others): (Vec<_>, Vec<_>) =
+        node::operator_writes()?.into_iter().partition(|write| write.address == address);
+    let since = |writes: &[node::Write]| {
+        writes.iter().filter(|write| write.time > acquired).cloned().collect::<Vec<_>>()
+    };
+    assert!(own.len() > 1, "the audit log attributes writes to pods");
+    assert!(since(&others).len() > 1, "the successor wrote");
+    assert!(since(&own).is_empty(), "written after {acquired}: {:#?}", since(&own));
+    // The worst case: just after a renewal, noticed late, and taken over late.
+    assert!(absence < Duration::from_secs(2 * LEASE_SECONDS), "{absence:?}");
+    Ok(())
+}
+
+/// One client for each replica up to two, by the requests in the routers.
+async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
+    let _metrics = ExternalMetrics::start()?;
+    let autoscaler = json!({
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "name": "chat"},
+            "minReplicas": 1,
+            "maxReplicas": 2,
+            "metrics": [{"type": "External", "external": {
+                "metric": {"name": external_metrics::METRIC},
+                "target": {"type": "AverageValue", "averageValue": CLIENTS.to_string()},
+            }}],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}},
+        },
+    });
+    node::apply(NAMESPACE, &autoscaler.to_string())?;
+    scene::settled(NAMESPACE, 1).context("scaled down")?;
+    traffic.flow(AROUND).await;
+    let more = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
+    scene::settled(NAMESPACE, 2).context("scaled up")?;
+    traffic.flow(AROUND).await;
+    let account = more.stop().await;
+    eprintln!("{}", account.summary());
+    assert_eq!(account.failures().len(), 0, "{}", account.summary());
+    scene::settled(NAMESPACE, 1).context("scaled down again")?;
+    traffic.flow(AROUND).await;
+    kubectl(&["delete", "horizontalpodautoscaler", "chat", "--namespace", NAMESPACE])?;
+    Ok(())
+}
+
+/// What was sent before the suspension is answered to its end; what is sent while nothing runs is refused, never broken
+/// off; what is sent after resuming is answered.
+async fn suspend_and_resume() -> anyhow::Result<()> {
+    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
+    let suspended = traffic.elapsed();
+    scene::patch(NAMESPACE, &json!({"spec": {"suspend": true}}))?;
+    node::await_state("nothing to run", LIMIT, || {
+        let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
+        let pods = node::get(&["pods", "--namespace", NAMESPACE])?;
+        let is_empty = pods["items"].as_array().is_some_and(Vec::is_empty);
+        anyhow::ensure!(is_empty && resource["status"]["phase"] == "Suspended", "{:#}", resource["status"]);
+        Ok(Some(()))
+    })?;
+    let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
+    assert!(scene::is_true(&resource, "Ready") && !scene::is_true(&resource, "Available"), "{resource:#}");
+    kubectl(&["get", "service", "chat", "--namespace", NAMESPACE])?;
+
+    scene::patch(NAMESPACE, &json!({"spec": {"suspend": false}}))?;
+    scene::settled(NAMESPACE, 1)?;
+    scene::service_address(NAMESPACE)?;
+    let resumed = traffic.elapsed();
+    // Those that failed meanwhile, and then some.
+    traffic.flow(CLIENTS + AROUND).await;
+    let account = traffic.stop().await;
+    eprintln!("{}", account.summary());
+    for request in &account.requests {
+        let may_be_refused = request.sent > suspended && request.sent < resumed;
+        let is_as_it_should_be = match request.outcome {
+            Outcome::Answered => true,
+            Outcome::Unanswered(_) | Outcome::Refused(503, _) => may_be_refused,
+            _ => false,
+        };
+        assert!(is_as_it_should_be, "{request:?}, suspended at {suspended:?}, resumed at {resumed:?}");
+    }
+    Ok(())
+}
