@@ -70,15 +70,23 @@ console: fetch ## Test the router's console in headless Chromium; pictures of it
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)
 
-# Debug builds do for the tests' own programs; what is put into images is what is shipped.
+# Images hold what is shipped, unless PROFILE=dev names the programs that `make test` has built: that saves CI a second
+# compilation of everything. The features are those of `make test`, so that no dependency is compiled again.
+PROFILE ?= release
+BUILT_release := target/release
+BUILT_dev := target/debug
+.PHONY: programs-release programs-dev
+programs-release: build
+programs-dev: fetch
+	@$(CARGO) test --workspace --locked --no-run --quiet
+
 .PHONY: e2e
-e2e: fetch ## Install the chart on a real node and chat with real pods; needs root. ARGS go to the tests.
+e2e: programs-$(PROFILE) ## Install the chart on a real node and chat with real pods; needs root. ARGS go to the tests.
 	@scripts/need cargo g++
 	@scripts/clients
-	@$(CARGO) build --release --locked --package server --package router --package operator
-	@tests/cluster/images.sh target/release server router operator
-	@$(CARGO) test --locked --package tests --features node --test 'node_*' --no-run
-	@tests/cluster/node.sh $(CARGO) test --offline --locked --package tests --features node --test 'node_*' -- \
+	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
+	@$(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run
+	@tests/cluster/node.sh $(CARGO) test --workspace --offline --locked --features tests/node --test 'node_*' -- \
 	  --test-threads 1 $(ARGS)
 
 # By itself, since it needs root for the memory limits. ATTACK=NAME runs one attack alone.
