@@ -29,7 +29,7 @@ pub(super) async fn references_to_one_item(targets: Targets) -> anyhow::Result<S
     let mut bodies = Vec::new();
     for count in [2, 9, 1000, 2500] {
         let input = json!(vec![reference.clone(); count]);
-        bodies.extend(copies(&response(input, json!({"conversation": id})), 4));
+        bodies.extend(copies(&response(&input, json!({"conversation": id})), 4));
     }
     let statuses = client.barrage(RESPONSES, 8, bodies).await.only(&[400, 429])?.some(400)?;
     client.delete(&path).await?;
@@ -96,7 +96,7 @@ pub(super) async fn background_responses(targets: Targets) -> anyhow::Result<Str
     const GROUP: usize = 8;
     let client = Client::of_router(&targets);
     let body = response(
-        json!("Tell a story."),
+        &json!("Tell a story."),
         json!({"background": true, "stream": false, "max_output_tokens": 4000}),
     );
     let (mut created, mut cancelled) = (Statuses::default(), Statuses::default());
