@@ -58,7 +58,8 @@ pub struct LimitArgs {
 
     /// Number of open HTTP connections.
     ///
-    /// Beyond it: further connections wait in the queue of the operating system until another one closes.
+    /// Beyond it: further connections wait, and connections without a request are closed after one second to make room
+    /// for them.
     #[arg(
         long,
         env = "OVFLEET_MAX_CONNECTIONS",
