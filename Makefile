@@ -9,6 +9,8 @@ CARGO ?= cargo
 ARGS ?=
 # Where `make run` finds the programs that `make build` has built.
 BIN ?= target/release
+# Where `make hostile` finds the programs that it attacks, if not among those that it has built.
+PROGRAMS ?=
 export MODEL PORT REPLICAS
 
 CARGO_DENY_VERSION := 0.20.2
@@ -89,18 +91,19 @@ e2e: programs-$(PROFILE) ## Install the chart on a real node and chat with real 
 	@tests/cluster/node.sh $(CARGO) test --workspace --offline --locked --features tests/node --test 'node_*' -- \
 	  --test-threads 1 $(ARGS)
 
-# By itself, since it needs root for the memory limits. ATTACK=NAME runs one attack alone.
+# By itself, since it needs root for the memory limits. It builds what `make test` builds. PROGRAMS=target/release
+# attacks what `make build` has built instead.
 .PHONY: hostile
-hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while another client is served; needs root.
+hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while others use them; needs root. ARGS name attacks.
 	@scripts/need cargo g++
-	@$(CARGO) build --release --locked --package server --package router
-	@$(CARGO) test --release --locked --package tests --features hostile --test hostile -- --nocapture $(ARGS)
+	@$(CARGO) test --workspace --locked --no-run --quiet
+	@PROGRAMS="$(PROGRAMS)" $(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy --workspace --all-targets --locked --features tests/browser -- -D warnings
+	@$(CARGO) clippy --workspace --all-targets --locked --features tests/browser,tests/hostile -- -D warnings
 	@$(MAKE) doc
 	@scripts/shellcheck $(SCRIPTS)
 	@if [[ -x .deps/bin/cargo-deny ]]; then $(MAKE) deny; \
