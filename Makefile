@@ -13,6 +13,8 @@ BIN ?= target/release
 PROGRAMS ?=
 export MODEL PORT REPLICAS
 
+# The tests that `make test` leaves out, which need more than it may ask for: linted all the same.
+EXTRA_TESTS := tests/browser,tests/hostile,tests/node,tests/schema
 CARGO_DENY_VERSION := 0.20.2
 SCRIPTS := .ci/run .ci/packages deploy/stage $(filter-out %.txt,$(wildcard scripts/*)) $(wildcard tests/*/*.sh tests/*/*/*.sh)
 
@@ -103,7 +105,7 @@ hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while 
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy --workspace --all-targets --locked --features tests/browser,tests/hostile -- -D warnings
+	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings
 	@$(MAKE) doc
 	@scripts/shellcheck $(SCRIPTS)
 	@if [[ -x .deps/bin/cargo-deny ]]; then $(MAKE) deny; \
@@ -117,7 +119,7 @@ fmt: ## Format the Rust code in place.
 # them, half of the dependencies would be checked again.
 .PHONY: doc
 doc: fetch ## Build the API documentation; a broken link fails.
-	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features tests/browser --no-deps \
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features $(EXTRA_TESTS) --no-deps \
 	  --locked --document-private-items
 
 .PHONY: deny
