@@ -106,13 +106,20 @@ fn kind(field: &Value) -> String {
         return values.collect::<Vec<_>>().join(", ");
     }
     if field["x-kubernetes-int-or-string"] == true {
-        return "quantity".to_owned();
+        return int_or_string(field).to_owned();
     }
     match field["type"].as_str().unwrap_or("any") {
         "array" => format!("list of {}", kind(&field["items"])),
         "object" if !field["additionalProperties"].is_null() => "map".to_owned(),
         other => other.to_owned(),
     }
+}
+
+/// Quantities have a rule that says so; the other fields of this type are numbers of replicas.
+fn int_or_string(field: &Value) -> &'static str {
+    let rules = field["x-kubernetes-validations"].as_array().into_iter().flatten();
+    let is_quantity = |rule: &Value| rule["rule"].as_str().is_some_and(|rule| rule.contains("isQuantity("));
+    if rules.into_iter().any(is_quantity) { "quantity" } else { "integer or percentage" }
 }
 
 fn rules(text: &mut String, schema: &Value) {

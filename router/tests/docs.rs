@@ -14,7 +14,7 @@ use router::{App, Args};
 fn the_flags_are_described() {
     let mut text = String::from(
         "# Flags of the router\n\nGenerated from `router --help`. Each can also be given by its environment \
-         variable, or in the file given by `--config`\nas a key without its dashes.\n",
+         variable. All except `--config`\ncan be given in the file that `--config` names, as a key without the leading dashes.\n",
     );
     let command = Args::command();
     let mut sections: Vec<(String, Vec<&Arg>)> = Vec::new();
