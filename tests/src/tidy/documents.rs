@@ -42,9 +42,8 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     // The reference is generated, and decisions and results also name flags of former versions and of other programs.
     const FOLDERS: [&str; 3] = ["docs/tutorials/", "docs/how-to/", "docs/explanation/"];
-    let users = |file: &&File| {
-        file.path == "README.md" || FOLDERS.iter().any(|folder| file.path.starts_with(folder))
-    };
+    let users =
+        |file: &&File| file.path == "README.md" || FOLDERS.iter().any(|folder| file.path.starts_with(folder));
     for file in markdown(tree).filter(users) {
         let text = file.text.replace("\\\n", " ");
         for line in text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
