@@ -12,7 +12,8 @@ use serde_json::Value;
 #[test]
 fn the_flags_are_described() {
     let mut text = String::from(
-        "# Flags of the operator\n\nGenerated from `operator --help`. Each can also be given by its environment \
+        "# Flags of the operator\n\nFor platform engineers: every flag of `operator` and its subcommands, with its environment variable and its default.\n\
+         Generated from `operator --help`. Each can also be given by its environment \
          variable.\n",
     );
     let command = Args::command();
@@ -49,7 +50,8 @@ fn the_resource_is_described() {
     let definition = serde_json::to_value(operator_api::crd()).expect("a definition is JSON");
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
     let mut text = String::from(
-        "# LLMDeployment\n\n`ovfleet.dev/v1alpha1`, short name `llmd`. Generated from the definition in \
+        "# LLMDeployment\n\nFor authors of LLMDeployments: every field of the resource, its status, and the rules that it must satisfy.\n\n\
+         `ovfleet.dev/v1alpha1`, short name `llmd`. Generated from the definition in \
          [crds](../../crds/llmdeployments.yaml), which `kubectl explain llmd.spec` shows too.\n",
     );
     for (heading, part) in [("Spec", "spec"), ("Status", "status")] {
@@ -106,13 +108,20 @@ fn kind(field: &Value) -> String {
         return values.collect::<Vec<_>>().join(", ");
     }
     if field["x-kubernetes-int-or-string"] == true {
-        return "quantity".to_owned();
+        return int_or_string(field).to_owned();
     }
     match field["type"].as_str().unwrap_or("any") {
         "array" => format!("list of {}", kind(&field["items"])),
         "object" if !field["additionalProperties"].is_null() => "map".to_owned(),
         other => other.to_owned(),
     }
+}
+
+/// Quantities have a rule that says so; the other fields of this type are numbers of replicas.
+fn int_or_string(field: &Value) -> &'static str {
+    let rules = field["x-kubernetes-validations"].as_array().into_iter().flatten();
+    let is_quantity = |rule: &Value| rule["rule"].as_str().is_some_and(|rule| rule.contains("isQuantity("));
+    if rules.into_iter().any(is_quantity) { "quantity" } else { "integer or percentage" }
 }
 
 fn rules(text: &mut String, schema: &Value) {
@@ -127,7 +136,7 @@ fn rules(text: &mut String, schema: &Value) {
 #[test]
 fn the_metrics_are_described() {
     let mut text = String::from(
-        "# Metrics of the operator\n\nGenerated from what `/metrics` says of itself.\n\n| name | type | |\n|---|---|---|\n",
+        "# Metrics of the operator\n\nFor builders of dashboards and alerts: every metric of the operator.\nGenerated from the output of `/metrics`.\n\n| name | type | |\n|---|---|---|\n",
     );
     let metrics = Metrics::default();
     // What has labels is there once it has a value.

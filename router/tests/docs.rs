@@ -13,8 +13,9 @@ use router::{App, Args};
 #[test]
 fn the_flags_are_described() {
     let mut text = String::from(
-        "# Flags of the router\n\nGenerated from `router --help`. Each can also be given by its environment \
-         variable, or in the file given by `--config`\nas a key without its dashes.\n",
+        "# Flags of the router\n\nFor operators of routers: every flag of `router`, with its environment variable and its default.\nGenerated from \
+         `router --help`. Each can also be given by its environment \
+         variable. All except `--config`\ncan be given in the file that `--config` names, as a key without the leading dashes.\n",
     );
     let command = Args::command();
     let mut sections: Vec<(String, Vec<&Arg>)> = Vec::new();
@@ -70,8 +71,9 @@ fn the_metrics_are_described() {
             helps.push((name, help.trim_end_matches('.')));
         }
     }
-    let mut text =
-        String::from("# Metrics of the router\n\nGenerated from what `/metrics` says of itself.\n\n");
+    let mut text = String::from(
+        "# Metrics of the router\n\nFor builders of dashboards and alerts: every metric of a router.\nGenerated from the output of `/metrics`.\n\n",
+    );
     text.push_str("| name | type | |\n|---|---|---|\n");
     for (name, help) in helps {
         // What OpenMetrics adds to the names of samples.

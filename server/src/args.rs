@@ -119,7 +119,8 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_BACKEND", value_enum, default_value = "openvino", help_heading = "Engine")]
     pub backend: Backend,
 
-    /// The device, in OpenVINO's words: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU.
+    /// The OpenVINO device: CPU, GPU, GPU.1, AUTO or HETERO:GPU,CPU. Only CPU is tested. NPU does not work, because
+    /// OpenVINO has no paged attention for it.
     #[arg(long, env = "OVFLEET_DEVICE", default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 

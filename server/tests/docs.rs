@@ -15,7 +15,8 @@ use tower::ServiceExt as _;
 #[test]
 fn the_flags_are_described() {
     let mut text = String::from(
-        "# Flags of the server\n\nGenerated from `server --help`. Each can also be given by its environment variable.\n",
+        "# Flags of the server\n\nFor operators of servers: every flag of `server`, with its environment variable and its default. Subcommands \
+         have\n[a page of their own](flags-server-commands.md).\nGenerated from `server --help`.\n",
     );
     let command = Args::command();
     let mut sections: Vec<(String, Vec<&Arg>)> = Vec::new();
@@ -35,9 +36,29 @@ fn the_flags_are_described() {
     expect_file!["../../docs/reference/flags-server.md"].assert_eq(&text);
 }
 
+/// On a page of their own, because `engine.extraArgs` of a resource may hold the flags of the other page and no others.
+#[test]
+fn the_flags_of_subcommands_are_described() {
+    let mut text = String::from(
+        "# Subcommands of the server\n\nFor those who fetch models or drain servers by hand: the subcommands of `server` and \
+         their flags.\nGenerated from `server --help`.\n",
+    );
+    for subcommand in Args::command().get_subcommands() {
+        let about = subcommand.get_about().map(ToString::to_string).unwrap_or_default();
+        let (name, about) = (subcommand.get_name(), about.trim_end_matches('.'));
+        let _ = write!(text, "\n## server {name}\n\n{about}.\n\n");
+        text.push_str("| flag | environment | default | |\n|---|---|---|---|\n");
+        for argument in subcommand.get_arguments().filter(|argument| argument.get_long().is_some()) {
+            text.push_str(&row(argument));
+        }
+    }
+    expect_file!["../../docs/reference/flags-server-commands.md"].assert_eq(&text);
+}
+
 fn row(argument: &Arg) -> String {
     let long = argument.get_long().expect("every argument is a flag");
-    let environment = argument.get_env().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let environment =
+        argument.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
     let default: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
     let default = if default.is_empty() { String::new() } else { format!("`{}`", default.join(" ")) };
     let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
@@ -47,7 +68,7 @@ fn row(argument: &Arg) -> String {
         let end = if help.ends_with('.') { "" } else { "." };
         let _ = write!(help, "{end} `{}`: {meaning}", value.get_name());
     }
-    format!("| `--{long}` | `{environment}` | {default} | {help} |\n")
+    format!("| `--{long}` | {environment} | {default} | {help} |\n")
 }
 
 #[tokio::test]
@@ -67,8 +88,9 @@ async fn the_metrics_are_described() {
     metrics.count_adapter("ADAPTER");
     let scrape = metrics.scrape(&app);
     let mut kinds = BTreeMap::new();
-    let mut text =
-        String::from("# Metrics of the server\n\nGenerated from what `/metrics` says of itself.\n\n");
+    let mut text = String::from(
+        "# Metrics of the server\n\nFor builders of dashboards and alerts: every metric of a server.\nGenerated from the output of `/metrics`.\n\n",
+    );
     text.push_str("| name | type | |\n|---|---|---|\n");
     for line in scrape.lines() {
         if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {

@@ -18,7 +18,7 @@ import sys
 import engines
 from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 
-DOCUMENT = engines.ROOT / "docs" / "benchmarks.md"
+DOCUMENT = engines.ROOT / "docs" / "performance" / "results.md"
 
 
 def arguments() -> argparse.Namespace:

@@ -106,3 +106,61 @@ pub fn python() -> PathBuf {
     assert!(python.exists(), "the Python client is not installed: run `scripts/clients`");
     python
 }
+
+/// A block of a page that is marked with `<!-- tested: TEXT -->`.
+#[derive(Debug)]
+pub struct Example {
+    /// The language of the block.
+    pub language: String,
+    /// The text that its output must contain.
+    pub expected: String,
+    /// The block as it stands in the page.
+    pub code: String,
+}
+
+/// The tested blocks of a page of the repository.
+///
+/// # Panics
+/// If there is no such page, or if it has no tested block.
+#[must_use]
+pub fn examples(page: &str) -> Vec<Example> {
+    let text = std::fs::read_to_string(crate::root().join(page)).expect("the page is in the tree");
+    let blocks = text.split("<!-- tested: ").skip(1);
+    let examples: Vec<Example> = blocks
+        .map(|block| {
+            let (expected, rest) = block.split_once(" -->\n```").expect("a block follows the mark");
+            let (language, rest) = rest.split_once('\n').expect("a block has a first line");
+            let (code, _) = rest.split_once("\n```").expect("a block ends");
+            Example { language: language.to_owned(), expected: expected.to_owned(), code: code.to_owned() }
+        })
+        .collect();
+    assert!(!examples.is_empty(), "{page} has no tested block");
+    examples
+}
+
+impl Example {
+    /// Runs the block as it stands, with `address` in place of the address in the page.
+    ///
+    /// # Panics
+    /// If it fails, or if its output lacks what is expected.
+    pub fn run(&self, address: &str) {
+        const ADDRESS: &str = "127.0.0.1:8000";
+        let Self { language, expected, code } = self;
+        assert!(code.contains(ADDRESS), "{code}");
+        let mut command = match language.as_str() {
+            "sh" => Command::new("bash"),
+            "python" => Command::new(python()),
+            "js" => Command::new("node"),
+            other => panic!("blocks in {other} cannot be tested"),
+        };
+        match language.as_str() {
+            "js" => command.args(["--input-type=module", "--eval"]),
+            _ => command.arg("-c"),
+        };
+        // The packages that the blocks import are found from here.
+        command.arg(code.replace(ADDRESS, address)).current_dir(crate::root().join("tests/clients/js"));
+        let ended =
+            Process::start(&mut command).expect("the block starts").wait(LIMIT).expect("the block ends");
+        assert!(ended.status.success() && ended.output.contains(expected), "{code}\n{}", ended.output);
+    }
+}

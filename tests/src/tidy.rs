@@ -9,7 +9,7 @@ mod documents;
 mod manifests;
 mod sources;
 
-pub use documents::{decisions, links, mentioned_flags};
+pub use documents::{decisions, links, mentioned_flags, pages};
 pub use manifests::manifests;
 pub use sources::{long_files, sources};
 

@@ -383,6 +383,25 @@ fn dashboard_and_alerts_use_metrics_that_exist() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+fn every_alert_has_a_runbook_and_a_row_in_the_reference() -> anyhow::Result<()> {
+    let read = |path: &str| std::fs::read_to_string(tests::root().join(path));
+    let rules = read("charts/ovfleet/alerts/ovfleet.yaml")?;
+    let alerts: BTreeSet<&str> =
+        rules.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 5, "{alerts:?}");
+    let runbooks = read("docs/how-to/runbooks.md")?;
+    let headings: BTreeSet<&str> = runbooks.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    assert_eq!(headings, alerts, "the headings of the runbooks are the names of the alerts");
+    let reference = read("docs/reference/alerts.md")?;
+    let rows: BTreeSet<&str> = reference
+        .lines()
+        .filter_map(|line| line.strip_prefix("| [")?.split_once(']').map(|(name, _)| name))
+        .collect();
+    assert_eq!(rows, alerts, "the reference lists each alert once");
+    Ok(())
+}
+
 fn metric_names(text: &str) -> BTreeSet<String> {
     text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
         .filter(|word| {

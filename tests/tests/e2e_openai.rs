@@ -1,11 +1,8 @@
 //! The real model behind the OpenAI API: over plain HTTP, with the official clients, and as the README says.
 
-use std::process::Command;
-
 use serde_json::{Value, json};
 use tests::clients;
 use tests::http::{self, Stream};
-use tests::process::Process;
 use tests::router::{Router, replica};
 use tests::server::Server;
 
@@ -108,39 +105,18 @@ async fn the_official_clients_work_through_the_router() {
     clients::run_in_turns("client", &[&router.url("/v3"), "smollm2"]);
 }
 
-#[tokio::test]
-async fn the_examples_of_the_readme_work_as_they_stand() {
+#[test]
+fn the_examples_of_the_pages_work_as_they_stand() {
     // As `make run` calls it.
     let server = Server::shared();
-    let readme = std::fs::read_to_string(tests::root().join("README.md")).unwrap();
-    let examples = examples(&readme);
-    let languages: Vec<&str> = examples.iter().map(|(language, _)| *language).collect();
-    assert_eq!(languages, ["sh", "python", "js"]);
-    for (language, code) in examples {
-        assert!(code.contains("http://127.0.0.1:8000"), "{code}");
-        let code = code.replace("127.0.0.1:8000", server.address());
-        let mut command = match language {
-            "sh" => Command::new("bash"),
-            "python" => Command::new(clients::python()),
-            _ => Command::new("node"),
-        };
-        match language {
-            "js" => command.args(["--input-type=module", "--eval"]),
-            _ => command.arg("-c"),
-        };
-        command.arg(code).current_dir(tests::root().join("tests/clients/js"));
-        let ended = Process::start(&mut command).unwrap().wait(clients::LIMIT).unwrap();
-        assert!(ended.status.success() && ended.output.contains("Paris"), "{language}: {}", ended.output);
+    for (page, languages) in [
+        ("README.md", &["sh", "python", "js"][..]),
+        ("docs/tutorials/first-answer.md", &["sh", "python"]),
+        ("docs/how-to/clients.md", &["python", "python", "js"]),
+    ] {
+        let examples = clients::examples(page);
+        let found: Vec<&str> = examples.iter().map(|example| example.language.as_str()).collect();
+        assert_eq!(found, languages, "{page}");
+        examples.iter().for_each(|example| example.run(server.address()));
     }
-}
-
-/// Language and code of the blocks marked as tested.
-fn examples(text: &str) -> Vec<(&str, String)> {
-    let mut found = Vec::new();
-    for block in text.split("<!-- tested -->\n```").skip(1) {
-        let (language, rest) = block.split_once('\n').expect("a block has a first line");
-        let (code, _) = rest.split_once("\n```").expect("a block ends");
-        found.push((language, code.to_owned()));
-    }
-    found
 }

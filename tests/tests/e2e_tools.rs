@@ -37,3 +37,18 @@ fn the_real_model_calls_what_it_must() {
     let server = Server::named().expect("the server starts");
     clients::run("tools", &[&server.url("/v3")], &["smollm2", "required"]);
 }
+
+/// With the answers that the page gives to the simulator.
+#[test]
+fn the_agent_of_the_tutorial_calls_its_tool_and_answers() {
+    const PAGE: &str = "docs/tutorials/agent.md";
+    let text = std::fs::read_to_string(tests::root().join(PAGE)).expect("the page is in the tree");
+    let answers: Vec<&str> = text
+        .split("--sim-answer '")
+        .skip(1)
+        .map(|rest| rest.split('\'').next().expect("a text ends"))
+        .collect();
+    assert_eq!(answers.len(), 2, "{answers:?}");
+    let server = Server::scripted(&answers, &["--model-name", "agent"]).expect("the server starts");
+    clients::examples(PAGE).iter().for_each(|example| example.run(server.address()));
+}

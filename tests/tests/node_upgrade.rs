@@ -1,4 +1,4 @@
-//! The upgrade from the previous release, as [the guide](../../docs/guide/install.md) describes it: the definition, then
+//! The upgrade from the previous release, as [the guide](../../docs/how-to/install.md) describes it: the definition, then
 //! the chart. It happens under continuous streaming traffic, and each request is accounted for. On the node that
 //! `make e2e` starts.
 //!

@@ -1,7 +1,8 @@
 //! The tree keeps its own rules. `tests/src/tidy.rs` says what they are.
 
 use tests::tidy::{
-    Finding, Tree, base_images, contents, decisions, links, long_files, manifests, mentioned_flags, sources,
+    Finding, Tree, base_images, contents, decisions, links, long_files, manifests, mentioned_flags, pages,
+    sources,
 };
 
 fn tree() -> Tree {
@@ -44,6 +45,11 @@ fn base_images_are_pinned_by_digest() {
 #[test]
 fn links_in_documents_lead_somewhere() {
     assert_none(&links(&tree()));
+}
+
+#[test]
+fn pages_are_in_the_table_of_contents_and_say_for_whom_they_are() {
+    assert_none(&pages(&tree()));
 }
 
 #[test]

@@ -46,7 +46,8 @@ pub struct Engine {
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
 
-    /// The device that computes, in OpenVINO's words: `CPU`, `GPU`, `GPU.1`, `NPU`, `AUTO`, `HETERO:GPU,CPU`.
+    /// The OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is accepted but
+    /// does not work, because OpenVINO has no paged attention for it.
     #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
 

@@ -68,14 +68,14 @@ impl Figures {
     }
 }
 
-/// Puts the table between its marks in `docs/benchmarks.md`.
+/// Puts the table between its marks in `docs/performance/results.md`.
 ///
 /// # Errors
 /// The file or its marks are not there.
 pub(crate) fn update(markdown: &str) -> anyhow::Result<()> {
     const BEGIN: &str = "<!-- bench-operator: begin -->\n";
     const END: &str = "<!-- bench-operator: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
     let text =
         std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
     let marks = text.find(BEGIN).zip(text.find(END));

@@ -7,7 +7,7 @@ use crate::fleet::{Outcomes, Router, run};
 use crate::routers::{LeastLoad, LlmD, Oracle, Ours};
 use crate::workload::{Kind, Request, workload};
 
-/// A replica with a small model on eight cores: a quarter of the times that `docs/benchmarks.md` has of two,
+/// A replica with a small model on eight cores: a quarter of the times that `docs/performance/results.md` has of two,
 /// a cache of 32,768 tokens, and the server's own step sizes.
 pub(crate) const REPLICA: EngineConfig = EngineConfig {
     block_tokens: 16,

@@ -1,7 +1,7 @@
 //! The policy arena: every way of picking a replica, over the same traffic, in virtual time.
 //!
 //! A run is a function of its seed: no thread, no clock, no network. `make bench-policies` prints the table;
-//! `--update` also puts it into `docs/benchmarks.md`. The tests of this example run a smaller arena and hold
+//! `--update` also puts it into `docs/performance/results.md`. The tests of this example run a smaller arena and hold
 //! the default policy to what is promised of it.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 

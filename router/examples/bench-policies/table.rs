@@ -111,11 +111,11 @@ impl Table {
     }
 }
 
-/// Puts `markdown` between the marks of `docs/benchmarks.md`.
+/// Puts `markdown` between the marks of `docs/performance/results.md`.
 pub(crate) fn update(markdown: &str) -> Result<(), String> {
     const BEGIN: &str = "<!-- bench-policies: begin -->\n";
     const END: &str = "<!-- bench-policies: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
     let failed = |error: std::io::Error| format!("failed to update {}: {error}", path.display());
     let text = std::fs::read_to_string(&path).map_err(failed)?;
     let marks = (text.find(BEGIN), text.find(END));

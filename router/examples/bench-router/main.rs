@@ -7,7 +7,7 @@
 //! Every case runs against each contender in turns, in an order that turns from round to round; figures are medians of
 //! the rounds. What counts as processor time is the router's own, as the kernel accounts it; what counts as added
 //! latency is what the same load takes through the router less what it takes directly, in the same round.
-//! `make bench-router` runs it; `--update` writes the tables into `docs/benchmarks.md`.
+//! `make bench-router` runs it; `--update` writes the tables into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints tables")]
 
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ struct Args {
     /// Replicas behind the router while memory is looked at.
     #[arg(long, default_value_t = 100)]
     memory_replicas: u32,
-    /// Put the tables into docs/benchmarks.md.
+    /// Put the tables into docs/performance/results.md.
     #[arg(long)]
     update: bool,
     /// Fail if a figure is not as wanted.

@@ -268,15 +268,15 @@ fn machine() -> anyhow::Result<String> {
     Ok(format!("{processor}, {cores} cores, {:.0} GiB", kibibytes / 1048576.0))
 }
 
-/// Puts `text` between the marks of `docs/benchmarks.md`.
+/// Puts `text` between the marks of `docs/performance/results.md`.
 pub(crate) fn update(text: &str) -> anyhow::Result<()> {
     const BEGIN: &str = "<!-- bench-router: begin -->\n";
     const END: &str = "<!-- bench-router: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
     let document =
         std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
-    let (before, rest) = document.split_once(BEGIN).context("docs/benchmarks.md has no marks")?;
-    let (_, after) = rest.split_once(END).context("docs/benchmarks.md has no second mark")?;
+    let (before, rest) = document.split_once(BEGIN).context("docs/performance/results.md has no marks")?;
+    let (_, after) = rest.split_once(END).context("docs/performance/results.md has no second mark")?;
     std::fs::write(&path, format!("{before}{BEGIN}{text}{END}{after}"))
         .with_context(|| format!("failed to write {}", path.display()))
 }

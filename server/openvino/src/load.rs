@@ -23,7 +23,7 @@ use crate::{Error, gguf, memory, processor, projections, shim};
 pub struct Config {
     /// A GGUF file, or the directory of an OpenVINO IR (with `openvino_model.xml` in it).
     pub model: PathBuf,
-    /// The device, in OpenVINO's words: `CPU`, `GPU`, `GPU.1`, `NPU`, `AUTO`, `HETERO:GPU,CPU` …
+    /// The OpenVINO device, such as `CPU`, `GPU.1` or `HETERO:GPU,CPU`. Only `CPU` is tested.
     pub device: String,
     /// Properties for the device's plugin, passed through as they are.
     pub properties: Vec<(String, String)>,

@@ -1,4 +1,5 @@
-//! Rules about Markdown: links lead somewhere, flags exist, decisions have their parts.
+//! Rules about Markdown: links lead somewhere, flags exist, decisions have their parts, pages are in the table of contents and
+//! say for whom they are.
 
 use std::collections::BTreeSet;
 
@@ -40,13 +41,51 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
         ["cargo ", "curl ", "docker ", "git ", "helm ", "kind ", "kubectl ", "npm ", "pip ", "python3 "];
     let known: BTreeSet<&str> = flags(reference).collect();
     let mut findings = Vec::new();
-    let users = |file: &&File| file.path == "README.md" || file.path.starts_with("docs/guide/");
+    // The reference is generated, and decisions and results also name flags of former versions and of other programs.
+    const FOLDERS: [&str; 3] = ["docs/tutorials/", "docs/how-to/", "docs/explanation/"];
+    let users =
+        |file: &&File| file.path == "README.md" || FOLDERS.iter().any(|folder| file.path.starts_with(folder));
     for file in markdown(tree).filter(users) {
         let text = file.text.replace("\\\n", " ");
         for line in text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
             for flag in flags(line).filter(|flag| !known.contains(flag)) {
                 findings.push(Finding::new(&file.path, format!("mentions {flag}, which is no flag of ours")));
             }
+        }
+    }
+    findings
+}
+
+/// The table of contents of the documentation site.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// Checks that each page of the documentation is listed in `docs/SUMMARY.md` once, and opens with a title and a sentence that
+/// says for whom it is. Decisions have a form of their own.
+#[must_use]
+pub fn pages(tree: &Tree) -> Vec<Finding> {
+    let summary = tree.file(SUMMARY).map_or("", |file| &file.text);
+    let listed: Vec<String> = summary
+        .lines()
+        .flat_map(|line| line.split("](").skip(1).filter_map(|link| link.split(')').next()))
+        .map(|link| resolve(SUMMARY, link))
+        .collect();
+    let mut findings = Vec::new();
+    let is_page = |file: &&File| file.path.starts_with("docs/") && file.path != SUMMARY;
+    for file in markdown(tree).filter(is_page) {
+        match listed.iter().filter(|path| **path == file.path).count() {
+            0 => findings.push(Finding::new(&file.path, format!("not listed in {SUMMARY}"))),
+            1 => {}
+            count => findings.push(Finding::new(&file.path, format!("listed {count} times in {SUMMARY}"))),
+        }
+        let is_decision = file.path.starts_with("docs/decisions/") && !file.path.ends_with("/README.md");
+        let mut lines = file.text.lines().filter(|line| !line.trim().is_empty());
+        if !is_decision && !lines.next().is_some_and(|line| line.starts_with("# ")) {
+            findings.push(Finding::new(&file.path, "does not begin with a title"));
+        } else if !is_decision && !lines.next().is_some_and(|line| line.starts_with("For ")) {
+            findings.push(Finding::new(
+                &file.path,
+                "does not open with a sentence `For …` that says for whom it is",
+            ));
         }
     }
     findings
@@ -185,6 +224,35 @@ mod tests {
         let twice = [("docs/decisions/0001-a.md", whole), ("docs/decisions/0001-b.md", whole)];
         assert_eq!(decisions(&tree(&twice)).len(), 1);
         assert_eq!(decisions(&tree(&[("docs/decisions/0001-a.md", "# A\n")])).len(), 3);
+    }
+
+    #[test]
+    fn finds_pages_that_are_not_listed_or_say_not_for_whom_they_are() {
+        let good = "# A\n\nFor readers: what they get.\n";
+        let found = pages(&tree(&[
+            (
+                "docs/SUMMARY.md",
+                "- [A](a.md)\n- [B](b.md) [B](b.md)\n- [Log](../CHANGELOG.md)\n- [D](decisions/0001-d.md)\n",
+            ),
+            ("docs/a.md", good),
+            ("docs/b.md", good),
+            ("docs/c.md", "# C\n\nWhat it is.\n"),
+            ("docs/d/e.md", "For readers: no title.\n"),
+            ("docs/decisions/0001-d.md", "# 0001: D\n\n## Context\n"),
+            ("server/README.md", "anything\n"),
+        ]));
+        let found: Vec<(&str, &str)> =
+            found.iter().map(|finding| (finding.path.as_str(), finding.message.as_str())).collect();
+        assert_eq!(
+            found,
+            [
+                ("docs/b.md", "listed 2 times in docs/SUMMARY.md"),
+                ("docs/c.md", "not listed in docs/SUMMARY.md"),
+                ("docs/c.md", "does not open with a sentence `For …` that says for whom it is"),
+                ("docs/d/e.md", "not listed in docs/SUMMARY.md"),
+                ("docs/d/e.md", "does not begin with a title"),
+            ]
+        );
     }
 
     #[test]

@@ -144,6 +144,7 @@ const ALL: Peers = Peers { ovms: Peer::Has, openai: Peer::Has, vllm: Peer::Has }
 const OVMS: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks, vllm: Peer::Lacks };
 const OPENAI: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Lacks };
 const VLLM: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Lacks, vllm: Peer::Has };
+const OVMS_OPENAI: Peers = Peers { ovms: Peer::Has, openai: Peer::Has, vllm: Peer::Lacks };
 const OVMS_VLLM: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks, vllm: Peer::Has };
 const OPENAI_VLLM: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Has };
 const OVMS_PARTLY: Peers = Peers { ovms: Peer::Partly, openai: Peer::Has, vllm: Peer::Has };

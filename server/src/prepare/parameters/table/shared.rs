@@ -1,7 +1,9 @@
 //! What several endpoints have in common.
 
 use super::Parameter;
-use super::{ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, OVMS_VLLM, TOKEN, VLLM, row};
+use super::{
+    ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_OPENAI, OVMS_PARTLY, OVMS_VLLM, TOKEN, VLLM, row,
+};
 use crate::limits::{
     ALLOWED_TOKENS_MAX, BAD_WORDS_MAX, CHOICES_MAX, NAME_BYTES_MAX, REPETITION_PENALTY_MAX,
     REPETITION_PENALTY_MIN, STOP_BYTES_MAX, STOP_TOKENS_MAX, STOPS_MAX, TOP_LOGPROBS_MAX,
@@ -131,14 +133,19 @@ pub(super) const SAMPLING: &[Parameter] = &[
         .note("See [structured output](structured-output.md). OVMS drops a format that it cannot follow; here it is a 400."),
     row("structured_outputs", Kind::Fields(STRUCTURED_OUTPUTS), "", VLLM)
         .note("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`. Not with `response_format`."),
-    row("guided_json", SCHEMA, "", VLLM).note("As `structured_outputs.json`: a schema, or one in a string."),
-    row("guided_regex", Kind::Text(usize::MAX), "", VLLM).note("As `structured_outputs.regex`."),
-    row("guided_choice", CHOICE, "", VLLM).note("As `structured_outputs.choice`."),
-    row("guided_grammar", Kind::Text(usize::MAX), "", VLLM)
-        .note("As `structured_outputs.grammar`: Lark or EBNF."),
-    row("guided_json_object", Kind::Boolean, "", VLLM).note("As `structured_outputs.json_object`."),
+    row("guided_json", SCHEMA, "", NOBODY)
+        .note("As `structured_outputs.json`: a schema, or one in a string. vLLM removed this name in 0.12."),
+    row("guided_regex", Kind::Text(usize::MAX), "", NOBODY)
+        .note("As `structured_outputs.regex`. vLLM removed this name in 0.12."),
+    row("guided_choice", CHOICE, "", NOBODY)
+        .note("As `structured_outputs.choice`. vLLM removed this name in 0.12."),
+    row("guided_grammar", Kind::Text(usize::MAX), "", NOBODY)
+        .note("As `structured_outputs.grammar`: Lark or EBNF. vLLM removed this name in 0.12."),
+    row("guided_json_object", Kind::Boolean, "", NOBODY)
+        .note("As `structured_outputs.json_object`. vLLM removed this name in 0.12."),
     row("structural_tag", TAG, "", VLLM).note("As `structured_outputs.structural_tag`."),
-    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", VLLM).accepted("There is one."),
+    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", NOBODY)
+        .accepted("There is only one backend. vLLM removed this name in 0.12."),
     row("logits_processors", Kind::Any, "", VLLM).refused("code that comes with a request is not run"),
 ];
 
@@ -158,9 +165,9 @@ const STRUCTURED_OUTPUTS: &[(&str, Kind)] = &[
 
 /// What choices are chosen from.
 pub(super) const CANDIDATES: &[Parameter] = &[
-    row("best_of", Kind::Integer(1, CHOICES_MAX as i64), "n", ALL).note(
+    row("best_of", Kind::Integer(1, CHOICES_MAX as i64), "n", OVMS_OPENAI).note(
         "So many choices are generated and the `n` with the greatest log probability per token are returned. Not \
-         while streaming. OVMS: the width of a beam search.",
+         while streaming. OVMS: the width of a beam search. vLLM removed it with its engine V0.",
     ),
     row("use_beam_search", Kind::Boolean, "false", VLLM).note(
         "With `best_of` beams, or `n`. Not while streaming. Bias, penalties and bans count, `temperature` and what else \
