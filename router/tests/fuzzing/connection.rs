@@ -88,20 +88,21 @@ impl Running {
 
     fn check(&self, input: &[u8]) {
         let exchange = async {
-            self.exchange(input).await;
-            let answer = self.exchange(SOUND.as_bytes()).await;
+            self.exchange(input, SILENCE).await;
+            let answer = self.exchange(SOUND.as_bytes(), usize::MAX).await;
             assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
         };
         let done = self.runtime.block_on(async { tokio::time::timeout(LIMIT, exchange).await });
         done.expect("the router answers or closes");
     }
 
-    /// Sends `input` over a connection of its own. Returns what came back until the router closed it.
-    async fn exchange(&self, input: &[u8]) -> Vec<u8> {
+    /// Sends `input` over a connection of its own, and closes it after so many turns without an answer. Returns what came back
+    /// until the router closed it.
+    async fn exchange(&self, input: &[u8], silence_max: usize) -> Vec<u8> {
         let (client, connection) = tokio::io::duplex(BUFFER_BYTES);
         let mut served = JoinSet::new();
         served.spawn(Arc::clone(&self.server).serve(CLIENT, connection));
-        let answer = self.talk(client, input).await;
+        let answer = talk(client, input, silence_max).await;
         served.join_next().await.expect("one is served").expect("the router does not panic");
         assert_sound(&answer, input);
         // What an aborted request held is freed by the tasks that notice.
@@ -113,37 +114,37 @@ impl Running {
         answer
     }
 
-    /// Sends `input`, reads until nothing more comes, closes this side, and reads to the end.
-    async fn talk(&self, mut client: DuplexStream, input: &[u8]) -> Vec<u8> {
-        // The buffer has room for all of it. The router may have closed its side before.
-        let _ = client.write_all(input).await;
-        let (mut answer, mut silence) = (Vec::new(), 0);
-        while silence < SILENCE {
-            tokio::select! {
-                biased;
-                read = client.read_buf(&mut answer) => match read {
-                    Ok(0) | Err(_) => return answer,
-                    Ok(_) => silence = 0,
-                },
-                () = tokio::task::yield_now() => silence += 1,
-            }
-        }
-        let _ = client.shutdown().await;
-        let _ = client.read_to_end(&mut answer).await;
-        answer
-    }
-
     /// What the router holds of requests.
     fn held(&self) -> Option<String> {
-        let booked = self.app.dispatch().replicas.all().iter().map(|replica| {
-            replica.ledger.view(Instant::now(), LIMIT).booked.in_flight
-        }).sum::<u32>();
+        let replicas = self.app.dispatch().replicas.all();
+        let views = replicas.iter().map(|replica| replica.ledger.view(Instant::now(), LIMIT));
+        let booked: u32 = views.map(|view| view.booked.in_flight).sum();
         let held = (self.app.requests(), self.app.bodies().reserved(), self.app.dispatch().waiters(), booked);
         let (requests, bytes, waiters, booked) = held;
-        (held != (0, 0, (0, 0), 0)).then(|| {
-            format!("{requests} requests, {bytes} bytes, {waiters:?} waiting, {booked} booked")
-        })
+        let is_nothing = held == (0, 0, (0, 0), 0);
+        (!is_nothing)
+            .then(|| format!("{requests} requests, {bytes} bytes, {waiters:?} waiting, {booked} booked"))
     }
+}
+
+/// Sends `input`, reads until nothing has come for so many turns of the runtime, closes this side, and reads to the end.
+async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec<u8> {
+    // The buffer has room for all of it. The router may have closed its side before.
+    let _ = client.write_all(input).await;
+    let (mut answer, mut silence) = (Vec::new(), 0);
+    while silence < silence_max {
+        tokio::select! {
+            biased;
+            read = client.read_buf(&mut answer) => match read {
+                Ok(0) | Err(_) => return answer,
+                Ok(_) => silence = 0,
+            },
+            () = tokio::task::yield_now() => silence += 1,
+        }
+    }
+    let _ = client.shutdown().await;
+    let _ = client.read_to_end(&mut answer).await;
+    answer
 }
 
 /// Whatever came, it is HTTP of a kind, and no failure of the router's own.

@@ -29,7 +29,4 @@ mod error {
     }
 }
 
-#[global_allocator]
-static ALLOCATOR: allocations::Counting = allocations::Counting;
-
 fuzz_target!(|input: &[u8]| allocations::bounded(input, fuzzing::check));
