@@ -33,11 +33,12 @@ impl Tenant {
         tenant.ok_or_else(|| Error::invalid(HEADER, format!("must be {DIGITS} hexadecimal digits, once")))
     }
 
-    /// Reads what [`fmt::Display`] writes; `None` for anything else, and for the default tenant.
+    /// Reads what [`fmt::Display`] writes; `None` for anything else, for the default tenant, and for [`Self::NOBODY`], whose
+    /// objects no request may reach.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let is_hex = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = is_hex.then(|| u128::from_str_radix(text, 16).ok())??;
-        (number != 0).then_some(Self(number))
+        Some(Self(number)).filter(|tenant| *tenant != Self::default() && *tenant != Self::NOBODY)
     }
 
     /// Separates these prompts from those of other tenants in the prefix cache.
@@ -90,10 +91,11 @@ mod tests {
     fn reads_the_header_and_refuses_a_malformed_or_repeated_one() {
         assert_eq!(of(&[]), Ok(Tenant::default()));
         assert_eq!(of(&[ONE]).unwrap().to_string(), ONE);
-        let malformed: [&[&str]; 6] = [
+        let malformed: [&[&str]; 7] = [
             &[""],
             &["0123"],
             &["00000000000000000000000000000000"],
+            &["ffffffffffffffffffffffffffffffff"],
             &["0123456789abcdef0123456789abcdeg"],
             &["+123456789abcdef0123456789abcdef"],
             &[ONE, ONE],

@@ -10,10 +10,14 @@ use libfuzzer_sys::fuzz_target;
 mod allocations;
 #[path = "../../src/store/fuzzing.rs"]
 mod fuzzing;
-#[path = "../../src/store.rs"]
-mod store;
-#[path = "../../src/tenant.rs"]
-mod tenant;
+/// The modules of `server`, where they are.
+#[path = "../../src"]
+mod source {
+    pub(crate) mod store;
+    pub(crate) mod tenant;
+}
+
+use source::{store, tenant};
 
 /// As in `server`.
 mod error {

@@ -6,6 +6,7 @@
 //! The directory belongs to one server at a time, which holds a lock on it. The server's number is in the directory as
 //! well: the names that it has generated stay its own after a restart.
 
+use std::fmt;
 use std::fs::{File, TryLockError};
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -21,12 +22,17 @@ use crate::tenant::Tenant;
 
 /// The file that is locked and has the number.
 const KEEPER: &str = "keeper";
+/// Hexadecimal digits of the server's number.
+const KEEPER_DIGITS: usize = 16;
 /// How the names of whole files end.
 const SUFFIX: &str = ".record";
 /// How the names of others begin: what a server leaves that dies while it writes.
 const UNFINISHED: &str = "unfinished-";
 /// Longest first line.
 const LINE_BYTES_MAX: u64 = 128;
+/// Largest number that a file may have. No server writes that many files, so a larger number is damage; the numbers after it
+/// would soon begin at 0 again.
+const NUMBER_MAX: u64 = (1 << 63) - 1;
 /// How the default tenant is written.
 const NO_TENANT: &str = "-";
 
@@ -65,9 +71,8 @@ impl Folder {
             TryLockError::WouldBlock => Error::Taken(path.to_owned()),
             TryLockError::Error(source) => Error::Io { path: lock_path.clone(), source },
         })?;
-        let known = std::fs::read_to_string(&lock_path).map_err(Error::io(&lock_path))?;
-        let known = known.lines().rev().find_map(|line| u64::from_str_radix(line, 16).ok());
-        let keeper = match known.filter(|&known| known != 0) {
+        let known = read_keeper(&lock).map_err(Error::io(&lock_path))?;
+        let keeper = match known {
             Some(known) => known,
             None => {
                 let line = format!("\n{keeper:016x}\n");
@@ -89,6 +94,10 @@ impl Folder {
             let entry = entry.map_err(Error::io(&self.path))?;
             let (name, path) = (entry.file_name(), entry.path());
             let Some(name) = name.to_str() else { continue };
+            // A server writes nothing but files.
+            if !entry.file_type().map_err(Error::io(&path))?.is_file() {
+                continue;
+            }
             if name.starts_with(UNFINISHED) {
                 std::fs::remove_file(&path).map_err(Error::io(&path))?;
                 continue;
@@ -98,7 +107,7 @@ impl Folder {
             files.push((number, key, found));
         }
         files.sort_by_key(|(number, key, _)| (*number, *key));
-        let next = files.last().map_or(0, |(number, ..)| number.saturating_add(1));
+        let next = files.last().map_or(0, |(number, ..)| number + 1);
         self.number.store(next, Ordering::Relaxed);
         Ok(files.into_iter().map(|(_, key, found)| (key, found)).collect())
     }
@@ -122,10 +131,8 @@ impl Folder {
     ) -> Result<Written<'_>, Error> {
         let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.path);
         let mut file = file.map_err(Error::io(&self.path))?;
-        let previous = previous.map(|previous| previous.to_string()).unwrap_or_default();
-        let tenant = if tenant == Tenant::default() { NO_TENANT.to_owned() } else { tenant.to_string() };
         let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let written = file.write_all(format!("{number} {tenant} {previous}\n").as_bytes());
+        let written = file.write_all(FirstLine { number, tenant, previous }.to_string().as_bytes());
         let written = written.and_then(|()| file.write_all(bytes));
         // Else the name might be on the disk before what it names.
         written.and_then(|()| file.as_file().sync_data()).map_err(Error::io(&self.path))?;
@@ -190,6 +197,72 @@ fn skip_first_line(file: &mut File) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
+/// The server's number, which is on the last complete line that holds one. A write that was interrupted, or damage to the
+/// file, leaves other lines.
+fn read_keeper(file: &File) -> std::io::Result<Option<u64>> {
+    let mut known = None;
+    let mut lines = BufReader::new(file);
+    loop {
+        let mut line = Vec::new();
+        if std::io::Read::by_ref(&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+            return Ok(known);
+        }
+        known = keeper_of(&line).or(known);
+    }
+}
+
+/// Reads a line with the server's number.
+fn keeper_of(line: &[u8]) -> Option<u64> {
+    let digits = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
+    let is_number = digits.len() == KEEPER_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let keeper = is_number.then(|| u64::from_str_radix(digits, 16).ok())??;
+    (keeper != 0).then_some(keeper)
+}
+
+/// A file's first line: its number, the tenant of its record, and the record that this one follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FirstLine {
+    number: u64,
+    tenant: Tenant,
+    previous: Option<Key>,
+}
+
+impl FirstLine {
+    /// Of a file whose first line is damaged: an old file of nobody, which is evicted soon.
+    const DAMAGED: Self = Self { number: 0, tenant: Tenant::NOBODY, previous: None };
+
+    /// Reads what [`fmt::Display`] writes; `None` for anything else. A line that lacks its end, or differs in a single byte,
+    /// must not give a record to anybody.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(line).ok()?;
+        let mut words = text.strip_suffix('\n')?.splitn(3, ' ');
+        let number = words.next()?.parse().ok().filter(|number| *number <= NUMBER_MAX)?;
+        let tenant = match words.next()? {
+            NO_TENANT => Tenant::default(),
+            tenant => Tenant::parse(tenant)?,
+        };
+        let previous = Key::parse(words.next()?);
+        let read = Self { number, tenant, previous };
+        (read.to_string() == text).then_some(read)
+    }
+}
+
+impl fmt::Display for FirstLine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, tenant, previous } = self;
+        write!(formatter, "{number} ")?;
+        match *tenant == Tenant::default() {
+            true => formatter.write_str(NO_TENANT)?,
+            false => write!(formatter, "{tenant}")?,
+        }
+        formatter.write_str(" ")?;
+        if let Some(previous) = previous {
+            write!(formatter, "{previous}")?;
+        }
+        formatter.write_str("\n")
+    }
+}
+
 /// A file's number and what its first line says about its record.
 fn read_head(path: &Path) -> std::io::Result<(u64, Entry)> {
     let file = File::open(path)?;
@@ -197,14 +270,6 @@ fn read_head(path: &Path) -> std::io::Result<(u64, Entry)> {
     let mut line = Vec::new();
     BufReader::new(file.take(LINE_BYTES_MAX)).read_until(b'\n', &mut line)?;
     let bytes = size.saturating_sub(line.len() as u64);
-    // A damaged line makes an old file of nobody, which is evicted soon.
-    let text = String::from_utf8_lossy(&line);
-    let mut words = text.trim_end_matches('\n').splitn(3, ' ');
-    let number = words.next().and_then(|number| number.parse().ok()).unwrap_or(0);
-    let tenant = match words.next() {
-        Some(NO_TENANT) => Tenant::default(),
-        tenant => tenant.and_then(Tenant::parse).unwrap_or(Tenant::NOBODY),
-    };
-    let previous = words.next().and_then(Key::parse);
+    let FirstLine { number, tenant, previous } = FirstLine::parse(&line).unwrap_or(FirstLine::DAMAGED);
     Ok((number, Entry { tenant, previous, bytes, data: None, tally: None }))
 }

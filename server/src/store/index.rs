@@ -148,7 +148,8 @@ impl Index {
     }
 
     fn find(&self, key: Key, tenant: Tenant) -> Option<&Entry> {
-        self.records.get(&key).map(|record| &record.entry).filter(|entry| entry.tenant == tenant)
+        let entry = &self.records.get(&key)?.entry;
+        (entry.tenant == tenant && tenant != Tenant::NOBODY).then_some(entry)
     }
 
     fn evict(&mut self) -> Vec<Key> {

@@ -14,15 +14,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use server_scheduler::BlockKey;
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use super::{Block, Read, SpillConfig, Teller, Write, Written};
 use crate::runner::CacheLayout;
 
-/// What a file begins with: what it is, its key, and the checksum of what follows.
+/// What a file begins with: what it is, its key, and the checksum of its key and of what follows.
 pub(super) const HEADER_BYTES: u64 = 8 + 32 + 8;
 /// Changes with the form of files and of keys.
-const MAGIC: [u8; 8] = *b"OVFLKV01";
+const MAGIC: [u8; 8] = *b"OVFLKV02";
 /// How the directories begin that hold the blocks of one model.
 const FOLDER: &str = "ovfleet-kv-";
 /// The file that is locked.
@@ -250,11 +250,19 @@ impl Reader {
         }
         let mut block = vec![0; self.block_bytes];
         file.read_exact(&mut block)?;
-        if xxh3_64(&block).to_le_bytes() != header[40..] {
+        if checksum(key, &block) != header[40..] {
             return Err(wrong("it is damaged"));
         }
         Ok(block)
     }
+}
+
+/// The checksum of a block. The key is in it, so that a content that came into the file of another block is noticed.
+fn checksum(key: BlockKey, block: &[u8]) -> [u8; 8] {
+    let mut hash = Xxh3Default::new();
+    hash.update(&key.0);
+    hash.update(block);
+    hash.digest().to_le_bytes()
 }
 
 fn write(folder: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
@@ -263,7 +271,7 @@ fn write(folder: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
     let written = File::create(&part).and_then(|mut file| {
         file.write_all(&MAGIC)?;
         file.write_all(&key.0)?;
-        file.write_all(&xxh3_64(block).to_le_bytes())?;
+        file.write_all(&checksum(key, block))?;
         file.write_all(block)
     });
     let written = written.and_then(|()| fs::rename(&part, &path));
