@@ -9,8 +9,12 @@ CARGO ?= cargo
 ARGS ?=
 # Where `make run` finds the programs that `make build` has built.
 BIN ?= target/release
+# Where `make hostile` finds the programs that it attacks, if not among those that it has built.
+PROGRAMS ?=
 export MODEL PORT REPLICAS
 
+# The tests that `make test` leaves out, which need more than it may ask for: linted all the same.
+EXTRA_TESTS := tests/browser,tests/hostile,tests/node,tests/schema
 CARGO_DENY_VERSION := 0.20.2
 MDBOOK_VERSION := 0.5.4
 SCRIPTS := .ci/run .ci/packages deploy/stage $(filter-out %.txt %.py,$(wildcard scripts/*)) $(wildcard tests/*/*.sh tests/*/*/*.sh)
@@ -71,29 +75,38 @@ console: fetch ## Test the router's console in headless Chromium; pictures of it
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)
 
-# Debug builds do for the tests' own programs; what is put into images is what is shipped.
+# Images hold what is shipped, unless PROFILE=dev names the programs that `make test` has built: that saves CI a second
+# compilation of everything. The features are those of `make test`, so that no dependency is compiled again.
+PROFILE ?= release
+BUILT_release := target/release
+BUILT_dev := target/debug
+.PHONY: programs-release programs-dev
+programs-release: build
+programs-dev: fetch
+	@$(CARGO) test --workspace --locked --no-run --quiet
+
 .PHONY: e2e
-e2e: fetch ## Install the chart on a real node and chat with real pods; needs root. ARGS go to the tests.
+e2e: programs-$(PROFILE) ## Install the chart on a real node and chat with real pods; needs root. ARGS go to the tests.
 	@scripts/need cargo g++
 	@scripts/clients
-	@$(CARGO) build --release --locked --package server --package router --package operator
-	@tests/cluster/images.sh target/release server router operator
-	@$(CARGO) test --locked --package tests --features node --test 'node_*' --no-run
-	@tests/cluster/node.sh $(CARGO) test --offline --locked --package tests --features node --test 'node_*' -- \
+	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
+	@$(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run
+	@tests/cluster/node.sh $(CARGO) test --workspace --offline --locked --features tests/node --test 'node_*' -- \
 	  --test-threads 1 $(ARGS)
 
-# By itself, since it needs root for the memory limits. ATTACK=NAME runs one attack alone.
+# By itself, since it needs root for the memory limits. It builds what `make test` builds. PROGRAMS=target/release
+# attacks what `make build` has built instead.
 .PHONY: hostile
-hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while another client is served; needs root.
+hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while others use them; needs root. ARGS name attacks.
 	@scripts/need cargo g++
-	@$(CARGO) build --release --locked --package server --package router
-	@$(CARGO) test --release --locked --package tests --features hostile --test hostile -- --nocapture $(ARGS)
+	@$(CARGO) test --workspace --locked --no-run --quiet
+	@PROGRAMS="$(PROGRAMS)" $(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy --workspace --all-targets --locked --features tests/browser -- -D warnings
+	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings
 	@$(MAKE) doc
 	@scripts/shellcheck $(SCRIPTS)
 	@if [[ -x .deps/bin/cargo-deny ]]; then $(MAKE) deny; \
@@ -103,9 +116,12 @@ lint: fetch ## Check formatting, clippy, shell scripts, documentation links and 
 fmt: ## Format the Rust code in place.
 	@$(CARGO) fmt --all
 
+# The examples need what tests need, so that dependencies have the features that clippy has checked them with: without
+# them, half of the dependencies would be checked again.
 .PHONY: doc
 doc: fetch ## Build the API documentation; a broken link fails.
-	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features $(EXTRA_TESTS) --no-deps \
+	  --locked --document-private-items
 
 # Without optimization: mdBook is built in a third of the time, and builds the site in seconds.
 .PHONY: docs

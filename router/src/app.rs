@@ -71,7 +71,7 @@ impl App {
     }
 
     /// The bytes of request bodies that are held.
-    pub(crate) fn bodies(&self) -> &Arc<BodyBudget> {
+    pub fn bodies(&self) -> &Arc<BodyBudget> {
         &self.0.bodies
     }
 

@@ -355,7 +355,7 @@ pub struct Args {
     pub max_body_bytes: ByteSize,
 
     /// Total size of the request bodies in memory. A body counts as it arrives, and until it is no longer needed for
-    /// a retry.
+    /// a retry. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
     ///
     /// Beyond it: 429, `too_many_body_bytes`, with `Retry-After`.
     #[arg(

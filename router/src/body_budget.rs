@@ -6,6 +6,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
+/// Size up to which a body may use all of the budget. Larger bodies leave an eighth of it to these: clients with small
+/// requests, which most are, are served while others send as much as they can.
+const SMALL_BODY_BYTES: u64 = 64 << 10;
+
+/// The bytes that all bodies together may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetLimits {
+    total: u64,
+    /// The bytes that bodies of more than [`SMALL_BODY_BYTES`] may hold.
+    large: u64,
+}
+
+impl BudgetLimits {
+    /// Limits of `total` bytes, in which a single body of `body_max` bytes always fits.
+    #[must_use]
+    pub fn new(total: u64, body_max: u64) -> Self {
+        let reserve = (total / 8).min(total.saturating_sub(body_max));
+        Self { total, large: total - reserve }
+    }
+
+    fn of_body(self, bytes: u64) -> u64 {
+        if bytes <= SMALL_BODY_BYTES { self.total } else { self.large }
+    }
+}
+
 /// The bytes that are reserved now.
 #[derive(Debug, Default)]
 pub struct BodyBudget {
@@ -67,12 +92,13 @@ impl ReceivedBody {
         self.len() == 0
     }
 
-    /// Adds a part, if all bodies together stay within `limit`.
+    /// Adds a part, if all bodies together stay within `limits`.
     ///
     /// # Errors
     /// They would not; nothing was added.
-    pub fn push(&mut self, part: Bytes, limit: u64) -> Result<(), BudgetExceeded> {
-        self.reservation.grow(part.len() as u64, limit)?;
+    pub fn push(&mut self, part: Bytes, limits: BudgetLimits) -> Result<(), BudgetExceeded> {
+        let bytes = part.len() as u64;
+        self.reservation.grow(bytes, limits.of_body(self.len() + bytes))?;
         if self.joined.is_empty() && self.first.is_none() {
             self.first = Some(part);
             return Ok(());
@@ -124,17 +150,17 @@ impl Drop for Reservation {
 mod tests {
     use super::*;
 
-    const LIMIT: u64 = 100;
+    const LIMITS: BudgetLimits = BudgetLimits { total: 100, large: 100 };
 
     #[test]
     fn bodies_together_stay_within_the_limit_and_give_back_what_they_took() {
         let budget = Arc::new(BodyBudget::default());
         let (mut first, mut second) = (budget.body(60), budget.body(0));
-        first.push(Bytes::from(vec![1; 30]), LIMIT).unwrap();
+        first.push(Bytes::from(vec![1; 30]), LIMITS).unwrap();
         assert_eq!(budget.reserved(), 30, "what was announced and has not come costs nothing");
-        first.push(Bytes::from(vec![2; 30]), LIMIT).unwrap();
-        second.push(Bytes::from(vec![3; 40]), LIMIT).unwrap();
-        assert_eq!(second.push(Bytes::from_static(b"x"), LIMIT), Err(BudgetExceeded));
+        first.push(Bytes::from(vec![2; 30]), LIMITS).unwrap();
+        second.push(Bytes::from(vec![3; 40]), LIMITS).unwrap();
+        assert_eq!(second.push(Bytes::from_static(b"x"), LIMITS), Err(BudgetExceeded));
         assert_eq!((first.len(), second.len(), budget.reserved()), (60, 40, 100));
         let first = first.into_bytes();
         assert_eq!(first, [vec![1; 30], vec![2; 30]].concat());
@@ -146,11 +172,34 @@ mod tests {
     }
 
     #[test]
+    fn small_bodies_have_room_when_large_ones_have_filled_theirs() {
+        const MEBIBYTE: u64 = 1 << 20;
+        let limits = BudgetLimits::new(16 * MEBIBYTE, 8 * MEBIBYTE);
+        let budget = Arc::new(BodyBudget::default());
+        let part = Bytes::from(vec![0; 1 << 20]);
+        let mut large: Vec<ReceivedBody> = (0..14).map(|_| budget.body(0)).collect();
+        for body in &mut large {
+            body.push(part.clone(), limits).unwrap();
+        }
+        assert_eq!(budget.body(0).push(part.slice(..70_000), limits), Err(BudgetExceeded));
+        assert_eq!(large[0].push(part.slice(..1), limits), Err(BudgetExceeded));
+        let mut small = budget.body(0);
+        for _ in 0..2 {
+            small.push(part.slice(..30_000), limits).unwrap();
+        }
+        assert_eq!(small.push(part.slice(..30_000), limits), Err(BudgetExceeded), "it is not small any more");
+        // A single body always fits.
+        assert_eq!(BudgetLimits::new(8, 8), BudgetLimits { total: 8, large: 8 });
+        assert_eq!(BudgetLimits::new(80, 75), BudgetLimits { total: 80, large: 75 });
+        assert_eq!(BudgetLimits::new(80, 8), BudgetLimits { total: 80, large: 70 });
+    }
+
+    #[test]
     fn a_body_of_one_part_is_not_copied_and_an_empty_one_holds_nothing() {
         let budget = Arc::new(BodyBudget::default());
         let part = Bytes::from(vec![7; 9]);
         let mut body = budget.body(9);
-        body.push(part.clone(), LIMIT).unwrap();
+        body.push(part.clone(), LIMITS).unwrap();
         let body = body.into_bytes();
         assert!(std::ptr::eq(body.as_ptr(), part.as_ptr()) && budget.reserved() == 9);
         assert!(budget.body(5).into_bytes().is_empty());

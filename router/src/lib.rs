@@ -45,4 +45,5 @@ mod watch_replicas;
 pub use app::App;
 pub use args::Args;
 pub use config::CommandLine;
+pub use listen::ConnectionServer;
 pub use metrics::Metrics;

@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -295,6 +296,69 @@ impl Service {
     }
 }
 
+/// Serves connections on one thread.
+///
+/// Connections are served by the thread that calls [`Self::serve`], which must be the one that made this.
+pub struct ConnectionServer {
+    app: App,
+    builder: auto::Builder<TokioExecutor>,
+    service: Service,
+    ending: Ending,
+    _keeper: Keeper,
+    /// Runs while requests are finished after `ending`. Dropping it aborts it.
+    _ticking: JoinSet<()>,
+}
+
+impl ConnectionServer {
+    /// Serves the API until `stop`.
+    ///
+    /// # Panics
+    /// Outside of a runtime; it must be one of this thread alone.
+    #[must_use]
+    pub fn new(app: &App, stop: CancellationToken) -> Self {
+        Self::start(app.clone(), Surface::Api, Ending { stop, pressure: Arc::default() })
+    }
+
+    fn start(app: App, surface: Surface, ending: Ending) -> Self {
+        let builder = builder(&app);
+        let service = Service::new(app.clone(), surface);
+        let mut ticking = JoinSet::new();
+        if let Service::Api(worker) = &service {
+            ticking.spawn(tick(Arc::clone(worker)));
+        }
+        Self { app, builder, service, ending, _keeper: Keeper::start(), _ticking: ticking }
+    }
+
+    /// Serves the connection of the client at this address to its end.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection and frees all that its requests hold.
+    pub async fn serve<C>(self: Arc<Self>, client: IpAddr, connection: C)
+    where
+        C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let activity = Activity::new();
+        let (server, watched) = (Arc::clone(&self), Arc::clone(&activity));
+        let service = service_fn(move |request| {
+            let (server, request_under_way) = (Arc::clone(&server), watched.begin());
+            async move {
+                let response = server.service.answer(client, request).await;
+                Ok::<_, Infallible>(response.map(|body| request_under_way.answer(body)))
+            }
+        });
+        let limits = Limits::of(&self.app);
+        let connection = self.builder.serve_connection(TokioIo::new(connection), service);
+        connection::supervise(connection, &activity, limits, &self.ending).await;
+    }
+
+    /// Closes connections to replicas that have been idle for too long.
+    fn sweep(&self) {
+        if let Service::Api(worker) = &self.service {
+            worker.pool.sweep();
+        }
+    }
+}
+
 /// Serves the connections that come in until `ending`, then finishes the requests that are under way.
 async fn serve_connections(
     app: App,
@@ -303,14 +367,8 @@ async fn serve_connections(
     count: &AtomicUsize,
     ending: Ending,
 ) {
-    let builder = Arc::new(builder(&app));
-    let service = Arc::new(Service::new(app.clone(), surface));
-    let _keeper = Keeper::start();
-    // Goes on while requests are finished after `ending`.
-    let mut ticking = JoinSet::new();
-    if let Service::Api(worker) = &*service {
-        ticking.spawn(tick(Arc::clone(worker)));
-    }
+    let stop = ending.stop.clone();
+    let server = Arc::new(ConnectionServer::start(app, surface, ending));
     let mut connections = JoinSet::new();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -325,31 +383,18 @@ async fn serve_connections(
                 continue;
             }
             _ = sweep.tick() => {
-                if let Service::Api(worker) = &*service {
-                    worker.pool.sweep();
-                }
+                server.sweep();
                 continue;
             }
-            () = ending.stop.cancelled() => break,
+            () = stop.cancelled() => break,
         };
         let (Ok(client), Ok(connection)) = (connection.peer_addr(), TcpStream::from_std(connection)) else {
             count.fetch_sub(1, Ordering::Relaxed);
             continue;
         };
-        let (builder, service, ending) = (Arc::clone(&builder), Arc::clone(&service), ending.clone());
-        let limits = Limits::of(&app);
+        let served = Arc::clone(&server).serve(client.ip(), connection);
         connections.spawn(async move {
-            let activity = Activity::new();
-            let watched = Arc::clone(&activity);
-            let service = service_fn(move |request| {
-                let (service, request_under_way) = (Arc::clone(&service), watched.begin());
-                async move {
-                    let response = service.answer(client.ip(), request).await;
-                    Ok::<_, Infallible>(response.map(|body| request_under_way.answer(body)))
-                }
-            });
-            let connection = builder.serve_connection(TokioIo::new(connection), service);
-            connection::supervise(connection, &activity, limits, &ending).await;
+            served.await;
             drop(permit);
         });
     }

@@ -25,7 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::access::Client;
 use crate::admin::Admin;
 use crate::app::App;
-use crate::body_budget::BudgetExceeded;
+use crate::body_budget::{BudgetExceeded, BudgetLimits};
 use crate::dispatch::{Placed, Wanted};
 use crate::error::Error;
 use crate::fleet::Fleet;
@@ -318,6 +318,7 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Error> {
 /// The body, counted against the limit for it and the one for all bodies as it comes.
 async fn receive(app: &App, mut body: Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
     let total = app.settings().max_buffered_body_bytes.0;
+    let limits = BudgetLimits::new(total, limit);
     let mut received = app.bodies().body(announced);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
@@ -326,7 +327,7 @@ async fn receive(app: &App, mut body: Incoming, announced: usize, limit: u64) ->
         if received.len() + part.len() as u64 > limit {
             return Err(Error::BodyTooLarge(limit));
         }
-        received.push(part, total).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
+        received.push(part, limits).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
     }
     Ok(received.into_bytes())
 }

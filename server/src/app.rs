@@ -74,7 +74,7 @@ impl App {
             epoch: RandomState::new().hash_one("epoch").max(1),
             requests: AtomicU64::new(0),
             admission: Admission::new(limits.requests_max),
-            body_bytes: ByteBudget::new(limits.buffered_body_bytes_max),
+            body_bytes: ByteBudget::new(limits.buffered_body_bytes_max, limits.body_bytes_max),
             preparations: Preparations::of_this_machine(),
             stored_objects: Admission::new(STORED_OBJECT_REQUESTS_MAX),
             limits,

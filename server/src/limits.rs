@@ -68,7 +68,8 @@ impl Limits {
     pub(crate) fn of_admin_port(self) -> Self {
         /// Number of open connections to the port given by `--admin-port`.
         ///
-        /// Beyond it: further connections wait in the queue of the operating system until another one closes.
+        /// Beyond it: further connections wait, and connections without a request are closed after one second to make
+        /// room for them.
         const CONNECTIONS_MAX: usize = 256;
         /// Time in which a client of the port given by `--admin-port` must send a request, and again read the answer.
         ///

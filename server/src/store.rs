@@ -28,8 +28,8 @@ use disk::Folder;
 pub(crate) use id::{Id, ItemIds, Kind};
 pub(crate) use index::ChainError;
 use index::{Bounds, Entry, Index, Size};
-pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, Stored, StoredItem};
-use record::{Lines, Tally};
+use record::Lines;
+pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, Stored, StoredItem, Tally};
 
 /// Number of responses in a chain of `previous_response_id`.
 ///
@@ -392,5 +392,7 @@ pub(crate) fn check_room(tally: Tally, bytes: u64) -> Result<(), Error> {
     if is_full { Err(Error::Full { items: tally.items, bytes }) } else { Ok(()) }
 }
 
+#[cfg(test)]
+mod fuzzing;
 #[cfg(test)]
 mod tests;

@@ -77,7 +77,7 @@ fn controller() -> anyhow::Result<(&'static Path, &'static str)> {
 pub struct ProcessMemory {
     /// Anonymous memory in use now, without mapped files.
     pub anonymous: u64,
-    /// The most that was resident at any time, mapped files included.
+    /// The most that was resident at any time since the start or the last [`reset_peak`], mapped files included.
     pub peak: u64,
 }
 
@@ -87,6 +87,16 @@ pub struct ProcessMemory {
 /// The process does not exist.
 pub fn of_process(id: u32) -> anyhow::Result<ProcessMemory> {
     parse(&fs::read_to_string(format!("/proc/{id}/status"))?)
+}
+
+/// Makes [`ProcessMemory::peak`] of process `id` start anew from what is resident now.
+///
+/// # Errors
+/// The process does not exist, or belongs to another user.
+pub fn reset_peak(id: u32) -> anyhow::Result<()> {
+    const RESET_PEAK: &str = "5";
+    let path = format!("/proc/{id}/clear_refs");
+    fs::write(&path, RESET_PEAK).with_context(|| format!("failed to write {path}"))
 }
 
 fn parse(status: &str) -> anyhow::Result<ProcessMemory> {
@@ -109,5 +119,16 @@ mod tests {
         assert_eq!(memory, ProcessMemory { anonymous: 1 << 20, peak: 2 << 20 });
         assert!(parse("Name:\tx\n").is_err());
         assert!(of_process(std::process::id()).expect("this process exists").peak > 0);
+    }
+
+    #[test]
+    fn forgets_a_peak() {
+        const BYTES: usize = 256 << 20;
+        let id = std::process::id();
+        drop(std::hint::black_box(vec![1_u8; BYTES]));
+        let peak = of_process(id).expect("this process exists").peak;
+        reset_peak(id).expect("it is this user's");
+        let after = of_process(id).expect("this process exists").peak;
+        assert!(peak >= BYTES as u64 && after < peak, "{peak} {after}");
     }
 }

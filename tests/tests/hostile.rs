@@ -1,184 +1,186 @@
 //! `make hostile`: attacks on a real router and a real server, each under a memory limit of 2 GiB.
 //!
-//! While each attack runs, another client chats through the router and both processes are probed. Afterwards both still
-//! run, their memory is back, every probe was answered in time, and the other client lost nothing and waited at most three
-//! times as long as without the attack.
+//! While each attack runs, well-behaved clients chat through the router and both processes are probed. Afterwards both
+//! processes still run, their memory is back, every probe was answered in time, and the other clients lost nothing and
+//! waited at most three times as long as right before the attack.
+//!
+//! Attacks run in a process of their own with a low priority: what is measured is what the attacked processes do, and
+//! not what the attacker costs a machine that a test has to share with it. Arguments are the names of attacks to run,
+//! or parts of names; without arguments all run.
 
 mod hostile {
     pub(crate) mod attacks;
     pub(crate) mod bystander;
+    pub(crate) mod client;
+    pub(crate) mod fleet;
     pub(crate) mod raw;
+    pub(crate) mod report;
 }
 
-use std::time::Duration;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use hostile::attacks::{ATTACKS, Attack, Targets};
+use anyhow::{Context as _, bail, ensure};
+use hostile::attacks::{ATTACKS, Attack};
 use hostile::bystander::{Bystander, Observed};
-use serde_json::json;
-use tests::http;
-use tests::memory::{MemoryLimit, of_process};
-use tests::process::Process;
-use tests::router::Router;
-use tests::server::{Server, command};
+use hostile::client::Targets;
+use hostile::fleet::{Both, Fleet};
+use hostile::report::{Report, Row};
+use tests::memory::ProcessMemory;
 
-/// Memory that each process may use.
-const MEMORY_BYTES: u64 = 2 << 30;
-/// Memory that may remain after an attack, in percent of what was in use before it.
-const REMAINING_PERCENT: u64 = 110;
-/// How long memory may take to fall back after an attack.
-const SETTLE_LIMIT: Duration = Duration::from_secs(90);
-/// How long one attack may take.
-const ATTACK_LIMIT: Duration = Duration::from_secs(180);
-/// How much longer the 99th percentile of the other client's requests may be during an attack.
+/// How much longer the 99th percentile of the other clients' requests may be during an attack.
 const SLOWDOWN_MAX: f64 = 3.0;
 /// How long a probe may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
+/// Answers of the other clients right before an attack, which are what it is compared with.
+const ANSWERS_BEFORE: usize = 24;
+/// Answers of the other clients during an attack, at least: a short attack is repeated until there are as many.
+const ANSWERS_DURING: usize = 24;
+/// How long one attack may take.
+const ATTACK_LIMIT: Duration = Duration::from_secs(150);
+/// How often an attack is measured before its slowdown counts. Whatever else slows the machine down for a moment is not
+/// there again the next time; a defect is.
+const MEASUREMENTS: usize = 3;
+/// The argument that makes this program the attacker.
+const ATTACKER: &str = "--attacker";
 
-/// The router, the server behind it, and the limits that both run under.
-struct Fleet {
-    router: Router,
-    server: Server,
-    _limits: [MemoryLimit; 2],
-}
-
-impl Fleet {
-    fn start() -> anyhow::Result<Self> {
-        let limits = [MemoryLimit::new(MEMORY_BYTES)?, MemoryLimit::new(MEMORY_BYTES)?];
-        let arguments = ["--model-name", "smollm2", "--kv-cache-size", "256MiB", "--admin-port", "0"];
-        let server = Server::from_command(&mut limits[0].wrap(&command(&arguments)?))?;
-        let arguments = [tests::router::replica(&server), "--admin-port=0".to_owned()];
-        let router = Router::from_command(&mut limits[1].wrap(&tests::router::command(&arguments)?))?;
-        Ok(Self { router, server, _limits: limits })
-    }
-
-    fn processes(&self) -> [(&'static str, &Process); 2] {
-        [("router", self.router.process()), ("server", self.server.process())]
-    }
-
-    fn targets(&self) -> Targets {
-        Targets { router: self.router.address().to_owned(), server: self.server.address().to_owned() }
-    }
-
-    /// Anonymous memory of router and server.
-    fn memory(&self) -> anyhow::Result<[u64; 2]> {
-        let mut memory = [0; 2];
-        for (bytes, (name, process)) in memory.iter_mut().zip(self.processes()) {
-            *bytes = of_process(process.id())
-                .with_context(|| format!("the {name} has exited: {}", last_lines(process)))?
-                .anonymous;
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    match arguments.as_slice() {
+        [flag, name, router, server, key, other_key] if flag == ATTACKER => {
+            let [router, server, key, other_key] = [router, server, key, other_key].map(String::clone);
+            runtime.block_on(attack(name, Targets { router, server, key, other_key }))
         }
-        Ok(memory)
+        names => runtime.block_on(run_suite(names)),
     }
 }
 
-fn last_lines(process: &Process) -> String {
-    let output = process.output();
-    let lines: Vec<&str> = output.lines().rev().take(20).collect();
-    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
-}
-
-/// Fills the KV cache and warms up what grows with ordinary use, so that memory before an attack is that of a busy server.
-async fn warm_up(fleet: &Fleet) -> anyhow::Result<()> {
-    let url = fleet.router.url("/v1/completions");
-    for round in 0..4 {
-        let requests = (0..8).map(|prompt| {
-            let body = json!({"model": "smollm2", "prompt": format!("{round} {prompt} ").repeat(700), "max_tokens": 4});
-            let url = url.clone();
-            async move { http::post(&url, &body).await }
-        });
-        for answer in http::all(requests).await {
-            ensure!(answer?.status == 200, "an ordinary prompt is answered");
-        }
-    }
-    Ok(())
-}
-
-/// Waits until both processes are back at the memory they had before.
-async fn settled(fleet: &Fleet, before: [u64; 2]) -> anyhow::Result<[u64; 2]> {
-    let end = tokio::time::Instant::now() + SETTLE_LIMIT;
-    let mut poll = tokio::time::interval(Duration::from_millis(250));
+/// Runs one attack and repeats it until the standard input ends. Prints a line about each run.
+#[expect(clippy::print_stdout, reason = "the attacker reports over its standard output")]
+async fn attack(name: &str, targets: Targets) -> anyhow::Result<()> {
+    let attack = ATTACKS.iter().find(|attack| attack.name == name).context("no such attack")?;
+    let enough = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     loop {
-        poll.tick().await;
-        let now = fleet.memory()?;
-        let back = now.iter().zip(before).all(|(now, before)| *now <= before * REMAINING_PERCENT / 100);
-        if back {
-            return Ok(now);
+        println!("{}", (attack.run)(targets.clone()).await?);
+        if enough.is_finished() {
+            return Ok(());
         }
-        ensure!(tokio::time::Instant::now() < end, "memory is {now:?} bytes, it was {before:?}");
     }
 }
 
-struct Outcome {
+/// The process of an attacker, which is killed when it is dropped.
+struct Attacker {
+    process: tokio::process::Child,
+    start: Instant,
+}
+
+impl Attacker {
+    fn start(attack: &Attack, targets: &Targets) -> anyhow::Result<Self> {
+        // Ten thousand connections take as many file descriptors.
+        let script = "ulimit -S -n \"$(ulimit -H -n)\"; exec nice -n 19 \"$0\" \"$@\"";
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", script]).arg(std::env::current_exe()?).args([ATTACKER, attack.name]);
+        command.args([&targets.router, &targets.server, &targets.key, &targets.other_key]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        Ok(Self { process: command.spawn()?, start: Instant::now() })
+    }
+
+    /// Lets it finish what it is about, and returns its first report.
+    async fn finish(mut self) -> anyhow::Result<String> {
+        drop(self.process.stdin.take());
+        let limit = ATTACK_LIMIT.saturating_sub(self.start.elapsed());
+        let output = tokio::time::timeout(limit, self.process.wait_with_output()).await;
+        let output = output.with_context(|| format!("the attack is not over after {ATTACK_LIMIT:?}"))??;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let reports = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(reports.lines().next().context("the attack reports nothing")?.to_owned())
+    }
+}
+
+/// What an attack was answered with, and what others noticed of it.
+struct Measured {
     summary: String,
+    slowdown: f64,
     observed: Observed,
-    memory: [u64; 2],
 }
 
-async fn run(fleet: &Fleet, attack: &Attack, before: [u64; 2]) -> anyhow::Result<Outcome> {
-    let bystander = Bystander::start(fleet.router.url("/v1/chat/completions"), fleet.probes());
-    let attacked = tokio::time::timeout(ATTACK_LIMIT, (attack.run)(fleet.targets())).await;
-    let observed = bystander.stop().await;
-    let summary = attacked.context("the attack did not end in time")??;
-    let observed = observed?;
-    let memory = settled(fleet, before).await?;
-    Ok(Outcome { summary, observed, memory })
+async fn measure(fleet: &Fleet, attack: &Attack) -> anyhow::Result<Measured> {
+    let client = fleet.client();
+    let mut bystander = Bystander::start(&client, &fleet.probed());
+    bystander.answered(ANSWERS_BEFORE).await.context("before the attack")?;
+    let calm = bystander.stop().await.context("before the attack")?;
+    let mut bystander = Bystander::start(&client, &fleet.probed());
+    let attacker = Attacker::start(attack, &fleet.targets())?;
+    let answered = bystander.answered(ANSWERS_DURING).await;
+    let summary = attacker.finish().await?;
+    answered?;
+    let observed = bystander.stop().await?;
+    let slowdown = observed.p99().as_secs_f64() / calm.p99().as_secs_f64();
+    Ok(Measured { summary, slowdown, observed })
 }
 
-impl Fleet {
-    /// The addresses that a kubelet would probe.
-    fn probes(&self) -> Vec<String> {
-        self.processes().map(|(_, process)| tests::server::admin_address(process)).to_vec()
-    }
-}
-
-fn mebibytes(bytes: [u64; 2]) -> String {
-    format!("{} + {} MiB", bytes[0] >> 20, bytes[1] >> 20)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attacks_hurt_nobody_else() {
-    let fleet = Fleet::start().expect("router and server start");
-    warm_up(&fleet).await.expect("ordinary prompts are answered");
-    let bystander = Bystander::start(fleet.router.url("/v1/chat/completions"), fleet.probes());
-    bystander.answered(50).await;
-    let calm = bystander.stop().await.expect("the client is served while nothing else happens");
-    let before = fleet.memory().expect("both run");
-    println!("calm: p99 {:.0?}, memory {}", calm.percentile(99), mebibytes(before));
-
-    let only = std::env::var("ATTACK").ok();
-    let mut failures = Vec::new();
-    for attack in ATTACKS.iter().filter(|attack| only.as_ref().is_none_or(|only| attack.name.contains(only)))
-    {
-        match run(&fleet, attack, before).await {
-            Ok(Outcome { summary, observed, memory }) => {
-                let slowdown = observed.percentile(99).as_secs_f64() / calm.percentile(99).as_secs_f64();
-                println!(
-                    "{}: {summary}; p99 {slowdown:.1} times, slowest probe {:.0?}, memory {}",
-                    attack.name,
-                    observed.slowest_probe,
-                    mebibytes(memory)
-                );
-                if slowdown > SLOWDOWN_MAX {
-                    failures
-                        .push(format!("{}: another client waits {slowdown:.1} times as long", attack.name));
-                }
-                if observed.slowest_probe > PROBE_LIMIT {
-                    failures.push(format!("{}: a probe took {:?}", attack.name, observed.slowest_probe));
-                }
-            }
-            Err(error) => {
-                println!("{}: FAILED: {error:#}", attack.name);
-                failures.push(format!("{}: {error:#}", attack.name));
-                if fleet.memory().is_err() {
-                    break;
-                }
-            }
+/// Measures an attack until it is within the bars, or has been measured often enough.
+async fn judge(fleet: &Fleet, attack: &Attack, before: Both<ProcessMemory>) -> anyhow::Result<Row> {
+    fleet.reset_peaks()?;
+    let start = Instant::now();
+    let mut slowdowns = Vec::new();
+    loop {
+        let measured = measure(fleet, attack).await?;
+        slowdowns.push(measured.slowdown);
+        ensure!(
+            measured.observed.slowest_probe <= PROBE_LIMIT,
+            "a probe took {:.1?}",
+            measured.observed.slowest_probe
+        );
+        if measured.slowdown > SLOWDOWN_MAX {
+            ensure!(
+                slowdowns.len() < MEASUREMENTS,
+                "other clients wait {slowdowns:.1?} times as long ({})",
+                measured.summary
+            );
+            continue;
         }
+        let peaks = fleet.memory()?.map(|memory| memory.peak);
+        let after = fleet.settled(before).await?.map(|memory| memory.anonymous);
+        fleet.check_logs()?;
+        return Ok(Row {
+            attack: attack.name,
+            slowdowns,
+            p99: measured.observed.p99(),
+            answers: measured.observed.count(),
+            slowest_probe: measured.observed.slowest_probe,
+            peaks,
+            after,
+            elapsed: start.elapsed(),
+            summary: measured.summary,
+        });
     }
-    for (name, process) in fleet.processes() {
-        let output = process.output();
-        assert!(!output.contains("panicked"), "the {name} panicked:\n{output}");
+}
+
+async fn run_suite(names: &[String]) -> anyhow::Result<()> {
+    let chosen: Vec<&Attack> = ATTACKS
+        .iter()
+        .filter(|attack| names.is_empty() || names.iter().any(|name| attack.name.contains(name.as_str())))
+        .collect();
+    ensure!(!chosen.is_empty(), "no attack has a name like {names:?}");
+    let fleet = Fleet::start()?;
+    fleet.warm_up().await.context("failed to warm up")?;
+    let before = fleet.memory()?;
+    let mut report = Report::new(before.map(|memory| memory.anonymous));
+    for attack in chosen {
+        match judge(&fleet, attack, before).await {
+            Ok(row) => report.row(&row),
+            Err(error) => report.failure(attack.name, &error),
+        }
+        // Without its processes, the rest of the suite says nothing.
+        fleet.memory()?;
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    match fleet.stop().await {
+        Ok(summary) => report.remark("signal_to_end", &summary),
+        Err(error) => report.failure("signal_to_end", &error),
+    }
+    report.finish()
 }

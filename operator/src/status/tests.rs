@@ -308,7 +308,7 @@ fn a_fetch_whose_pod_may_not_be_created_is_reported_with_the_reason() {
     assert_eq!(reason(&status, "Degraded"), "True FailedCreate");
     assert_eq!(status.phase, Phase::Degraded);
     // Once a pod exists, the failure is over.
-    let status = told(&[pod.clone()], &failures);
+    let status = told(std::slice::from_ref(&pod), &failures);
     assert_eq!(reason(&status, "ModelAvailable"), "False Pending");
     assert_eq!(reason(&status, "Degraded"), "False AsWanted");
     // A pod that cannot start holds up the replicas as much as one that cannot be created.

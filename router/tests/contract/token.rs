@@ -27,14 +27,22 @@ fn token_file(text: &str) -> (tempfile::TempDir, String) {
     (folder, flag)
 }
 
+/// A request that a replica received.
+#[derive(Clone)]
+struct SeenRequest {
+    /// Method and path.
+    line: String,
+    /// The token in its header.
+    token: Option<String>,
+}
+
 /// A replica that serves the model `m` to whoever sends one of its tokens, as the server does.
 #[derive(Clone)]
 struct Guarded {
     address: SocketAddr,
     grpc: SocketAddr,
     tokens: Arc<Mutex<ReplicaTokens>>,
-    /// Method and path of each HTTP request, with the tokens that it had.
-    seen: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    seen: Arc<Mutex<Vec<SeenRequest>>>,
 }
 
 impl Guarded {
@@ -62,7 +70,10 @@ impl Guarded {
         while let Some(request) = read_request(&mut stream) {
             let sent = request.header(HEADER);
             let line = request.head.lines().next().unwrap().trim_end_matches(" HTTP/1.1").to_owned();
-            self.seen.lock().unwrap().push((line.clone(), sent.map(str::to_owned)));
+            self.seen
+                .lock()
+                .unwrap()
+                .push(SeenRequest { line: line.clone(), token: sent.map(str::to_owned) });
             let headers = sent.map(|sent| (HEADER.parse().unwrap(), sent.parse().unwrap()));
             let answer = if !self.accepts(&HeaderMap::from_iter(headers)) {
                 with_status(&format!("401 Unauthorized\r\nwww-authenticate: {SCHEME}"), "{}")
@@ -142,7 +153,7 @@ fn the_token_accompanies_every_request_and_load_report_and_replaces_what_a_clien
         router.await_served(replica.address);
         // The list of models is requested beside the reports.
         await_condition("the list of models to be requested", || {
-            replica.seen.lock().unwrap().iter().any(|(line, _)| line == "GET /v3/models").then_some(())
+            replica.seen.lock().unwrap().iter().any(|request| request.line == "GET /v3/models").then_some(())
         });
         let response = format!("/v3/responses/resp_{:016x}{:032x}", 0, 1);
         let forged = format!("{HEADER}: a-clients-guess-0123\r\nconnection: {HEADER}\r\n");
@@ -163,7 +174,7 @@ fn the_token_accompanies_every_request_and_load_report_and_replaces_what_a_clien
         assert!(!router.log().contains(OLD), "{}", router.log());
     }
     let seen = replica.seen.lock().unwrap();
-    let sent: BTreeSet<Option<&str>> = seen.iter().map(|(_, token)| token.as_deref()).collect();
+    let sent: BTreeSet<Option<&str>> = seen.iter().map(|request| request.token.as_deref()).collect();
     assert_eq!(sent, BTreeSet::from([Some(OLD)]));
 }
 
@@ -197,7 +208,7 @@ fn a_token_is_replaced_without_losing_a_request() {
     write(NEW);
     await_condition("the former token to be forgotten", || {
         ask();
-        (replica.seen.lock().unwrap().last().unwrap().1.as_deref() == Some(NEW)).then_some(())
+        (replica.seen.lock().unwrap().last().unwrap().token.as_deref() == Some(NEW)).then_some(())
     });
     // What is malformed changes nothing.
     write("too short\n");
@@ -221,7 +232,7 @@ fn a_replica_that_rejects_the_router_is_passed_over_and_never_makes_a_client_dou
     }
     let rejected = |replica: &Guarded| {
         let seen = replica.seen.lock().unwrap();
-        seen.iter().filter(|(line, _)| line.starts_with("POST")).count()
+        seen.iter().filter(|request| request.line.starts_with("POST")).count()
     };
     assert!(rejected(&rejects) > 0);
     *accepts.tokens.lock().unwrap() = ReplicaTokens::parse(NEW).unwrap();

@@ -353,3 +353,6 @@ impl Drop for InferRequest {
         unsafe { ov::ov_infer_request_free(self.0) }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -42,7 +42,8 @@ pub struct LimitArgs {
     pub max_body_bytes: ByteSize,
 
     /// Total size of the request bodies in memory, from their arrival until the requests are prepared. The items that
-    /// are to be stored with a response count as well, until the response is complete.
+    /// are to be stored with a response count as well, until the response is complete. Bodies of more than 64 KiB leave
+    /// an eighth of the total to smaller ones.
     ///
     /// Beyond it: 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, env = "OVFLEET_MAX_BUFFERED_BODY_BYTES", value_name = "SIZE", default_value = "256MiB")]
@@ -57,7 +58,8 @@ pub struct LimitArgs {
 
     /// Number of open HTTP connections.
     ///
-    /// Beyond it: further connections wait in the queue of the operating system until another one closes.
+    /// Beyond it: further connections wait, and connections without a request are closed after one second to make room
+    /// for them.
     #[arg(
         long,
         env = "OVFLEET_MAX_CONNECTIONS",

@@ -3,10 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Size up to which a claim may use all of the budget. Larger claims leave the reserve to these: clients with small
+/// requests, which most are, are served while others send as much as they can.
+const SMALL_CLAIM_BYTES: usize = 64 << 10;
+
 /// The bytes that all requests together may use for one purpose.
 #[derive(Debug)]
 pub(crate) struct ByteBudget {
     bytes_max: usize,
+    /// The bytes that claims of more than [`SMALL_CLAIM_BYTES`] may use.
+    large_bytes_max: usize,
     claimed: AtomicUsize,
 }
 
@@ -22,8 +28,11 @@ pub(crate) struct ByteClaim {
 }
 
 impl ByteBudget {
-    pub(crate) fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { bytes_max, claimed: AtomicUsize::new(0) })
+    /// A budget of `bytes_max`, an eighth of which is reserved for small claims. A single claim of `claim_bytes_max`
+    /// always fits.
+    pub(crate) fn new(bytes_max: usize, claim_bytes_max: usize) -> Arc<Self> {
+        let reserve = (bytes_max / 8).min(bytes_max.saturating_sub(claim_bytes_max));
+        Arc::new(Self { bytes_max, large_bytes_max: bytes_max - reserve, claimed: AtomicUsize::new(0) })
     }
 
     pub(crate) fn bytes_max(&self) -> usize {
@@ -43,7 +52,9 @@ impl ByteClaim {
     /// The budget is exhausted. The claim stays as it was.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         let more = bytes.saturating_sub(self.bytes);
-        let fits = |claimed: usize| claimed.checked_add(more).filter(|sum| *sum <= self.budget.bytes_max);
+        let ByteBudget { bytes_max, large_bytes_max, .. } = *self.budget;
+        let limit = if bytes <= SMALL_CLAIM_BYTES { bytes_max } else { large_bytes_max };
+        let fits = |claimed: usize| claimed.checked_add(more).filter(|sum| *sum <= limit);
         let grown = self.budget.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         grown.map_err(|_| BudgetExhausted)?;
         self.bytes += more;
@@ -63,7 +74,7 @@ mod tests {
 
     #[test]
     fn claims_share_the_budget_and_return_what_they_claimed() {
-        let budget = ByteBudget::new(100);
+        let budget = ByteBudget::new(100, 100);
         let (mut first, mut second) = (budget.claim(), budget.claim());
         assert_eq!((first.grow_to(60), second.grow_to(30)), (Ok(()), Ok(())));
         assert_eq!(second.grow_to(41), Err(BudgetExhausted));
@@ -74,5 +85,18 @@ mod tests {
         assert_eq!(second.grow_to(100), Ok(()));
         drop(second);
         assert_eq!(budget.claimed.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn small_claims_have_room_when_large_ones_have_used_theirs() {
+        const MEBIBYTE: usize = 1 << 20;
+        let budget = ByteBudget::new(16 * MEBIBYTE, 8 * MEBIBYTE);
+        let (mut first, mut second, mut small) = (budget.claim(), budget.claim(), budget.claim());
+        assert_eq!((first.grow_to(8 * MEBIBYTE), second.grow_to(6 * MEBIBYTE)), (Ok(()), Ok(())));
+        assert_eq!(second.grow_to(6 * MEBIBYTE + 1), Err(BudgetExhausted));
+        assert_eq!(small.grow_to(70_000), Err(BudgetExhausted));
+        assert_eq!(small.grow_to(60_000), Ok(()));
+        let whole = ByteBudget::new(MEBIBYTE, MEBIBYTE);
+        assert_eq!(whole.claim().grow_to(MEBIBYTE), Ok(()), "a single claim always fits");
     }
 }

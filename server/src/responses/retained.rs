@@ -64,7 +64,7 @@ mod tests {
         let bytes = serde_json::to_string(&item).unwrap().len();
         let item: Arc<Item> = Arc::new(serde_json::from_value(item).unwrap());
         assert_eq!(json_bytes(&item), bytes as u64);
-        let budget = ByteBudget::new(2 * bytes);
+        let budget = ByteBudget::new(2 * bytes, 2 * bytes);
         let retain = |count| RetainedInput::new(&budget, vec![Arc::clone(&item); count]);
         let one = retain(1).unwrap();
         assert!(retain(2).is_err());

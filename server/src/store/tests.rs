@@ -242,6 +242,70 @@ fn a_record_that_is_larger_than_the_store_is_refused_and_a_damaged_one_is_an_err
 }
 
 #[test]
+fn a_damaged_file_of_the_servers_number_does_not_keep_it_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keeper");
+    for damaged in [&b"\xff\x80\n"[..], b"", b"\n00", b"\n+000000000000001\n", b"\n0000000000000000\n", &[0; 5000]] {
+        std::fs::write(&path, damaged).unwrap();
+        let given = Store::open(&config(Some(folder.path()))).unwrap().keeper();
+        assert!(given > 0xff, "{damaged:?} is no number: {given}");
+        let again = Store::open(&config(Some(folder.path()))).unwrap().keeper();
+        assert_eq!(again, given, "{damaged:?}");
+    }
+}
+
+#[test]
+fn a_record_whose_first_line_is_damaged_belongs_to_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let id = put(&store, "a");
+    let path = folder.path().join(format!("{id}.record"));
+    drop(store);
+    let whole = std::fs::read_to_string(&path).unwrap();
+    let (_, rest) = whole.split_once('\n').unwrap();
+    let long = format!("0 - {}", "x".repeat(200));
+    for first in ["0 -", "0 - ", "+0 - ", "00 - ", " - ", "0 - x", "0  ", "18446744073709551615 - ", &long] {
+        // Without an end of the line, what is appended would become a part of it.
+        let content = if first == "0 -" { first.to_owned() } else { format!("{first}\n{rest}") };
+        std::fs::write(&path, content).unwrap();
+        let is_sound = first == "0 - ";
+        let store = Store::open(&config(Some(folder.path()))).unwrap();
+        assert_eq!(texts(&store, id).is_some(), is_sound, "{first:?}");
+        assert!(store.get(id, NOBODY).unwrap().is_none(), "{first:?}");
+        assert_eq!(add(&store, id, "b").unwrap(), is_sound, "{first:?}");
+    }
+}
+
+#[test]
+fn a_damaged_number_of_a_file_does_not_make_later_files_older() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let stored = [put(&store, "a"), put(&store, "b")];
+    drop(store);
+    let path = folder.path().join(format!("{}.record", stored[0]));
+    let content = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, content.replacen('0', &u64::MAX.to_string(), 1)).unwrap();
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let later = [put(&store, "c"), put(&store, "d")];
+    drop(store);
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    put(&store, "e");
+    assert!(texts(&store, stored[1]).is_none(), "the oldest is evicted");
+    assert!(later.iter().all(|id| texts(&store, *id).is_some()));
+}
+
+#[test]
+fn only_files_are_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = put(&Store::open(&config(Some(folder.path()))).unwrap(), "a");
+    let other = id.to_string().replacen("conv_", "resp_", 1);
+    std::fs::create_dir(folder.path().join(format!("{other}.record"))).unwrap();
+    std::fs::create_dir(folder.path().join("unfinished-x")).unwrap();
+    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    assert!(texts(&store, id).is_some());
+}
+
+#[test]
 fn json_that_could_not_be_read_again_is_refused() {
     let store = Store::open(&StoreConfig::default()).unwrap();
     for (nested, is_stored) in [(120, true), (200, false)] {

@@ -55,6 +55,35 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
 }
 
 #[test]
+fn silent_connections_make_room_for_those_with_a_request() {
+    let server = Server::start(&mut command(&["--max-connections", "4", "--read-timeout", "1h"]));
+    // More than may be open and more than are accepted at a time, some of them within the head of a request.
+    let silent: Vec<TcpStream> = (0..10)
+        .map(|number| {
+            let mut connection = server.connect();
+            connection.write_all(if number % 2 == 0 { &b""[..] } else { b"GET /v1/mod" }).unwrap();
+            connection
+        })
+        .collect();
+    let request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut client = server.connect();
+    for _ in 0..2 {
+        // The second request is on the same connection, which was not closed for others.
+        client.write_all(request).unwrap();
+        client.set_read_timeout(Some(DEADLINE)).unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"]}") {
+            let mut piece = [0; 1024];
+            let count = client.read(&mut piece).unwrap();
+            assert!(count > 0, "the connection is closed: {}", String::from_utf8_lossy(&answer));
+            answer.extend_from_slice(&piece[..count]);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    }
+    drop(silent);
+}
+
+#[test]
 fn a_client_that_does_not_read_makes_room_for_others() {
     let arguments = ["--max-concurrent-requests", "1", "--write-timeout", "200ms", "--sim-step-time", "0"];
     let server = Server::start(&mut command(&arguments));

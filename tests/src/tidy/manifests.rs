@@ -71,6 +71,7 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
         let folder = file.path.trim_end_matches("/Cargo.toml");
         let manifest = file.text.parse::<Table>();
         if manifest.as_ref().is_ok_and(|manifest| is_fuzz(folder, manifest)) {
+            findings.extend(stale_lock(tree, folder));
             continue;
         }
         if !members.contains(&folder) {
@@ -91,6 +92,41 @@ fn is_fuzz(folder: &str, manifest: &Table) -> bool {
         && manifest.contains_key("workspace")
         && says(&["package", "metadata", "cargo-fuzz"], true)
         && says(&["package", "publish"], false)
+}
+
+/// Checks that the lock file of the fuzz targets has the dependencies of the crates that it names. No other build reads that file,
+/// so a new dependency of a crate would go unnoticed until somebody fuzzes.
+fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
+    let path = format!("{folder}/Cargo.lock");
+    let lock = tree.file(&path).and_then(|file| file.text.parse::<Table>().ok());
+    let Some(lock) = lock else { return vec![Finding::new(&path, "missing, or no TOML")] };
+    let packages = lock.get("package").and_then(Value::as_array).into_iter().flatten();
+    let mut findings = Vec::new();
+    for package in packages.filter_map(Value::as_table).filter(|package| !package.contains_key("source")) {
+        let name = package.get("name").and_then(Value::as_str).unwrap_or_default();
+        let manifest = tree.file(&format!("{}/Cargo.toml", name.replace('-', "/")));
+        let Some(manifest) = manifest.and_then(|file| file.text.parse::<Table>().ok()) else { continue };
+        let locked = package.get("dependencies").and_then(Value::as_array).into_iter().flatten();
+        // With the version where several are locked.
+        let locked: Vec<&str> =
+            locked.filter_map(Value::as_str).filter_map(|locked| locked.split(' ').next()).collect();
+        let is_locked = |dependency: &str| locked.contains(&dependency);
+        for dependency in required(&manifest).into_iter().filter(|dependency| !is_locked(dependency)) {
+            let message = format!("does not know that {name} depends on {dependency}: build the fuzz targets");
+            findings.push(Finding::new(&path, message));
+        }
+    }
+    findings
+}
+
+/// The dependencies that a crate has on every platform and with any features.
+fn required(manifest: &Table) -> Vec<String> {
+    let kinds = ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
+    let is_optional = |value: &Value| value.get("optional").and_then(Value::as_bool) == Some(true);
+    let name = |(name, value): (&String, &Value)| {
+        value.get("package").and_then(Value::as_str).unwrap_or(name).to_owned()
+    };
+    kinds.flatten().filter(|(_, value)| !is_optional(value)).map(name).collect()
 }
 
 fn workspace(root: &Table) -> Vec<Finding> {

@@ -1,112 +1,145 @@
-//! What others notice of an attack: a client that chats through the router, and probes of both processes.
+//! What others notice of an attack: well-behaved clients that chat through the router, and probes of both processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
-use tests::http;
-use tokio::task::{AbortHandle, JoinSet};
+use serde_json::Value;
+use tests::server::probe;
+use tokio::task::JoinSet;
 
+use super::client::{Client, chat};
+
+/// Number of well-behaved clients, each of which sends one request after the other.
+const CLIENTS: usize = 2;
+/// Tokens of each answer.
+const ANSWER_TOKENS: usize = 16;
 /// Time between two probes of a process.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the number of answers is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How long the answers that are awaited may take altogether. Clients that are refused end the wait earlier.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(120);
 
-/// A client that sends one request after the other, and a prober.
+/// The clients and the probers, which run until they are stopped.
 pub(crate) struct Bystander {
     stopping: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
-    client: JoinSet<anyhow::Result<Vec<Duration>>>,
-    client_task: AbortHandle,
-    prober: JoinSet<anyhow::Result<Duration>>,
+    clients: JoinSet<anyhow::Result<Vec<Duration>>>,
+    probers: Vec<JoinHandle<anyhow::Result<Duration>>>,
 }
 
-/// What they saw.
+/// What they observed.
 pub(crate) struct Observed {
-    /// Times to whole answers, sorted.
+    /// Times to complete answers, sorted.
     answers: Vec<Duration>,
     /// The longest time that a probe took.
     pub(crate) slowest_probe: Duration,
 }
 
 impl Observed {
-    /// The time within which `percent` of the answers were complete.
-    pub(crate) fn percentile(&self, percent: usize) -> Duration {
-        self.answers[(self.answers.len() * percent / 100).min(self.answers.len() - 1)]
+    /// The time within which 99 % of the answers were complete.
+    pub(crate) fn p99(&self) -> Duration {
+        self.answers[self.answers.len() * 99 / 100]
+    }
+
+    /// Number of answers.
+    pub(crate) fn count(&self) -> usize {
+        self.answers.len()
     }
 }
 
 impl Bystander {
-    /// Starts both: the client with chats at `url`, the prober with `probes`.
-    pub(crate) fn start(url: String, probes: Vec<String>) -> Self {
+    /// Starts clients that send `client`'s key, and a prober for each address of `probed`.
+    pub(crate) fn start(client: &Client, probed: &[String]) -> Self {
         let stopping = Arc::new(AtomicBool::new(false));
         let answers = Arc::new(AtomicUsize::new(0));
-        let (mut client, mut prober) = (JoinSet::new(), JoinSet::new());
-        let client_task = client.spawn(chat(url, Arc::clone(&stopping), Arc::clone(&answers)));
-        prober.spawn(probe(probes, Arc::clone(&stopping)));
-        Self { stopping, answers, client, client_task, prober }
-    }
-
-    /// Waits until the client has had `count` answers, or has failed.
-    pub(crate) async fn answered(&self, count: usize) {
-        let mut poll = tokio::time::interval(PROBE_INTERVAL);
-        while self.answers.load(Ordering::Relaxed) < count && !self.client_task.is_finished() {
-            poll.tick().await;
+        let mut clients = JoinSet::new();
+        for number in 0..CLIENTS {
+            clients.spawn(send_chats(client.clone(), number, Arc::clone(&stopping), Arc::clone(&answers)));
         }
+        let mut probers = Vec::new();
+        for address in probed {
+            let (address, stopping) = (address.clone(), Arc::clone(&stopping));
+            probers.push(std::thread::spawn(move || send_probes(&address, &stopping)));
+        }
+        Self { stopping, answers, clients, probers }
     }
 
-    /// Ends both and gives what they saw. An answer that was lost or a probe that failed is an error.
+    /// Waits until there are `count` more answers, or until the clients have failed.
+    pub(crate) async fn answered(&mut self, count: usize) -> anyhow::Result<()> {
+        let end = Instant::now() + ANSWERS_LIMIT;
+        let awaited = self.answers.load(Ordering::Relaxed) + count;
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        while self.answers.load(Ordering::Relaxed) < awaited {
+            poll.tick().await;
+            if let Some(failed) = self.clients.try_join_next() {
+                failed?.context("another client lost an answer")?;
+            }
+            ensure!(Instant::now() < end, "another client has not had {count} answers in {ANSWERS_LIMIT:?}");
+        }
+        Ok(())
+    }
+
+    /// Ends them and returns what they observed. An answer that was lost or a probe that failed is an error.
     pub(crate) async fn stop(mut self) -> anyhow::Result<Observed> {
-        // At least a few requests see the attack's aftermath, however short it was.
-        self.answered(self.answers.load(Ordering::Relaxed) + 5).await;
         self.stopping.store(true, Ordering::Relaxed);
-        let mut answers = self
-            .client
-            .join_next()
-            .await
-            .context("the client was started")??
-            .context("the other client lost an answer")?;
-        let slowest_probe =
-            self.prober.join_next().await.context("the prober was started")??.context("a probe failed")?;
+        let mut answers = Vec::new();
+        while let Some(times) = self.clients.join_next().await {
+            answers.extend(times?.context("another client lost an answer")?);
+        }
         answers.sort();
+        ensure!(!answers.is_empty(), "another client has had no answer");
+        let mut slowest_probe = Duration::ZERO;
+        for prober in self.probers.drain(..) {
+            let slowest = prober.join().map_err(|_| anyhow::anyhow!("a prober panicked"))?;
+            slowest_probe = slowest_probe.max(slowest.context("a probe failed")?);
+        }
         Ok(Observed { answers, slowest_probe })
     }
 }
 
-async fn chat(
-    url: String,
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+async fn send_chats(
+    client: Client,
+    number: usize,
     stopping: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
 ) -> anyhow::Result<Vec<Duration>> {
     let mut times = Vec::new();
     while !stopping.load(Ordering::Relaxed) {
-        let body = json!({
-            "model": "smollm2",
-            "messages": [{"role": "user", "content": format!("Tell me about the number {}.", times.len())}],
-            "max_tokens": 8,
-            "ignore_eos": true,
-        });
+        let content = format!("Client {number} wants to know about the number {}.", times.len());
+        let parameters = serde_json::json!({"max_tokens": ANSWER_TOKENS, "ignore_eos": true});
         let start = Instant::now();
-        let answer = http::post(&url, &body).await?;
-        ensure!(answer.status == 200, "status {}: {}", answer.status, answer.body);
-        ensure!(answer.body["usage"]["completion_tokens"] == 8, "a whole answer: {}", answer.body);
+        let (status, body) = client.post("/v1/chat/completions", &chat(&content, parameters)).await?;
+        ensure!(status == 200, "status {status}: {body}");
+        let tokens = body.pointer("/usage/completion_tokens").and_then(Value::as_u64);
+        ensure!(tokens == Some(ANSWER_TOKENS as u64), "the answer is incomplete: {body}");
         times.push(start.elapsed());
         answers.fetch_add(1, Ordering::Relaxed);
     }
     Ok(times)
 }
 
-async fn probe(addresses: Vec<String>, stopping: Arc<AtomicBool>) -> anyhow::Result<Duration> {
-    let mut ticks = tokio::time::interval(PROBE_INTERVAL);
+/// Probes as a kubelet does: each probe has a connection of its own. The prober has a thread of its own, so that it
+/// measures the probed process and not what else runs here.
+fn send_probes(address: &str, stopping: &AtomicBool) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     while !stopping.load(Ordering::Relaxed) {
-        ticks.tick().await;
-        for address in &addresses {
+        for path in ["/v2/health/live", "/v2/health/ready"] {
             let start = Instant::now();
-            let answer = http::get(&format!("http://{address}/v2/health/live")).await?;
-            ensure!(answer.status == 200, "{address}: status {}", answer.status);
+            let status = probe(address, path)?;
+            ensure!(status == 200, "{path} of {address} has the status {status}");
             slowest = slowest.max(start.elapsed());
         }
+        std::thread::sleep(PROBE_INTERVAL);
     }
     Ok(slowest)
 }

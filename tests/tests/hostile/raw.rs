@@ -6,18 +6,26 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 /// How long an answer may take.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+const ANSWER_LIMIT: Duration = Duration::from_secs(90);
 
-/// Sends `bytes` on a connection of its own and reads what comes back until the peer closes, at most 64 KiB.
+/// Sends `bytes` on a connection of its own and reads what comes back until the peer closes it, at most 64 KiB.
 pub(crate) async fn exchange(address: &str, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(bytes).await?;
+    // A peer may answer and close before it has received everything.
+    let sent = stream.write_all(bytes).await;
+    let answer = answer(stream).await?;
+    if answer.is_empty() { sent.map(|()| answer) } else { Ok(answer) }
+}
+
+/// Reads an answer until the peer closes the connection, at most 64 KiB.
+pub(crate) async fn answer(stream: TcpStream) -> std::io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut limited = stream.take(64 << 10);
-    tokio::time::timeout(ANSWER_LIMIT, limited.read_to_end(&mut answer))
+    let read = tokio::time::timeout(ANSWER_LIMIT, limited.read_to_end(&mut answer))
         .await
-        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-    Ok(answer)
+        .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?;
+    // A reset may follow the answer, since the rest of the request was never read.
+    if answer.is_empty() { read.map(|_| answer) } else { Ok(answer) }
 }
 
 /// The status of an HTTP/1.1 answer, 0 if it is none.
@@ -27,16 +35,20 @@ pub(crate) fn status(answer: &[u8]) -> u16 {
 }
 
 /// A POST request for `path` with a JSON `body`.
-pub(crate) fn post(address: &str, path: &str, body: &str) -> Vec<u8> {
-    format!(
-        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .into_bytes()
+pub(crate) fn post(address: &str, key: &str, path: &str, body: &str) -> Vec<u8> {
+    [head(address, key, path, body.len()).as_bytes(), body.as_bytes()].concat()
 }
 
-/// A connection with the smallest receive buffer that the system allows, whose owner never reads.
-pub(crate) async fn never_reads(address: &str, request: &[u8]) -> std::io::Result<TcpStream> {
+/// The head of a POST request whose JSON body has `length` bytes.
+pub(crate) fn head(address: &str, key: &str, path: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {key}\r\n\
+         content-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+    )
+}
+
+/// Sends `request` on a connection with the smallest receive buffer that the system allows.
+pub(crate) async fn narrow(address: &str, request: &[u8]) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(1)?;
     let address = address.parse().map_err(|_| std::io::Error::from(std::io::ErrorKind::InvalidInput))?;

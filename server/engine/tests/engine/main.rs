@@ -6,12 +6,19 @@ mod adapters;
 #[cfg(test)]
 mod beams;
 #[cfg(test)]
+mod damaged_spill;
+#[cfg(test)]
 mod draft_model;
 mod drafts;
 mod eviction;
 mod faults;
 #[cfg(test)]
 mod guides;
+#[cfg(test)]
+mod mutated_spill;
+#[cfg(test)]
+#[path = "../../../fuzz/mutations.rs"]
+mod mutations;
 #[cfg(test)]
 mod scores;
 #[cfg(test)]

@@ -183,6 +183,28 @@ async fn a_block_under_the_name_of_another_is_computed() {
     .await;
 }
 
+/// A content that is sound by itself, in the file of another block.
+#[tokio::test]
+async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path(), "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    // After the key that the file's name says: the checksum and the content of another block.
+    const KEY_END: usize = 40;
+    let files = files(folder.path());
+    let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    for (number, file) in files.iter().enumerate() {
+        let other = &contents[(number + 1) % contents.len()];
+        fs::write(file, [&contents[number][..KEY_END], &other[KEY_END..]].concat()).unwrap();
+    }
+    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
+    let spill = handle.spill().unwrap();
+    assert_eq!((spill.read_back(), spill.unreadable()), (0, 1));
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+}
+
 #[tokio::test]
 async fn a_block_that_ends_early_is_computed() {
     with_spoilt(|file| fs::File::options().write(true).open(file).unwrap().set_len(60).unwrap()).await;

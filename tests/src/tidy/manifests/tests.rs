@@ -58,11 +58,30 @@ fn finds_a_crate_outside_the_workspace_and_the_table() {
 fn leaves_fuzz_targets_to_themselves() {
     let manifest = "[package]\nname = \"server-engine-fuzz\"\npublish = false\n\
         [package.metadata]\ncargo-fuzz = true\n[workspace]\n";
-    assert_eq!(check(ROOT, "server/engine/fuzz/Cargo.toml", manifest), [""; 0]);
+    assert_eq!(check(ROOT, "server/engine/fuzz/Cargo.toml", manifest), ["missing, or no TOML"]);
     for wrong in [manifest.replace("[workspace]", ""), manifest.replace("publish = false", "")] {
         assert!(!check(ROOT, "server/engine/fuzz/Cargo.toml", &wrong).is_empty(), "{wrong}");
     }
     assert!(!check(ROOT, "server/engine/extra/Cargo.toml", manifest).is_empty());
+}
+
+#[test]
+fn finds_a_lock_file_of_fuzz_targets_that_lacks_a_dependency() {
+    let fuzz = "[package]\nname = \"server-fuzz\"\npublish = false\n[package.metadata]\ncargo-fuzz = true\n[workspace]\n";
+    let lock = "[[package]]\nname = \"server-engine\"\ndependencies = [\n \"server-scheduler\",\n \"thiserror 2.0.1\",\n]\n\
+        [[package]]\nname = \"thiserror\"\nsource = \"registry\"\n";
+    for (lock, count) in [(lock.to_owned(), 0), (lock.replace("thiserror 2", "other 2"), 1)] {
+        let files = [
+            ("Cargo.toml", ROOT),
+            ("server/engine/Cargo.toml", ENGINE),
+            ("server/fuzz/Cargo.toml", fuzz),
+            ("server/fuzz/Cargo.lock", &lock),
+        ];
+        let files = files.map(|(path, text)| File::new(path, text)).into();
+        let found = manifests(&Tree { files });
+        assert_eq!(found.len(), count, "{found:?}");
+        assert!(found.iter().all(|finding| finding.message.contains("server-engine depends on thiserror")));
+    }
 }
 
 #[test]

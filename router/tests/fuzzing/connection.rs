@@ -1,0 +1,160 @@
+//! Any bytes on a client's connection: the router answers or closes, holds nothing afterwards, and goes on to serve others.
+//! `server/fuzz` feeds `check` for hours, `main.rs` for seconds.
+
+use std::cell::OnceCell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::http::header;
+use axum::response::IntoResponse as _;
+use axum::routing::get;
+use clap::Parser as _;
+use router::discovery::Found;
+use router::{App, Args, ConnectionServer, load};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// How long anything may take that is waited for.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Bytes between client and router that neither has read.
+const BUFFER_BYTES: usize = 64 * 1024;
+/// How often the router may be run without an answer before the client closes its side.
+const SILENCE: usize = 100;
+const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// A request that every router answers.
+const SOUND: &str = "POST /v3/chat/completions HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: application/json\r\n\
+    content-length: 13\r\n\r\n{\"model\":\"m\"}";
+
+/// A router and a replica, on this thread.
+struct Running {
+    runtime: Runtime,
+    app: App,
+    server: Arc<ConnectionServer>,
+    /// The replica, and what finds and hears it.
+    _tasks: JoinSet<()>,
+    /// As long as it lives, the replica is known.
+    _found: watch::Sender<Vec<Found>>,
+}
+
+thread_local! {
+    static RUNNING: OnceCell<Running> = const { OnceCell::new() };
+}
+
+/// Panics if a promise is broken.
+pub(crate) fn check(input: &[u8]) {
+    RUNNING.with(|running| running.get_or_init(Running::new).check(input));
+}
+
+/// Answers chats as a replica does: as a whole, or as a stream if the body asks for it.
+async fn answer(body: Bytes) -> axum::response::Response {
+    if body.windows(6).any(|part| part == b"stream") {
+        let events = "data: {\"choices\":[]}\n\ndata: [DONE]\n\n";
+        return ([(header::CONTENT_TYPE, "text/event-stream")], events).into_response();
+    }
+    ([(header::CONTENT_TYPE, "application/json")], "{}").into_response()
+}
+
+impl Running {
+    fn new() -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (app, server, tasks, found) = runtime.block_on(async {
+            let args = Args::try_parse_from(["router", "--max-body-bytes=1KiB", "--max-buffered-body-bytes=1MiB"]);
+            let app = App::new(args.expect("these options exist"), None);
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+            let http = listener.local_addr().expect("it is bound");
+            let models = r#"{"object":"list","data":[{"id":"m"}]}"#;
+            let models = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], models) });
+            let replica = axum::Router::new().route("/v3/models", models).fallback(answer);
+            let (found, replicas) =
+                watch::channel(vec![Found { http, grpc: None, name: "replica".to_owned(), pod: None }]);
+            let mut tasks = JoinSet::new();
+            tasks.spawn(async move { axum::serve(listener, replica).await.expect("it serves for ever") });
+            tasks.spawn(load::run(Arc::clone(app.dispatch()), replicas));
+            let mut changes = app.dispatch().replicas.changes();
+            while !app.is_ready() {
+                changes.changed().await.expect("the sender is in `app`");
+            }
+            let server = Arc::new(ConnectionServer::new(&app, CancellationToken::new()));
+            (app, server, tasks, found)
+        });
+        Self { runtime, app, server, _tasks: tasks, _found: found }
+    }
+
+    fn check(&self, input: &[u8]) {
+        let exchange = async {
+            self.exchange(input, SILENCE).await;
+            let answer = self.exchange(SOUND.as_bytes(), usize::MAX).await;
+            assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
+        };
+        let done = self.runtime.block_on(async { tokio::time::timeout(LIMIT, exchange).await });
+        done.expect("the router answers or closes");
+    }
+
+    /// Sends `input` over a connection of its own, and closes it after so many turns without an answer. Returns what came back
+    /// until the router closed it.
+    async fn exchange(&self, input: &[u8], silence_max: usize) -> Vec<u8> {
+        let (client, connection) = tokio::io::duplex(BUFFER_BYTES);
+        let mut served = JoinSet::new();
+        served.spawn(Arc::clone(&self.server).serve(CLIENT, connection));
+        let answer = talk(client, input, silence_max).await;
+        served.join_next().await.expect("one is served").expect("the router does not panic");
+        assert_sound(&answer, input);
+        // What an aborted request held is freed by the tasks that notice.
+        let end = Instant::now() + LIMIT;
+        while let Some(held) = self.held() {
+            assert!(Instant::now() < end, "the connection is closed, and the router still holds {held}");
+            tokio::task::yield_now().await;
+        }
+        answer
+    }
+
+    /// What the router holds of requests.
+    fn held(&self) -> Option<String> {
+        let replicas = self.app.dispatch().replicas.all();
+        let views = replicas.iter().map(|replica| replica.ledger.view(Instant::now(), LIMIT));
+        let booked: u32 = views.map(|view| view.booked.in_flight).sum();
+        let held = (self.app.requests(), self.app.bodies().reserved(), self.app.dispatch().waiters(), booked);
+        let (requests, bytes, waiters, booked) = held;
+        let is_nothing = held == (0, 0, (0, 0), 0);
+        (!is_nothing)
+            .then(|| format!("{requests} requests, {bytes} bytes, {waiters:?} waiting, {booked} booked"))
+    }
+}
+
+/// Sends `input`, reads until nothing has come for so many turns of the runtime, closes this side, and reads to the end.
+async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec<u8> {
+    // The buffer has room for all of it. The router may have closed its side before.
+    let _ = client.write_all(input).await;
+    let (mut answer, mut silence) = (Vec::new(), 0);
+    while silence < silence_max {
+        tokio::select! {
+            biased;
+            read = client.read_buf(&mut answer) => match read {
+                Ok(0) | Err(_) => return answer,
+                Ok(_) => silence = 0,
+            },
+            () = tokio::task::yield_now() => silence += 1,
+        }
+    }
+    let _ = client.shutdown().await;
+    let _ = client.read_to_end(&mut answer).await;
+    answer
+}
+
+/// Whatever came, it is HTTP of a kind, and no failure of the router's own.
+fn assert_sound(answer: &[u8], input: &[u8]) {
+    // HTTP/2 is asked for by its preface alone.
+    if answer.is_empty() || input.starts_with(b"PRI * HTTP/2.0") {
+        return;
+    }
+    let shown = || format!("{} to {}", String::from_utf8_lossy(answer), String::from_utf8_lossy(input));
+    let rest = answer.strip_prefix(b"HTTP/1.").unwrap_or_else(|| panic!("{}", shown()));
+    assert!(rest.len() > 5 && rest[1] == b' ', "{}", shown());
+    assert!(matches!(rest[2], b'1'..=b'4'), "{}", shown());
+}

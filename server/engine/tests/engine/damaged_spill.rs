@@ -1,0 +1,152 @@
+//! Any bytes in the files of evicted blocks: an engine that starts over them uses none but those that are as they were written,
+//! and answers as a model without a cache does. `server/fuzz` feeds `check` for hours, `mutated_spill.rs` for seconds.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use server_engine::sim::expected_tokens;
+use server_engine::{Engine, EngineHandle, Extras, SleepLevel, SpillConfig, SpillIdentity, SpillStats, TokenId};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled};
+
+/// Tokens of a block.
+const BLOCK_TOKENS: usize = 8;
+/// Blocks of the prompt that can be read back, beside the token that is always computed.
+const BLOCKS: usize = 4;
+/// Bytes of a file before the content of its block.
+const HEADER_BYTES: usize = 48;
+/// Bytes of a block's content before its tokens.
+const SLOT_BYTES: usize = 8 * BLOCK_TOKENS;
+/// Tokens of an answer.
+const ANSWER_TOKENS: u32 = 3;
+
+/// A directory, and the files of the blocks of one prompt as an engine wrote them into it, in their order.
+struct Spilled {
+    runtime: Runtime,
+    folder: TempDir,
+    files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+thread_local! {
+    static SPILLED: OnceCell<Spilled> = const { OnceCell::new() };
+}
+
+/// Panics if a promise is broken.
+pub(crate) fn check(input: &[u8]) {
+    SPILLED.with(|spilled| spilled.get_or_init(Spilled::new).check(input));
+}
+
+/// An input that leaves the files as they were written.
+pub(crate) fn intact() -> Vec<u8> {
+    SPILLED.with(|spilled| {
+        let mut input = Vec::new();
+        for (_, content) in &spilled.get_or_init(Spilled::new).files {
+            input.extend_from_slice(&(content.len() as u16).to_le_bytes());
+            input.extend_from_slice(content);
+        }
+        input
+    })
+}
+
+/// The contents of the files, each after its length in two bytes. What is missing of the last one is not there either.
+fn parts(mut input: &[u8]) -> Vec<&[u8]> {
+    let mut parts = Vec::new();
+    while let (Some((length, rest)), true) = (input.split_first_chunk(), parts.len() < BLOCKS) {
+        let (part, rest) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
+        parts.push(part);
+        input = rest;
+    }
+    parts
+}
+
+impl Spilled {
+    fn new() -> Self {
+        let runtime = Builder::new_current_thread().build().expect("a runtime");
+        let folder = TempDir::new().expect("a temporary folder");
+        let engine = start(folder.path());
+        let handle = engine.handle();
+        runtime.block_on(async {
+            answer(&handle).await;
+            settled(&handle).await;
+            handle.sleep(SleepLevel::Cache).await.expect("it sleeps");
+            until(&handle, |spill| spill.queued() == 0).await;
+        });
+        engine.shutdown().expect("it has no fault");
+        let paths = files(folder.path());
+        let mut files = Vec::new();
+        for tokens in tokens().chunks_exact(BLOCK_TOKENS) {
+            let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            let read = paths.iter().map(|path| (path.clone(), fs::read(path).expect("it was just written")));
+            let is_of = |(_, content): &(PathBuf, Vec<u8>)| content[HEADER_BYTES + SLOT_BYTES..] == tokens;
+            files.push(read.into_iter().find(is_of).expect("all blocks of the prompt were evicted"));
+        }
+        assert_eq!(files.len(), BLOCKS);
+        Self { runtime, folder, files }
+    }
+
+    fn check(&self, input: &[u8]) {
+        for path in files(self.folder.path()) {
+            fs::remove_file(path).expect("only files are there");
+        }
+        let parts = parts(input);
+        for ((path, _), part) in self.files.iter().zip(&parts) {
+            fs::write(path, part).expect("room for a small file");
+        }
+        let is_intact = |((_, written), part): &(&(PathBuf, Vec<u8>), &&[u8])| written == *part;
+        let intact = self.files.iter().zip(&parts).take_while(is_intact).count();
+        let engine = start(self.folder.path());
+        let handle = engine.handle();
+        let cached_tokens = self.runtime.block_on(answer(&handle));
+        assert!(
+            cached_tokens as usize <= intact * BLOCK_TOKENS,
+            "{cached_tokens} tokens are taken from the cache, but only {intact} blocks are intact"
+        );
+        engine.shutdown().expect("it has no fault");
+    }
+}
+
+fn start(folder: &Path) -> Engine {
+    let setup = Setup::new(16);
+    let runner = Box::new(setup.runner());
+    let identity =
+        SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
+    let spill = SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity };
+    let extras = Extras { spill: Some(spill), ..Extras::default() };
+    Engine::start_with(setup.engine, runner, extras, Box::new(|_| {})).expect("it has no fault")
+}
+
+fn tokens() -> Vec<TokenId> {
+    prompt(0, (BLOCKS * BLOCK_TOKENS + 1) as u32)
+}
+
+/// Sends the prompt once the engine has listed the files, and checks the answer. Returns how many tokens came from the cache.
+async fn answer(handle: &EngineHandle) -> u32 {
+    until(handle, SpillStats::is_open).await;
+    let prompt = tokens();
+    let stream = handle.submit(request(&prompt, ANSWER_TOKENS)).expect("the engine has room");
+    let outcome = outcome(stream).await;
+    assert_eq!(outcome.failure, None);
+    assert_eq!(outcome.tokens, [expected_tokens(&prompt, ANSWER_TOKENS, VOCABULARY)]);
+    outcome.cached_tokens.expect("it has started")
+}
+
+/// Waits until `done`.
+async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
+    while !done(handle.spill().expect("it is configured")) {
+        std::thread::yield_now();
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The files of blocks.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = |path: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(path).expect("the folder can be listed");
+        entries.map(|entry| entry.expect("the folder can be listed").path()).collect()
+    };
+    let folders = entries(folder).into_iter().filter(|path| path.is_dir());
+    folders.flat_map(|folder| entries(&folder)).collect()
+}

@@ -1,0 +1,19 @@
+//! What `make fuzz` does to the files of evicted blocks for as long as it may, in seconds and the same every time.
+
+use crate::damaged_spill::{check, intact};
+use crate::mutations::{Random, mutated, words};
+
+const CASES: u64 = 500;
+
+#[test]
+fn whatever_becomes_of_the_files_of_blocks_no_wrong_one_is_used() {
+    let seeds = [intact()];
+    check(&seeds[0]);
+    check(&[]);
+    let words = words(include_str!("../../../fuzz/dictionaries/spill.dict"));
+    for seed in 0..CASES {
+        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let outcome = std::panic::catch_unwind(|| check(&input));
+        assert!(outcome.is_ok(), "seed {seed}: {input:?}");
+    }
+}

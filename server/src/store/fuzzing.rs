@@ -1,0 +1,255 @@
+//! Any bytes in the files of the store's directory: the server starts, each tenant gets its own records and no others, and
+//! what is added to a damaged record can be read again after a restart. `server/fuzz` feeds `check` for hours, the test below for
+//! seconds.
+
+#[cfg(test)]
+#[path = "../../fuzz/mutations.rs"]
+mod mutations;
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use server_openai::responses::{Conversation, Item};
+use tempfile::TempDir;
+
+use crate::store::{CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, Stored};
+use crate::tenant::Tenant;
+
+/// Between the parts of an input: the file with the server's number, and the records.
+const SEPARATOR: u8 = 0x1e;
+/// The names of the records, in the order of the parts of an input.
+const NAMES: [&str; 4] = [
+    "conv_000000000000000100000000000000000000000100000000",
+    "resp_000000000000000100000000000000000000000200000000",
+    "resp_000000000000000100000000000000000000000300000000",
+    "conv_000000000000000100000000000000000000000400000000",
+];
+/// A tenant that owns records of the seeds.
+const TENANT: &str = "0123456789abcdef0123456789abcdef";
+/// Bounds of the store. The larger one exceeds every input, so that only the smaller one evicts records.
+const ENTRIES_MAX: usize = 3;
+const BYTES_MAX: u64 = 64 << 10;
+
+thread_local! {
+    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+/// A record's file.
+struct RecordFile<'a> {
+    id: Id,
+    content: &'a [u8],
+    /// Whom its first line names, if that is one that a server writes.
+    owner: Option<Tenant>,
+}
+
+/// What a record holds, as far as it can be read.
+#[derive(Debug, PartialEq)]
+struct Contents {
+    head: Option<Value>,
+    items: Vec<Option<(String, Option<Item>)>>,
+    bytes: u64,
+}
+
+/// Panics if a promise is broken.
+pub(crate) fn check(input: &[u8]) {
+    FOLDER.with(|folder| {
+        let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
+        for entry in fs::read_dir(folder).expect("the folder can be listed") {
+            fs::remove_file(entry.expect("the folder can be listed").path()).expect("only files are there");
+        }
+        let mut parts = input.split(|byte| *byte == SEPARATOR);
+        let number = parts.next().unwrap_or_default();
+        fs::write(folder.join("keeper"), number).expect("room for a small file");
+        let files: Vec<_> = NAMES.iter().zip(parts).map(|(name, part)| RecordFile::new(name, part)).collect();
+        for file in &files {
+            let path = folder.join(format!("{}.record", file.id));
+            fs::write(path, file.content).expect("room for a small file");
+        }
+        check_folder(folder, &files);
+    });
+}
+
+fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
+    let config =
+        StoreConfig { entries_max: ENTRIES_MAX, bytes_max: BYTES_MAX, folder: Some(folder.to_owned()) };
+    let open = || Store::open(&config).expect("damaged files do not keep a server from starting");
+    let store = open();
+    let number = store.keeper();
+    assert_ne!(number, 0);
+    assert!(records(folder) <= ENTRIES_MAX);
+    for file in files {
+        for tenant in tenants(files) {
+            check_record(&store, files, file, tenant);
+        }
+    }
+    let before = everything(&store, files);
+    drop(store);
+    let store = open();
+    assert_eq!(store.keeper(), number, "the names that the server has given stay its own");
+    assert_eq!(everything(&store, files), before, "a restart changes nothing");
+    assert!(records(folder) <= ENTRIES_MAX);
+}
+
+/// What `tenant` sees of a file, and what it can do with it.
+fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, tenant: Tenant) {
+    let id = file.id;
+    let found = store.get(id, tenant).expect("the file can be read");
+    let is_owner = file.owner == Some(tenant);
+    assert!(found.is_none() || is_owner, "{id} is shown to {tenant}");
+    assert!(found.is_some() || !is_owner || files.len() > ENTRIES_MAX, "{id} is lost");
+    let Some(stored) = found else {
+        let never = |_| -> Result<NewItems, Error> { panic!("{id} is changed by {tenant}") };
+        assert!(matches!(store.append(id, tenant, never), Ok(None)));
+        assert!(!store.remove(id, tenant) && store.chain(id, tenant).is_err());
+        return;
+    };
+    assert!(stored.bytes() <= file.content.len() as u64);
+    let lines = file.content.iter().filter(|byte| **byte == b'\n').count();
+    let contents = Contents::of(&stored);
+    assert!(contents.items.len() <= lines && stored.events().count() <= lines);
+    assert!(stored.output().filter_map(|item| item.ok()?.parse().ok()).count() <= lines);
+    if let Ok(chain) = store.chain(id, tenant) {
+        assert!(chain.first() == Some(&id) && chain.len() <= CHAIN_MAX.min(files.len()));
+        let is_own = |id: &Id| files.iter().any(|file| file.id == *id && file.owner == Some(tenant));
+        assert!(chain.iter().all(is_own), "{tenant} is shown {chain:?}");
+    }
+    match id.kind() {
+        Kind::Conversation => change(store, (id, tenant), contents),
+        _ => replace(store, (id, tenant), &stored),
+    }
+}
+
+/// Adds an item to a conversation, replaces its head, and removes its first item.
+fn change(store: &Store, (id, tenant): (Id, Tenant), before: Contents) {
+    let read = || Contents::of(&store.get(id, tenant).expect("it can be read").expect("it is stored"));
+    let item = item();
+    let add = |tally: crate::store::Tally| {
+        assert_eq!(tally.items, before.items.len());
+        let named = tally.named.saturating_add(1);
+        Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], named })
+    };
+    let added = store.append(id, tenant, add).expect("it has room").expect("it is stored");
+    assert_eq!(added.len(), 1);
+    let mut expected = before.items;
+    expected.push(Some((item.id().to_owned(), Some((*item).clone()))));
+    let after = read();
+    assert_eq!((&after.head, &after.items), (&before.head, &expected));
+
+    let head = |stored: &Stored| match stored.head::<Conversation>() {
+        Ok(mut head) => {
+            head.created_at = 7;
+            Ok(head)
+        }
+        Err(_) => Err(Error::TooDeep),
+    };
+    if let Ok(changed) = store.set_head::<Error>(id, tenant, head) {
+        let after = read();
+        let changed = serde_json::to_value(changed.expect("it is stored")).expect("it is JSON");
+        assert_eq!((&after.head, &after.items), (&Some(changed), &expected));
+    }
+
+    let removed = store.remove_item(id, tenant, |_| Ok::<_, Error>((0, ()))).expect("it can be written");
+    assert_eq!(removed, Some(()));
+    expected.remove(0);
+    assert_eq!(read().items, expected);
+}
+
+/// Stores a response again as it was read.
+fn replace(store: &Store, (id, tenant): (Id, Tenant), stored: &Stored) {
+    let Ok(mut response) = stored.response() else { return };
+    response.id = id.to_string();
+    let record = ResponseRecord { response, input: vec![item()], events: None };
+    store.put_response(record, tenant).expect("it has room");
+    let after = store.get(id, tenant).expect("it can be read").expect("it is stored");
+    assert_eq!(after.response().expect("it was written by this server").id, id.to_string());
+    assert_eq!(Contents::of(&after).items.len(), 1);
+}
+
+impl<'a> RecordFile<'a> {
+    fn new(name: &str, content: &'a [u8]) -> Self {
+        Self { id: Id::parse(name).expect("a name"), content, owner: owner(content) }
+    }
+}
+
+/// Whom the first line names, if a server has written it: `NUMBER TENANT PREVIOUS`.
+fn owner(content: &[u8]) -> Option<Tenant> {
+    let end = content.iter().position(|byte| *byte == b'\n')?;
+    let line = std::str::from_utf8(&content[..end]).ok()?;
+    let [number, tenant, previous] = line.split(' ').collect::<Vec<_>>().try_into().ok()?;
+    let is_number = number == "0" || number.starts_with(|digit: char| ('1'..='9').contains(&digit));
+    let is_number = is_number && number.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = is_number && number.parse().is_ok_and(|number: u64| number < 1 << 63);
+    let is_key = previous.is_empty() || Id::parse(previous).is_some_and(|id| id.kind() != Kind::Item);
+    let is_sound = is_number && is_key && !tenant.contains(|letter: char| letter.is_ascii_uppercase());
+    match tenant {
+        _ if !is_sound => None,
+        "-" => Some(Tenant::default()),
+        tenant => Tenant::parse(tenant),
+    }
+}
+
+/// The default tenant, one that owns files of the seeds, and whoever else owns one of these files.
+fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
+    let mut tenants = vec![Tenant::default(), Tenant::parse(TENANT).expect("a tenant"), Tenant::NOBODY];
+    for owner in files.iter().filter_map(|file| file.owner) {
+        if !tenants.contains(&owner) {
+            tenants.push(owner);
+        }
+    }
+    tenants
+}
+
+impl Contents {
+    fn of(stored: &Stored) -> Self {
+        let item = |item: crate::store::StoredItem<'_>| (item.id.clone(), item.parse().ok());
+        let items: Vec<_> = stored.input().map(|read| read.ok().map(item)).collect();
+        assert_eq!(stored.tally().items, items.len());
+        Self { head: stored.head().ok(), items, bytes: stored.bytes() }
+    }
+}
+
+/// All that each tenant sees.
+fn everything(store: &Store, files: &[RecordFile<'_>]) -> Vec<Option<Contents>> {
+    let tenants = tenants(files);
+    let of = |id: Id| tenants.iter().map(move |tenant| store.get(id, *tenant).expect("it can be read"));
+    files.iter().flat_map(|file| of(file.id)).map(|stored| stored.as_ref().map(Contents::of)).collect()
+}
+
+/// The records in the folder.
+fn records(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).expect("the folder can be listed").map_while(Result::ok);
+    entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "record")).count()
+}
+
+fn item() -> Arc<Item> {
+    let item = serde_json::json!({"type": "message", "id": "msg_1", "status": "completed", "role": "user",
+        "content": [{"type": "input_text", "text": "added"}]});
+    Arc::new(serde_json::from_value(item).expect("an item"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+    use super::mutations::{Random, mutated, words};
+
+    const CASES: u64 = 2_000;
+
+    #[test]
+    fn any_bytes_in_the_files_of_the_store_do_no_harm() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/store");
+        let mut paths: Vec<_> =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        seeds.iter().for_each(|seed| check(seed));
+        let words = words(include_str!("../../fuzz/dictionaries/store.dict"));
+        for seed in 0..CASES {
+            let input = mutated(&mut Random::new(seed), &seeds, &words);
+            let outcome = std::panic::catch_unwind(|| check(&input));
+            assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Attacks that hold connections, buffers and permits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use futures_util::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+
+use crate::hostile::client::{Client, Statuses, Targets, chat};
+use crate::hostile::raw;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Both processes, since a client may reach the server directly.
+fn addresses(targets: &Targets) -> [&String; 2] {
+    [&targets.router, &targets.server]
+}
+
+fn streamed(content: &str, max_tokens: usize) -> Value {
+    chat(content, json!({"stream": true, "max_tokens": max_tokens, "ignore_eos": true}))
+}
+
+/// The status of the answer to a request whose body does not end.
+async fn unfinished(address: String, bytes: Arc<Vec<u8>>) -> u16 {
+    raw::exchange(&address, &bytes).await.map_or(0, |answer| raw::status(&answer))
+}
+
+/// Bodies of which the last MiB never arrives.
+pub(super) async fn bodies_that_never_end(targets: Targets) -> anyhow::Result<String> {
+    let mut attempts = Vec::new();
+    for address in addresses(&targets) {
+        let head = raw::head(address, &targets.key, CHAT, 8 << 20);
+        let bytes = Arc::new([head.as_bytes(), &vec![b' '; 7 << 20]].concat());
+        attempts.extend((0..100).map(|_| unfinished(address.clone(), Arc::clone(&bytes))));
+    }
+    let statuses: Statuses = tests::http::all(attempts).await.into_iter().collect();
+    Ok(statuses.only(&[408, 429])?.some(408)?.to_string())
+}
+
+/// Connections that never send a byte.
+pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
+    const SOCKETS: usize = 10_000;
+    const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+    let mut sockets = Vec::new();
+    for number in 0..SOCKETS {
+        let address = addresses(&targets)[number % 2];
+        let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
+        // A process may leave connections in the queue of the operating system, but not refuse them.
+        sockets.push(connected.map_err(|_| anyhow::anyhow!("connection {number} is not accepted"))??);
+    }
+    let client = Client::of_router(&targets);
+    let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
+    ensure!(status == 200, "a request beside the silent sockets: {status} {body:.300}");
+    Ok(format!("{} sockets", sockets.len()))
+}
+
+/// Clients that never read their streams, whose buffers are as small as the system allows.
+pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<String> {
+    const STREAMS: usize = 200;
+    let client = Client::of_router(&targets);
+    let mut body = streamed("Count.", 24);
+    body["logprobs"] = json!(true);
+    body["top_logprobs"] = json!(20);
+    let mut streams = Vec::new();
+    for number in 0..STREAMS {
+        let address = addresses(&targets)[number % 2];
+        let request = raw::post(address, &targets.key, CHAT, &body.to_string());
+        streams.push(raw::narrow(address, &request).await?);
+        if number % 4 == 3 {
+            // An ordinary request in between, so that only few streams are generated at the same time.
+            let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
+            ensure!(status == 200, "a request beside {number} streams: {status} {body:.300}");
+        }
+    }
+    Ok(format!("{} streams that nobody reads", streams.len()))
+}
+
+/// Reads an answer sixteen bytes at a time.
+async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
+    let mut stream = raw::narrow(&address, &request).await?;
+    let mut pace = tokio::time::interval(Duration::from_millis(10));
+    let mut text = Vec::new();
+    loop {
+        pace.tick().await;
+        let mut piece = [0; 16];
+        let count = stream.read(&mut piece).await?;
+        text.extend_from_slice(&piece[..count]);
+        if count == 0 {
+            break;
+        }
+    }
+    let is_complete = text.windows(6).any(|window| window == b"[DONE]");
+    let status = raw::status(&text);
+    ensure!(status != 200 || is_complete, "a slow reader did not get its complete answer");
+    Ok(status)
+}
+
+/// Clients that read their streams slowly but steadily, and get them whole.
+pub(super) async fn slow_readers(targets: Targets) -> anyhow::Result<String> {
+    let body = streamed("Count.", 4).to_string();
+    let readers = (0..200).map(|number| {
+        let address = addresses(&targets)[number % 2].clone();
+        let request = raw::post(&address, &targets.key, CHAT, &body);
+        slow_reader(address, request)
+    });
+    let mut statuses = Statuses::default();
+    let mut running = futures_util::stream::iter(readers).buffer_unordered(100);
+    while let Some(status) = running.next().await {
+        statuses.add(status?);
+    }
+    Ok(statuses.only(&[200])?.to_string())
+}
+
+/// Clients that leave as soon as they have sent a request for a long answer, and those that leave within it.
+pub(super) async fn disconnects(targets: Targets) -> anyhow::Result<String> {
+    const CLIENTS: usize = 200;
+    let body = streamed("Tell a story.", 2000).to_string();
+    for number in 0..CLIENTS {
+        let address = addresses(&targets)[number % 2];
+        let request = raw::post(address, &targets.key, CHAT, &body);
+        let mut stream = raw::narrow(address, &request).await?;
+        if number % 4 < 2 {
+            stream.read_exact(&mut [0; 16]).await?;
+        }
+        drop(stream);
+    }
+    Ok(format!("{CLIENTS} clients left"))
+}

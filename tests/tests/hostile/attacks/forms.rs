@@ -1,0 +1,93 @@
+//! Attacks with structured outputs and tools.
+
+use anyhow::ensure;
+use serde_json::{Value, json};
+
+use crate::hostile::client::{Client, Statuses, Targets, chat, copies};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Grammars whose masks take long, each different, so that nothing is cached.
+pub(super) async fn expensive_grammars(targets: Targets) -> anyhow::Result<String> {
+    let bodies = (0..8).map(|number| {
+        let pattern = format!("([a-z]{{1,8}} ){{1,{}}}(.|\\n)*{number}", 100 + number);
+        let parameters = json!({"guided_regex": pattern, "max_tokens": 16});
+        chat(&format!("Write something, number {number}."), parameters).to_string()
+    });
+    let statuses = Client::of_router(&targets).barrage(CHAT, 2, bodies.collect()).await;
+    Ok(statuses.only(&[200, 400])?.to_string())
+}
+
+/// Patterns whose automata have exponentially many states.
+pub(super) async fn exponential_patterns(targets: Targets) -> anyhow::Result<String> {
+    let bodies = (0..256).map(|number| {
+        let parameters = json!({"guided_regex": format!("[ab]*a[ab]{{14}}c{number}"), "max_tokens": 4});
+        chat("Write.", parameters).to_string()
+    });
+    let statuses = Client::of_router(&targets).barrage(CHAT, 4, bodies.collect()).await;
+    Ok(statuses.only(&[200, 400])?.to_string())
+}
+
+/// A form that some sequences exhaust, which must stay usable for others.
+pub(super) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<String> {
+    let client = Client::of_router(&targets);
+    let pattern = "([a-z ]*e[a-z ]{60}!|YES)";
+    let (_, tokens) =
+        client.post("/tokenize", &json!({"prompt": "YES", "add_special_tokens": false})).await?;
+    let exhausting = chat("Tell a story.", json!({"guided_regex": pattern, "max_tokens": 160}));
+    let harmless = chat(
+        "Say YES.",
+        json!({"guided_regex": pattern, "max_tokens": 8, "allowed_token_ids": tokens["tokens"]}),
+    );
+    let mut statuses = Statuses::default();
+    for _ in 0..3 {
+        let (status, _) = client.post(CHAT, &exhausting).await?;
+        statuses.add(status);
+        let (status, answer) = client.post(CHAT, &harmless).await?;
+        ensure!(status == 200, "the same form is refused afterwards: {status} {answer:.300}");
+        let text = answer.pointer("/choices/0/message/content").and_then(Value::as_str);
+        ensure!(text == Some("YES"), "the answer does not follow the form: {answer:.300}");
+    }
+    Ok(statuses.only(&[200, 400])?.to_string())
+}
+
+/// Choices with as many alternatives as are allowed, in every notation, and with one more.
+pub(super) async fn thousands_of_alternatives(targets: Targets) -> anyhow::Result<String> {
+    let client = Client::of_router(&targets);
+    let alternatives =
+        |count: usize| -> Vec<String> { (0..count).map(|number| format!("choice {number}")).collect() };
+    let forms = |count: usize| {
+        let alternatives = alternatives(count);
+        let constants: Vec<Value> = alternatives.iter().map(|text| json!({"const": text})).collect();
+        let literals: Vec<String> = alternatives.iter().map(|text| format!("{text:?}")).collect();
+        [
+            json!({"guided_choice": alternatives}),
+            json!({"structured_outputs": {"choice": alternatives}}),
+            json!({"guided_json": {"anyOf": constants}}),
+            json!({"guided_grammar": format!("root ::= {}", literals.join(" | "))}),
+        ]
+    };
+    let mut statuses = Statuses::default();
+    for count in [2_001, 8_192] {
+        let bodies = forms(count).map(|form| chat("Choose.", form).to_string()).to_vec();
+        statuses.extend(client.barrage(CHAT, 2, bodies).await);
+    }
+    let statuses = statuses.only(&[200, 400])?.some(200)?;
+    let beyond = forms(8_193)[..2].iter().map(|form| chat("Choose.", form.clone()).to_string()).collect();
+    let beyond = client.barrage(CHAT, 2, beyond).await.only(&[400])?;
+    Ok(format!("{statuses}; beyond the limit: {beyond}"))
+}
+
+/// As many tools as are allowed, none of which has a schema that can be followed.
+pub(super) async fn broken_tool_schemas(targets: Targets) -> anyhow::Result<String> {
+    let tools: Vec<Value> = (0..512)
+        .map(|number| {
+            let pattern = json!({"type": "string", "pattern": format!("(?={number})")});
+            let parameters = json!({"type": "object", "properties": {"x": pattern}});
+            json!({"type": "function", "function": {"name": format!("tool_{number}"), "parameters": parameters}})
+        })
+        .collect();
+    let body = chat("Call.", json!({"tools": tools, "tool_choice": "required"}));
+    let statuses = Client::of_router(&targets).barrage(CHAT, 8, copies(&body, 16)).await;
+    Ok(statuses.only(&[200, 400, 429])?.to_string())
+}

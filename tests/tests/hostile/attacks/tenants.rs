@@ -1,0 +1,96 @@
+//! Attacks on other tenants, behind a router with API keys.
+
+use anyhow::ensure;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::hostile::client::{Client, Statuses, Targets, chat, completion, copies, response, text};
+
+fn clients(targets: &Targets) -> [Client; 2] {
+    [&targets.key, &targets.other_key].map(|key| Client::new(&targets.router, key))
+}
+
+/// Reads, continues, changes and deletes what another tenant has stored.
+pub(super) async fn other_tenants_objects(targets: Targets) -> anyhow::Result<String> {
+    let [attacker, victim] = clients(&targets);
+    let (_, stored) = victim.post("/v1/responses", &response(&json!("A secret."), json!({}))).await?;
+    let stored = text(&stored, "/id")?;
+    let items = json!({"items": [{"type": "message", "role": "user", "content": "A secret."}]});
+    let (_, conversation) = victim.post("/v1/conversations", &items).await?;
+    let conversation = text(&conversation, "/id")?;
+    let conversation_path = format!("/v1/conversations/{conversation}");
+    let (_, listed) = victim.get(&format!("{conversation_path}/items")).await?;
+    let item = text(&listed, "/data/0/id")?;
+    let response_path = format!("/v1/responses/{stored}");
+    let calls = [
+        (Method::GET, response_path.clone(), json!({})),
+        (Method::GET, format!("{response_path}/input_items"), json!({})),
+        (Method::POST, format!("{response_path}/cancel"), json!({})),
+        (Method::DELETE, response_path.clone(), json!({})),
+        (Method::GET, conversation_path.clone(), json!({})),
+        (Method::GET, format!("{conversation_path}/items"), json!({})),
+        (Method::POST, format!("{conversation_path}/items"), items.clone()),
+        (Method::DELETE, format!("{conversation_path}/items/{item}"), json!({})),
+        (Method::DELETE, conversation_path.clone(), json!({})),
+        (
+            Method::POST,
+            "/v1/responses".to_owned(),
+            response(&json!("Repeat."), json!({"previous_response_id": stored})),
+        ),
+        (
+            Method::POST,
+            "/v1/responses".to_owned(),
+            response(&json!("Repeat."), json!({"conversation": conversation})),
+        ),
+        (
+            Method::POST,
+            "/v1/responses".to_owned(),
+            response(&json!([{"type": "item_reference", "id": item}]), json!({})),
+        ),
+    ];
+    let mut statuses = Statuses::default();
+    for (method, path, body) in &calls {
+        let answer = attacker.request(method.clone(), path).json(body).send().await?;
+        statuses.add(answer.status().as_u16());
+        let body = answer.text().await?;
+        ensure!(!body.contains("secret"), "{method} {path} discloses {body:.300}");
+    }
+    for path in [&response_path, &conversation_path] {
+        let (status, body) = victim.get(path).await?;
+        ensure!(status == 200, "{path} of the victim is gone: {status} {body:.300}");
+        victim.delete(path).await?;
+    }
+    Ok(statuses.only(&[404])?.to_string())
+}
+
+/// Learns from `cached_tokens` what another tenant has sent.
+pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<String> {
+    let [attacker, victim] = clients(&targets);
+    let prompt = format!("{} The password is swordfish.", "All that follows is confidential. ".repeat(40));
+    let cached = async |client: &Client| -> anyhow::Result<u64> {
+        let (status, body) = client.post("/v1/completions", &completion(&prompt, json!({}))).await?;
+        ensure!(status == 200, "{status} {body:.300}");
+        let cached = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
+        Ok(cached.unwrap_or_default())
+    };
+    let unique = cached(&victim).await?;
+    let own = cached(&victim).await?;
+    ensure!(own > unique || own > 0, "the prompt of the victim is not cached at all");
+    // Repetitions of the attack find what the attacker has sent before.
+    let salted = json!({"cache_salt": format!("{:?}", std::time::Instant::now())});
+    let (_, body) = attacker.post("/v1/completions", &completion(&prompt, salted)).await?;
+    let salted = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
+    ensure!(salted.unwrap_or_default() == 0, "the cache of another tenant is visible: {body:.300}");
+    Ok(format!("the victim sees {own} cached tokens, the attacker none"))
+}
+
+/// Guesses keys.
+pub(super) async fn unknown_keys(targets: Targets) -> anyhow::Result<String> {
+    let mut statuses = Statuses::default();
+    let body = chat("Hello", json!({}));
+    for number in 0..64 {
+        let client = Client::new(&targets.router, &format!("guess-{number}"));
+        statuses.extend(client.barrage("/v1/chat/completions", 16, copies(&body, 16)).await);
+    }
+    Ok(statuses.only(&[401])?.to_string())
+}

@@ -1,0 +1,66 @@
+//! Attacks with large bodies and long texts.
+
+use serde_json::{Value, json};
+
+use crate::hostile::client::{Client, MODEL, Statuses, Targets, chat, completion, copies, response};
+
+/// Texts of 7 MB with as many tokens as bytes.
+pub(super) async fn digits_to_tokenize(targets: Targets) -> anyhow::Result<String> {
+    let body = json!({"model": MODEL, "prompt": "7".repeat(7_000_000)});
+    let statuses = Client::of_router(&targets).barrage("/tokenize", 8, copies(&body, 8)).await;
+    Ok(statuses.only(&[400, 429])?.some(400)?.to_string())
+}
+
+/// Prompts of 0.5 MB, alone and in lists, which cannot fit into the context.
+pub(super) async fn long_prompts(targets: Targets) -> anyhow::Result<String> {
+    let client = Client::of_router(&targets);
+    let prompt = "1 2 3 ".repeat(80_000);
+    let mut statuses =
+        client.barrage("/v1/completions", 64, copies(&completion(&prompt, json!({})), 64)).await;
+    let list = json!({"model": MODEL, "max_tokens": 1, "prompt": vec!["4 5 6 ".repeat(10_000); 128]});
+    statuses.extend(client.barrage("/v1/completions", 8, copies(&list, 8)).await);
+    let chats = copies(&chat(&prompt, json!({})), 16);
+    statuses.extend(client.barrage("/v1/chat/completions", 16, chats).await);
+    Ok(statuses.only(&[400, 429])?.some(400)?.to_string())
+}
+
+/// Conversations of which the server has to drop most, which takes several renderings.
+pub(super) async fn truncated_conversations(targets: Targets) -> anyhow::Result<String> {
+    let input: Vec<Value> = (0..2_000)
+        .map(|number| json!({"role": "user", "content": format!("{number} ").repeat(60)}))
+        .collect();
+    let body = response(&json!(input), json!({"truncation": "auto", "store": false}));
+    let statuses = Client::of_router(&targets).barrage("/v1/responses", 8, copies(&body, 4)).await;
+    Ok(statuses.only(&[200, 400, 429])?.to_string())
+}
+
+/// Valid requests whose bodies are mostly whitespace, some of them for streams, which must not retain their bodies.
+pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
+    let client = Client::of_router(&targets);
+    let mut statuses = Statuses::default();
+    for stream in [false, true] {
+        let body = chat("Hello", json!({"stream": stream})).to_string();
+        let padded = format!("{}{}", " ".repeat(7 << 20), body);
+        statuses.extend(client.barrage("/v1/chat/completions", 32, vec![padded; 64]).await);
+    }
+    let excessive = vec![" ".repeat(9 << 20); 16];
+    let excessive = client.barrage("/v1/chat/completions", 8, excessive).await.only(&[413])?;
+    Ok(format!("{}; too large: {excessive}", statuses.only(&[200, 429])?.some(200)?))
+}
+
+/// JSON whose nesting would overflow the stack of a recursive parser.
+pub(super) async fn deep_nesting(targets: Targets) -> anyhow::Result<String> {
+    let client = Client::of_router(&targets);
+    let arrays = "[".repeat(2 << 20);
+    let objects = r#"{"a":"#.repeat(1 << 19);
+    let schema = format!(
+        r#"{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "x"}}], "guided_json": {objects}1{}}}"#,
+        "}".repeat(1 << 19)
+    );
+    let mut statuses = Statuses::default();
+    for path in ["/v1/chat/completions", "/v1/responses", "/v1/conversations", "/tokenize"] {
+        let bodies = [&arrays, &objects, &schema].map(String::clone).to_vec();
+        statuses.extend(client.barrage(path, 3, bodies).await);
+    }
+    Ok(statuses.only(&[400])?.to_string())
+}

@@ -1,0 +1,101 @@
+//! The table of results, which is printed row by row.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::bail;
+
+use super::fleet::Both;
+
+/// The result of an attack that was within the bars.
+pub(crate) struct Row {
+    pub(crate) attack: &'static str,
+    /// How many times as long the 99th percentile was as before the attack; the last measurement counts.
+    pub(crate) slowdowns: Vec<f64>,
+    /// The 99th percentile of the other clients' requests during the attack.
+    pub(crate) p99: Duration,
+    /// Number of the other clients' requests during the attack.
+    pub(crate) answers: usize,
+    pub(crate) slowest_probe: Duration,
+    /// The most memory that was resident, in bytes, mapped files included.
+    pub(crate) peaks: Both<u64>,
+    /// Anonymous memory afterwards, in bytes.
+    pub(crate) after: Both<u64>,
+    pub(crate) elapsed: Duration,
+    /// How the attacker was answered.
+    pub(crate) summary: String,
+}
+
+/// The results so far.
+pub(crate) struct Report {
+    failures: Vec<String>,
+}
+
+impl Report {
+    /// An empty report of processes that have `before` bytes of anonymous memory.
+    pub(crate) fn new(before: Both<u64>) -> Self {
+        let report = Self { failures: Vec::new() };
+        report.line(&format!("memory before all attacks: {} MiB (router + server)", mebibytes(before)));
+        report.line(&format!(
+            "{:26} {:>6} {:>8} {:>7} {:>8} {:>11} {:>11} {:>6}  {}",
+            "attack",
+            "p99",
+            "p99",
+            "answers",
+            "slowest",
+            "peak MiB",
+            "after MiB",
+            "time",
+            "answers to the attacker"
+        ));
+        report.line(&format!("{:26} {:>6} {:>8} {:>7} {:>8}", "", "times", "", "of others", "probe"));
+        report
+    }
+
+    pub(crate) fn row(&self, row: &Row) {
+        let slowdown = row.slowdowns.last().copied().unwrap_or_default();
+        let mut line = format!(
+            "{:26} {slowdown:>6.2} {:>5} ms {:>7} {:>5} ms {:>11} {:>11} {:>4} s  {}",
+            row.attack,
+            row.p99.as_millis(),
+            row.answers,
+            row.slowest_probe.as_millis(),
+            mebibytes(row.peaks),
+            mebibytes(row.after),
+            row.elapsed.as_secs(),
+            row.summary,
+        );
+        if let [earlier @ .., _] = row.slowdowns.as_slice()
+            && !earlier.is_empty()
+        {
+            let _ = write!(line, " (measured again after {earlier:.1?})");
+        }
+        self.line(&line);
+    }
+
+    pub(crate) fn remark(&self, name: &str, remark: &str) {
+        self.line(&format!("{name:26} {remark}"));
+    }
+
+    pub(crate) fn failure(&mut self, name: &str, error: &anyhow::Error) {
+        self.line(&format!("{name:26} FAILED: {error:#}"));
+        self.failures.push(name.to_owned());
+    }
+
+    #[expect(clippy::print_stdout, reason = "the report is for whoever runs the suite")]
+    fn line(&self, line: &str) {
+        println!("{line}");
+    }
+
+    /// Fails if any attack has failed.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        bail!("failed: {}", self.failures.join(", "))
+    }
+}
+
+fn mebibytes(bytes: Both<u64>) -> String {
+    format!("{} + {}", bytes.router >> 20, bytes.server >> 20)
+}
