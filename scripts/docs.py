@@ -23,6 +23,8 @@ DOCS = ROOT / "docs"
 STAGE = ROOT / "target" / "docs"
 SOURCE = STAGE / "src"
 SITE = STAGE / "html"
+# What mdBook reads beside the source.
+SETTINGS = ("book.toml", "site.css")
 # Where pages and files from outside docs/ go.
 OUTSIDE = "repository"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -32,10 +34,11 @@ def main() -> None:
     mdbook = pathlib.Path(sys.argv[1]).resolve()
     shutil.rmtree(STAGE, ignore_errors=True)
     SOURCE.mkdir(parents=True)
-    shutil.copy(DOCS / "book.toml", STAGE)
+    for name in SETTINGS:
+        shutil.copy(DOCS / name, STAGE)
     pages = listed_pages()
     for path in sorted(DOCS.rglob("*")):
-        if path.is_file() and path.name != "book.toml":
+        if path.is_file() and path.name not in SETTINGS:
             stage(path, pages)
     for path in pages:
         if not path.is_relative_to(DOCS):

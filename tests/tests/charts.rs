@@ -179,7 +179,53 @@ async fn samples_are_what_the_resource_takes() -> anyhow::Result<()> {
         let output = kubectl(&["apply", "--dry-run=server", "--validate=strict", "--filename", &path])?;
         assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
     }
+    let objects = objects_in_pages()?;
+    assert!(objects.len() > 8, "the pages show {} objects", objects.len());
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("object.yaml");
+    for (page, object) in objects {
+        std::fs::write(&file, object.to_string())?;
+        let path = file.to_string_lossy();
+        let output = kubectl(&["apply", "--dry-run=server", "--validate=strict", "--filename", &path])?;
+        assert!(output.status.success(), "{page}: {}\n{object}", String::from_utf8_lossy(&output.stderr));
+    }
     Ok(())
+}
+
+/// The Kubernetes objects in the pages for users, each with its page. A block that shows a part of the `spec` of an
+/// LLMDeployment is completed.
+fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
+    // Kinds that an API server without further definitions knows.
+    const KINDS: [&str; 3] = ["LLMDeployment", "HorizontalPodAutoscaler", "Ingress"];
+    const PLACEHOLDERS: [(&str, &str); 3] =
+        [("OWNER/NAME", "owner/name"), ("NAMESPACE", "namespace"), ("NAME", "name")];
+    let tree = tests::tidy::Tree::read(&tests::root())?;
+    let is_for_users = |path: &str| {
+        path == "README.md"
+            || ["docs/tutorials/", "docs/how-to/"].iter().any(|folder| path.starts_with(folder))
+    };
+    let mut objects = Vec::new();
+    for page in tree.files.iter().filter(|file| is_for_users(&file.path)) {
+        for block in page.text.split("```yaml\n").skip(1) {
+            let (block, _) = block.split_once("```").with_context(|| format!("{}: open block", page.path))?;
+            let text =
+                PLACEHOLDERS.iter().fold(block.to_owned(), |text, (name, value)| text.replace(name, value));
+            let mut object: Value = serde_yaml::from_str(&text).with_context(|| page.path.clone())?;
+            let is_part = object.as_object().is_some_and(|object| object.keys().eq(["spec"]));
+            if is_part {
+                object["apiVersion"] = json!("ovfleet.dev/v1alpha1");
+                object["kind"] = json!("LLMDeployment");
+                object["metadata"] = json!({"name": "chat"});
+                if object["spec"]["model"]["source"].is_null() {
+                    object["spec"]["model"]["source"] = json!({"hf": {"repo": "owner/name"}});
+                }
+            }
+            if object["kind"].as_str().is_some_and(|kind| KINDS.contains(&kind)) {
+                objects.push((page.path.clone(), object));
+            }
+        }
+    }
+    Ok(objects)
 }
 
 #[test]

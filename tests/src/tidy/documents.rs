@@ -37,8 +37,20 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
 /// Lines that hold the command of somebody else are left out, and those on which it continues.
 #[must_use]
 pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
-    const OTHERS: [&str; 10] =
-        ["cargo ", "curl ", "docker ", "git ", "helm ", "kind ", "kubectl ", "npm ", "pip ", "python3 "];
+    const OTHERS: [&str; 12] = [
+        "cargo ",
+        "curl ",
+        "docker ",
+        "git ",
+        "helm ",
+        "kind ",
+        "kubectl ",
+        "llama-gguf-split ",
+        "npm ",
+        "optimum-cli ",
+        "pip ",
+        "python3 ",
+    ];
     let known: BTreeSet<&str> = flags(reference).collect();
     let mut findings = Vec::new();
     // The reference is generated, and decisions and results also name flags of former versions and of other programs.
