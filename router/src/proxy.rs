@@ -315,21 +315,54 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Error> {
     received.map_err(|_| Error::Body(format!("it took longer than {time:?}")))?
 }
 
+/// Size of the part of a rejected body that the router reads and discards. A client that is still sending does not read
+/// the answer, and closing the connection early would discard the answer with the unread data.
+///
+/// Beyond it: the router answers without reading the rest and closes the connection.
+const DISCARDED_BYTES_MAX: usize = 64 << 20;
+
 /// The body, counted against the limit for it and the one for all bodies as it comes.
 async fn receive(app: &App, mut body: Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
     let total = app.settings().max_buffered_body_bytes.0;
     let limits = BudgetLimits::new(total, limit);
     let mut received = app.bodies().body(announced);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
-        // Trailers are of no use here.
-        let Ok(part) = frame.into_data() else { continue };
-        if received.len() + part.len() as u64 > limit {
-            return Err(Error::BodyTooLarge(limit));
-        }
-        received.push(part, limits).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
+    while let Some(part) = next_part(&mut body).await? {
+        let refusal = if received.len() + part.len() as u64 > limit {
+            Error::BodyTooLarge(limit)
+        } else if let Err(BudgetExceeded) = received.push(part, limits) {
+            Error::TooManyBodyBytes(total)
+        } else {
+            continue;
+        };
+        // What has arrived is of no use any more.
+        drop(received);
+        discard(&mut body).await?;
+        return Err(refusal);
     }
     Ok(received.into_bytes())
+}
+
+/// Reads the rest of a body, as far as it is not too long.
+async fn discard(body: &mut Incoming) -> Result<(), Error> {
+    let mut discarded = 0;
+    while let Some(part) = next_part(body).await? {
+        discarded += part.len();
+        if discarded > DISCARDED_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The next part of a body. Trailers are of no use here.
+async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
+        if let Ok(part) = frame.into_data() {
+            return Ok(Some(part));
+        }
+    }
+    Ok(None)
 }
 
 fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Result<Fields<'a>, Error> {

@@ -39,6 +39,7 @@ mod sse;
 mod store;
 mod telemetry;
 mod tenant;
+mod trim;
 
 pub use app::{App, Serving};
 pub use args::{

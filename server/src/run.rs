@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::routes::{Sleep, admin_router, router_with};
 use crate::sleep::{level, sleep_when_idle};
 use crate::store::StoreConfig;
-use crate::{backend, fetch, listen, numa, telemetry};
+use crate::{backend, fetch, listen, numa, telemetry, trim};
 
 /// Time for the errors to reach the clients when the engine has died.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -293,6 +293,7 @@ async fn spawn_services(
         server.serve_with_incoming(TcpListenerStream::new(grpc)).await.context("the gRPC server failed")?;
         bail!("the gRPC server ended")
     });
+    services.spawn(trim::trim_after_growth());
     let app = app.clone();
     services.spawn(async move {
         let mut phase = app.lifecycle().watch();

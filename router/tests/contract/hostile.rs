@@ -170,6 +170,30 @@ fn bodies_have_a_limit_together() {
 }
 
 #[test]
+fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let gate = std::sync::Mutex::new(gate);
+    let upstream = Upstream::start("m", move |_, stream| {
+        gate.lock().unwrap().recv().unwrap();
+        send(stream, &whole("{}"))
+    });
+    let router = Router::start(&[&upstream], &["--max-buffered-body-bytes=8MiB"]);
+    let large = raw("POST", CHAT, "", &chat("m", false).replace("Hello", &"x".repeat(6 << 20)));
+    let mut first = router.connect();
+    first.write_all(large.as_bytes()).unwrap();
+    await_condition("the first to arrive", || (!upstream.seen().is_empty()).then_some(()));
+    for _ in 0..8 {
+        let mut client = router.connect();
+        // The rest is read although it is refused before its end: else the client would see a broken connection.
+        client.write_all(large.as_bytes()).unwrap();
+        let answer = Answer::read(&mut client);
+        assert_eq!((answer.status, answer.body.contains("too_many_body_bytes")), (429, true), "{answer:?}");
+    }
+    go.send(()).unwrap();
+    assert_eq!(Answer::read(&mut first).status, 200);
+}
+
+#[test]
 fn the_operator_hears_which_replicas_receive_requests() {
     let upstream = answering();
     let router = Router::start(&[&upstream], &["--grpc-port=0"]);

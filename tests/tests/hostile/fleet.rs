@@ -10,12 +10,15 @@ use tests::process::Process;
 use tests::router::Router;
 use tests::server::{Server, admin_address, command};
 
-use super::client::{Client, MODEL, Targets, completion, response, text};
+use super::client::{Client, MODEL, Targets, chat, completion, copies, response, text};
 
 /// Memory that each process may use.
 const MEMORY_BYTES: u64 = 2 << 30;
 /// Memory that may remain after an attack, in percent of the memory before all attacks.
 const REMAINING_PERCENT: u64 = 110;
+/// Memory that may remain in any case, less than 1 % of the limit: the router has so little that 10 % of it are less than
+/// what an allocator retains of a single large body.
+const REMAINING_BYTES_MIN: u64 = 16 << 20;
 /// How long memory may take to fall after an attack.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// How long requests may finish after a signal to end.
@@ -114,15 +117,20 @@ impl Fleet {
         memory::reset_peak(server.id())
     }
 
-    /// Fills the KV cache and uses what grows with ordinary use, so that memory is that of a busy fleet.
+    /// Fills the KV cache and sends the largest ordinary requests, so that memory is that of a busy fleet: the engine
+    /// retains the buffers of its largest step, and compiled forms are cached.
     pub(crate) async fn warm_up(&self) -> anyhow::Result<()> {
         let client = self.client();
-        for round in 0..3 {
-            let bodies = (0..8).map(|number| {
-                completion(&format!("{round} {number} ").repeat(600), json!({"max_tokens": 2})).to_string()
-            });
-            client.barrage("/v1/completions", 8, bodies.collect()).await.only(&[200])?;
-        }
+        let prompts = (0..8).map(|number| {
+            completion(&format!("{number} ").repeat(1300), json!({"max_tokens": 2})).to_string()
+        });
+        client.barrage("/v1/completions", 8, prompts.collect()).await.only(&[200])?;
+        let choices = completion("Once upon a time", json!({"n": 128, "max_tokens": 2, "logprobs": 5}));
+        client.barrage("/v1/completions", 1, copies(&choices, 1)).await.only(&[200])?;
+        let words: Vec<String> = (0..4096).map(|number| format!("word {number}")).collect();
+        let forms = [json!({"guided_choice": words}), json!({"guided_regex": "([a-z]{1,8} ){1,100}"})];
+        let forms = forms.map(|form| chat("Choose.", form).to_string()).to_vec();
+        client.barrage("/v1/chat/completions", 2, forms).await.only(&[200])?;
         Ok(())
     }
 
@@ -134,15 +142,18 @@ impl Fleet {
             poll.tick().await;
             let now = self.memory()?;
             let is_back = |now: ProcessMemory, before: ProcessMemory| {
-                now.anonymous <= before.anonymous * REMAINING_PERCENT / 100
+                let percentage = before.anonymous * REMAINING_PERCENT / 100;
+                now.anonymous <= percentage.max(before.anonymous + REMAINING_BYTES_MIN)
             };
             if is_back(now.router, before.router) && is_back(now.server, before.server) {
                 return Ok(now);
             }
-            let mebibytes = |memory: Both<ProcessMemory>| memory.map(|memory| memory.anonymous >> 20);
+            let mebibytes = |memory: Both<ProcessMemory>| {
+                format!("{} + {} MiB", memory.router.anonymous >> 20, memory.server.anonymous >> 20)
+            };
             ensure!(
                 Instant::now() < end,
-                "memory stays at {:?} MiB; it was {:?} MiB before the attacks",
+                "memory stays at {}; it was {} before the attacks",
                 mebibytes(now),
                 mebibytes(before)
             );

@@ -28,10 +28,14 @@ pub(crate) async fn answer(stream: TcpStream) -> std::io::Result<Vec<u8>> {
     if answer.is_empty() { read.map(|_| answer) } else { Ok(answer) }
 }
 
-/// The status of an HTTP/1.1 answer, 0 if it is none.
+/// The status of an HTTP/1.1 answer, 0 if it is none. Interim responses are skipped.
 pub(crate) fn status(answer: &[u8]) -> u16 {
-    let text = String::from_utf8_lossy(&answer[..answer.len().min(64)]).into_owned();
-    text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+    let text = String::from_utf8_lossy(answer);
+    let statuses = text.split("\r\n\r\n").map(|head| {
+        let status = head.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3));
+        status.and_then(|status| status.parse().ok()).unwrap_or(0)
+    });
+    statuses.into_iter().find(|status| !(100..200).contains(status)).unwrap_or(0)
 }
 
 /// A POST request for `path` with a JSON `body`.

