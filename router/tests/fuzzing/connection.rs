@@ -43,12 +43,13 @@ struct Running {
 }
 
 thread_local! {
-    static RUNNING: OnceCell<Running> = const { OnceCell::new() };
+    // Never dropped: what the router has put off at the end of a thread is in another of its variables, which may be gone then.
+    static RUNNING: OnceCell<&'static Running> = const { OnceCell::new() };
 }
 
 /// Panics if a promise is broken.
 pub(crate) fn check(input: &[u8]) {
-    RUNNING.with(|running| running.get_or_init(Running::new).check(input));
+    RUNNING.with(|running| running.get_or_init(|| Box::leak(Box::new(Running::new()))).check(input));
 }
 
 /// Answers chats as a replica does: as a whole, or as a stream if the body asks for it.
