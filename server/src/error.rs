@@ -7,14 +7,14 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use proto::replica_token;
 use server_engine::{Failure, Rejected, SleepError, SubmitError};
-use server_openai::{ErrorBody, ErrorObject, Malformed};
+use server_openai::{ErrorBody, ErrorObject, RequestError};
 
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// The body is no JSON, or a value has the wrong type.
     #[error("{}", .0.message)]
-    Malformed(Malformed),
+    Malformed(RequestError),
     /// A value is missing or out of range, or asks for what this server does not do.
     #[error("{message}")]
     Invalid { code: &'static str, param: String, message: String },
@@ -274,8 +274,8 @@ impl From<SleepError> for Error {
     }
 }
 
-impl From<Malformed> for Error {
-    fn from(malformed: Malformed) -> Self {
+impl From<RequestError> for Error {
+    fn from(malformed: RequestError) -> Self {
         Self::Malformed(malformed)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use server_engine::TokenId;
-use server_guidance::{BuildError, Compiler, Vocabulary};
+use server_guidance::{Compiler, Vocabulary, VocabularyError};
 use server_parsers::{Formats, Incompatible, ReasoningFormat, ToolFormat, Tools};
 use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 
@@ -41,7 +41,7 @@ pub struct Model {
     /// Its adapters, in the order of their numbers.
     adapters: Vec<NamedAdapter>,
     /// Compiles what answers are held to; made when the first is.
-    compiler: OnceLock<Result<Compiler, BuildError>>,
+    compiler: OnceLock<Result<Compiler, VocabularyError>>,
 }
 
 impl Model {

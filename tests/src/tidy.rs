@@ -5,13 +5,23 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
+mod comments;
+mod cycles;
 mod documents;
 mod manifests;
+mod names;
+mod parameters;
 mod sources;
+mod syntax;
 
+pub use comments::doc_comments;
+pub use cycles::module_cycles;
 pub use documents::{decisions, links, mentioned_flags, pages};
 pub use manifests::manifests;
+pub use names::type_names;
+pub use parameters::packed_parameters;
 pub use sources::{long_files, sources};
+pub use syntax::{CRATES_IN_STYLE, RustFile, rust_files};
 
 /// Folders that hold what was fetched or built, wherever they are.
 const SKIPPED_FOLDERS: [&str; 6] = [".git", ".deps", ".venv", "target", "node_modules", "__pycache__"];

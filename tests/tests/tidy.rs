@@ -1,8 +1,9 @@
 //! The tree keeps its own rules. `tests/src/tidy.rs` says what they are.
 
 use tests::tidy::{
-    Finding, Tree, base_images, contents, decisions, links, long_files, manifests, mentioned_flags, pages,
-    sources,
+    CRATES_IN_STYLE, Finding, RustFile, Tree, base_images, contents, decisions, doc_comments, links,
+    long_files, manifests, mentioned_flags, module_cycles, packed_parameters, pages, rust_files, sources,
+    type_names,
 };
 
 fn tree() -> Tree {
@@ -64,4 +65,31 @@ fn flags_in_documents_exist() {
     let reference: String = generated.map(|file| file.text.as_str()).collect();
     assert!(reference.contains("--port"), "the tests of the products generate docs/reference/flags-*.md");
     assert_none(&mentioned_flags(&tree, &reference));
+}
+
+/// The findings of a rule about the files of one crate, in every crate that follows the style.
+fn findings_in_style(rule: impl Fn(&[RustFile]) -> Vec<Finding>) -> Vec<Finding> {
+    let tree = tree();
+    let files = |path: &&str| rust_files(&tree, path).expect("the crate has valid Rust files");
+    CRATES_IN_STYLE.iter().flat_map(|path| rule(&files(path))).collect()
+}
+
+#[test]
+fn type_names_are_nouns_with_content() {
+    assert_none(&findings_in_style(|files| files.iter().flat_map(type_names).collect()));
+}
+
+#[test]
+fn no_parameter_packs_several_arguments() {
+    assert_none(&findings_in_style(|files| files.iter().flat_map(packed_parameters).collect()));
+}
+
+#[test]
+fn doc_comments_are_at_least_a_clause() {
+    assert_none(&findings_in_style(|files| files.iter().flat_map(doc_comments).collect()));
+}
+
+#[test]
+fn modules_form_no_cycles() {
+    assert_none(&findings_in_style(module_cycles));
 }

@@ -1,167 +1,171 @@
-//! Everything that can be wrong with a GGUF file, one message each.
+//! The errors of reading GGUF files.
 
 use std::{io, path::PathBuf};
 
 use crate::TensorType;
 
-/// A GGUF file could not be used.
+/// Why a GGUF file, or a part of one, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system failed us.
+    /// The operating system cannot read the file.
     #[error("failed to read {path}")]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The file is not what it should be.
-    #[error("{path} is not a usable GGUF file")]
+    /// The content of the file is not valid.
+    #[error("{path} is not a valid GGUF file")]
     Format {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The first problem in the file.
         #[source]
         source: FormatError,
     },
-    /// There is no tensor of that name.
+    /// The file has no tensor with the requested name.
     #[error("{path} has no tensor {name:?}")]
     NoTensor {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The name asked for.
+        /// The name of the requested tensor.
         name: String,
     },
-    /// There are fewer rows than were asked for.
-    #[error("tensor {name:?} has {rows} rows, rows {start}..{end} were asked for")]
+    /// The requested rows are not all in the tensor.
+    #[error("rows {start}..{end} of tensor {name:?} do not exist: it has {rows} rows")]
     NoRows {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// Rows it has.
+        /// The number of rows of the tensor.
         rows: u64,
-        /// First row asked for.
+        /// The first requested row.
         start: u64,
-        /// First row no longer asked for.
+        /// The row after the last requested one.
         end: u64,
     },
-    /// The type's values cannot be computed here.
-    #[error("tensor type {0} cannot be decoded")]
+    /// This crate cannot compute the values of the type.
+    #[error("decoding tensor type {0} is not supported")]
     Undecodable(TensorType),
-    /// Bytes and values do not fit each other.
-    #[error("{bytes} bytes of {kind} are not {values} values")]
+    /// The number of bytes does not match the number of values.
+    #[error("{bytes} bytes of type {kind} do not hold exactly {values} values")]
     Lengths {
-        /// The type.
+        /// The type of the values.
         kind: TensorType,
-        /// Bytes given.
+        /// The number of bytes passed.
         bytes: usize,
-        /// Values asked for.
+        /// The number of requested values.
         values: usize,
     },
 }
 
-/// What is wrong with a file.
+/// The problem that makes a file invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// The first four bytes are not `GGUF`.
-    #[error("it does not begin with the letters GGUF")]
+    #[error("the first four bytes are not \"GGUF\"")]
     Magic,
-    /// Written by a big-endian machine.
-    #[error("it is big-endian; only little-endian files are supported")]
+    /// The file was written for big-endian machines.
+    #[error("the file is big-endian; only little-endian files are supported")]
     BigEndian,
-    /// Neither version 2 nor 3.
-    #[error("it has GGUF version {0}; only 2 and 3 are supported")]
+    /// The version of the format is neither 2 nor 3.
+    #[error("GGUF version {0} is not supported; supported versions: 2 and 3")]
     Version(u32),
-    /// It ends too early.
-    #[error("it is truncated: {what} needs {needed} bytes at offset {offset}, the file has {size}")]
+    /// The file ends before its content does.
+    #[error(
+        "the file is truncated: {what} needs {needed} bytes at offset {offset}, but the file has {size} bytes"
+    )]
     Truncated {
-        /// What was being read.
+        /// The part of the file that was being read.
         what: String,
-        /// Bytes needed.
+        /// The number of bytes that this part needs.
         needed: u64,
-        /// Where, in bytes from the start.
+        /// The offset of this part in the file, in bytes.
         offset: u64,
-        /// Size of the file, bytes.
+        /// The size of the file, in bytes.
         size: u64,
     },
     /// A count or length is above its limit.
-    #[error("{what} is {value}, above the limit of {limit}")]
+    #[error("{what} is {value}, which exceeds the limit of {limit}")]
     Limit {
-        /// What is too large.
+        /// The count or length that is too large.
         what: String,
-        /// How large the file says it is.
+        /// The value in the file.
         value: u64,
-        /// The limit.
+        /// The largest allowed value.
         limit: u64,
     },
     /// A string is not UTF-8.
     #[error("{0} is not valid UTF-8")]
     Utf8(String),
-    /// An unknown metadata value type.
+    /// A metadata value has an unknown type.
     #[error("metadata {key:?} has unknown value type {kind}")]
     ValueType {
-        /// The key.
+        /// The key of the metadata value.
         key: String,
-        /// The type's number.
+        /// The number of the unknown type.
         kind: u32,
     },
-    /// An array of arrays.
+    /// A metadata value is an array of arrays.
     #[error("metadata {0:?} is an array of arrays, which is not supported")]
     NestedArray(String),
-    /// A boolean that is neither 0 nor 1.
-    #[error("metadata {key:?} has a boolean of value {value}")]
+    /// A boolean is stored as neither 0 nor 1.
+    #[error("metadata {key:?} has a boolean stored as {value}, which is neither 0 nor 1")]
     Bool {
-        /// The key.
+        /// The key of the metadata value.
         key: String,
-        /// The byte.
+        /// The byte that is stored.
         value: u8,
     },
-    /// A key appears twice.
+    /// A metadata key appears twice.
     #[error("metadata {0:?} appears twice")]
     DuplicateKey(String),
-    /// A key that the format itself needs has the wrong type or value.
-    #[error("metadata {key:?} is {value}, which is not valid")]
+    /// A metadata value that the format itself defines has the wrong type or value.
+    #[error("metadata {key:?} has the invalid value {value}")]
     BadValue {
-        /// The key.
+        /// The key of the metadata value.
         key: String,
-        /// What it is.
+        /// A description of the invalid value.
         value: String,
     },
-    /// The file is one part of several.
-    #[error("it is one of {0} parts of a split model; merge them first (llama-gguf-split --merge)")]
+    /// The file is one of several parts of a split model.
+    #[error("the file is one of {0} parts of a split model; merge them with llama-gguf-split --merge")]
     Split(u64),
     /// A tensor name appears twice.
     #[error("tensor {0:?} appears twice")]
     DuplicateTensor(String),
-    /// An unknown tensor type.
+    /// A tensor has an unknown type.
     #[error("tensor {name:?} has unknown type {kind}")]
     TensorType {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// The type's number.
+        /// The number of the unknown type.
         kind: u32,
     },
-    /// A shape that cannot be.
-    #[error("tensor {name:?} of type {kind} has impossible shape {shape:?}")]
+    /// A tensor of its type cannot have this shape.
+    #[error("tensor {name:?} of type {kind} has the invalid shape {shape:?}")]
     Shape {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// Its type.
+        /// The type of the tensor.
         kind: TensorType,
-        /// Its shape, fastest dimension first.
+        /// The shape of the tensor, fastest dimension first.
         shape: Vec<u64>,
     },
-    /// An offset that is not a multiple of the alignment.
-    #[error("tensor {name:?} is at offset {offset}, not a multiple of the alignment {alignment}")]
+    /// The offset of a tensor is not a multiple of the alignment.
+    #[error(
+        "tensor {name:?} is at offset {offset}, which is not a multiple of the alignment ({alignment} bytes)"
+    )]
     Unaligned {
-        /// The tensor.
+        /// The name of the tensor.
         name: String,
-        /// Its offset in the tensor data, bytes.
+        /// The offset of the tensor in the tensor data, in bytes.
         offset: u64,
-        /// The alignment, bytes.
+        /// The alignment of tensor data, in bytes.
         alignment: u64,
     },
-    /// Two tensors share bytes.
+    /// Two tensors overlap in the file.
     #[error("tensors {0:?} and {1:?} overlap")]
     Overlap(String, String),
 }

@@ -1,4 +1,4 @@
-//! An open GGUF file: what its header says, and its bytes on demand.
+//! An open GGUF file: its metadata and tensor directory in memory, its tensor data read on demand.
 
 use std::{
     collections::HashMap,
@@ -34,15 +34,15 @@ impl GgufFile {
     /// The file cannot be read ([`Error::Read`]) or is not a sound GGUF file ([`Error::Format`]).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
-        let failed = |source| Error::Read { path: path.clone(), source };
-        let file = File::open(&path).map_err(failed)?;
-        let about = file.metadata().map_err(failed)?;
-        if !about.is_file() {
-            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        let read_error = |source| Error::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(read_error)?;
+        let file_metadata = file.metadata().map_err(read_error)?;
+        if !file_metadata.is_file() {
+            return Err(read_error(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
         }
-        let header = match parse::parse(BufReader::with_capacity(1 << 16, &file), about.len()) {
+        let header = match parse::parse(BufReader::with_capacity(1 << 16, &file), file_metadata.len()) {
             Ok(header) => header,
-            Err(ParseError::Io(source)) => return Err(failed(source)),
+            Err(ParseError::Io(source)) => return Err(read_error(source)),
             Err(ParseError::Format(source)) => return Err(Error::Format { path, source }),
         };
         let keys = header.metadata.iter().enumerate().map(|(i, (key, _))| (key.clone(), i)).collect();
@@ -59,22 +59,22 @@ impl GgufFile {
         })
     }
 
-    /// The path it was opened by.
+    /// The path that the file was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The format's version: 2 or 3.
+    /// The version of the format: 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Alignment of tensor data, bytes.
+    /// The alignment of tensor data, in bytes.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// All metadata, in file order.
+    /// All metadata entries, in file order.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.metadata.iter().map(|(key, value)| (key.as_str(), value))
     }
@@ -84,7 +84,7 @@ impl GgufFile {
         self.keys.get(key).map(|&index| &self.metadata[index].1)
     }
 
-    /// `general.architecture`, such as `llama`.
+    /// The value of `general.architecture`, such as `llama`.
     pub fn architecture(&self) -> Option<&str> {
         self.get("general.architecture")?.str()
     }
@@ -99,27 +99,27 @@ impl GgufFile {
         &self.tensors
     }
 
-    /// The tensor of that name.
+    /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
         self.names.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// Replaces the content of `bytes` by a tensor's bytes, as stored.
+    /// Replaces the content of `bytes` with the stored bytes of a tensor.
     ///
     /// # Errors
-    /// There is no such tensor, or it cannot be read. What `bytes` holds then is unspecified.
+    /// The file has no such tensor, or it cannot be read. The content of `bytes` is then unspecified.
     pub fn read_tensor(&self, name: &str, bytes: &mut Vec<u8>) -> Result<(), Error> {
-        let tensor = self.find(name)?;
+        let tensor = self.require_tensor(name)?;
         self.read_range(tensor.offset, tensor.bytes, bytes)
     }
 
-    /// Replaces the content of `bytes` by some rows of a tensor, as stored.
+    /// Replaces the content of `bytes` with the stored bytes of some rows of a tensor.
     ///
     /// # Errors
-    /// There is no such tensor, it has fewer rows, or it cannot be read. What `bytes` holds then is
+    /// The file has no such tensor, the tensor has fewer rows, or it cannot be read. The content of `bytes` is then
     /// unspecified.
     pub fn read_tensor_rows(&self, name: &str, rows: Range<u64>, bytes: &mut Vec<u8>) -> Result<(), Error> {
-        let tensor = self.find(name)?;
+        let tensor = self.require_tensor(name)?;
         if rows.start > rows.end || rows.end > tensor.rows() {
             let Range { start, end } = rows;
             return Err(Error::NoRows { name: name.to_owned(), rows: tensor.rows(), start, end });
@@ -128,12 +128,12 @@ impl GgufFile {
         self.read_range(tensor.offset + rows.start * row_bytes, (rows.end - rows.start) * row_bytes, bytes)
     }
 
-    fn find(&self, name: &str) -> Result<&TensorEntry, Error> {
+    fn require_tensor(&self, name: &str) -> Result<&TensorEntry, Error> {
         self.tensor(name).ok_or_else(|| Error::NoTensor { path: self.path.clone(), name: name.to_owned() })
     }
 
     fn read_range(&self, offset: u64, length: u64, bytes: &mut Vec<u8>) -> Result<(), Error> {
-        // The length was checked against the file's size at opening; a buffer that is kept is not zeroed anew.
+        // The length was checked against the size of the file in `open`. Reusing the buffer avoids zeroing it again.
         bytes.resize(length as usize, 0);
         self.file
             .read_exact_at(bytes, offset)

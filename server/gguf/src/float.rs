@@ -1,6 +1,6 @@
-//! Half-precision floats to and from `f32`, exactly (to: round to nearest, ties to even).
+//! Converts half-precision floats to `f32`, exactly, and back, rounding to nearest with ties to even.
 
-/// The value of IEEE binary16 bits.
+/// Converts IEEE binary16 bits to the value they represent.
 pub fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits >> 15) << 31;
     let exponent = u32::from(bits >> 10) & 0x1f;
@@ -13,7 +13,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     }
 }
 
-/// The IEEE binary16 bits nearest to `value`; too large values become infinite.
+/// Converts `value` to the nearest IEEE binary16 value, as bits; values beyond its range become infinite.
 pub fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
@@ -25,7 +25,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
     if magnitude >= 0x477f_f000 {
         return sign | 0x7c00;
     }
-    let (kept, shift) = if magnitude < 0x3880_0000 {
+    let (significand, shift) = if magnitude < 0x3880_0000 {
         // Subnormal result: shift the significand (with its hidden bit) so that a unit is 2^-24.
         let shift = 126 - (magnitude >> 23);
         if shift > 24 {
@@ -36,16 +36,16 @@ pub fn f32_to_f16(value: f32) -> u16 {
         (magnitude - 0x3800_0000, 13)
     };
     let half = 1u32 << (shift - 1);
-    let odd = (kept >> shift) & 1;
-    sign | ((kept + (half - 1) + odd) >> shift) as u16
+    let odd = (significand >> shift) & 1;
+    sign | ((significand + (half - 1) + odd) >> shift) as u16
 }
 
-/// The value of bfloat16 bits.
+/// Converts bfloat16 bits to the value they represent.
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// The bfloat16 bits nearest to `value`.
+/// Converts `value` to the nearest bfloat16 value, as bits.
 pub fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_survives_the_way_to_f32_and_back() {
+    fn every_half_survives_a_round_trip_through_f32() {
         for bits in 0..=u16::MAX {
             let value = f16_to_f32(bits);
             if value.is_nan() {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_have_their_known_values() {
+    fn known_halves_convert_to_their_values() {
         assert_eq!(f16_to_f32(0x3c00), 1.0);
         assert_eq!(f16_to_f32(0xc000), -2.0);
         assert_eq!(f16_to_f32(0x0001), 2f32.powi(-24));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn values_between_two_halves_go_to_the_nearest_and_ties_to_the_even_one() {
+    fn values_between_two_halves_round_to_nearest_with_ties_to_even() {
         for bits in 0..0x7bffu16 {
             let (low, high) = (f16_to_f32(bits), f16_to_f32(bits + 1));
             let middle = (low + high) / 2.0;

@@ -1,8 +1,9 @@
-//! Reads GGUF files: metadata, the tensor directory, tensor bytes, and what quantised bytes mean.
+//! Reads GGUF files: metadata, the tensor directory and tensor data, including quantized data.
 //!
-//! It decides whether a file is a sound GGUF file and what its weights are, exactly. It knows no model
+//! This crate decides whether a file is a valid GGUF file and computes its weights exactly. It knows no model
 //! architecture, no tokenizer and no runtime. Files are not trusted: every count and length is checked
-//! against the file's size and the [`limits`] before anything is allocated. No `unsafe`, no memory mapping.
+//! against the size of the file and the [`limits`] before memory is allocated. Files are read without `unsafe` code
+//! and without memory mapping.
 //!
 //! ```text
 //! path ─► GgufFile::open ─► metadata (Value)          tensors (TensorEntry)
@@ -26,5 +27,5 @@ pub use blocks::dequantize;
 pub use error::{Error, FormatError};
 pub use file::GgufFile;
 pub use float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-pub use tensor::{TensorEntry, TensorType};
+pub use tensor::{QuantLayout, TensorEntry, TensorType};
 pub use value::{Array, Value};

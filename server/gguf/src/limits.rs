@@ -1,4 +1,4 @@
-//! The named limits of what a file may claim. Far above any real file, far below what exhausts memory.
+//! Limits on what a GGUF file may declare. They are far above any real file and far below what exhausts memory.
 
 /// Size of the header of a GGUF file: the metadata and the tensor directory.
 ///

@@ -1,5 +1,5 @@
-//! Parses what precedes the tensor data. Trusts nothing: a length is compared with what is left of the file
-//! before memory is asked for.
+//! Parses the header of a GGUF file: everything before the tensor data. Files are not trusted: each length is
+//! compared with the remaining bytes of the file before memory is allocated.
 
 use std::{
     collections::HashSet,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Array, FormatError, TensorEntry, TensorType, Value, limits};
 
-/// What precedes the tensor data.
+/// Everything that precedes the tensor data.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub(crate) version: u32,
@@ -34,7 +34,7 @@ impl From<FormatError> for ParseError {
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// Parses the header of a file of `size` bytes, of which `reader` stands at the first.
+/// Parses the header of a file of `size` bytes. `reader` is at the start of the file.
 pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
     let mut input = Input { reader, size, offset: 0 };
     if input.array::<4>("the magic number")? != *b"GGUF" {
@@ -49,8 +49,11 @@ pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
         return Err(FormatError::Version(version).into());
     }
     let tensors = limited("the number of tensors", input.u64("the number of tensors")?, limits::TENSORS_MAX)?;
-    let keys =
-        limited("the number of metadata keys", input.u64("the number of keys")?, limits::METADATA_KEYS_MAX)?;
+    let keys = limited(
+        "the number of metadata keys",
+        input.u64("the number of metadata keys")?,
+        limits::METADATA_KEYS_MAX,
+    )?;
     let metadata = read_metadata(&mut input, keys)?;
     let alignment = alignment(&metadata)?;
     if let Some(parts) = find(&metadata, "split.count").and_then(Value::u64)
@@ -59,7 +62,7 @@ pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
         return Err(FormatError::Split(parts).into());
     }
     let mut tensors = read_directory(&mut input, tensors)?;
-    place(&mut tensors, alignment, input.offset, size)?;
+    resolve_offsets(&mut tensors, alignment, input.offset, size)?;
     Ok(Header { version, alignment, metadata, tensors })
 }
 
@@ -147,8 +150,8 @@ fn read_array<R: BufRead>(input: &mut Input<R>, key: &str) -> Result<Array> {
             Array::Bool(bytes.into_iter().map(|byte| boolean(key, byte)).collect::<Result<_>>()?)
         }
         8 => {
-            // Every string has at least its length before it.
-            input.demand(key, length as u64 * 8)?;
+            // Each string is preceded by its length, which takes 8 bytes.
+            input.require_bytes(key, length as u64 * 8)?;
             let mut values = Vec::with_capacity(length);
             for _ in 0..length {
                 values.push(input.string(key, limits::HEADER_BYTES_MAX)?);
@@ -173,7 +176,7 @@ fn numbers<R: BufRead, T, const N: usize>(
     Ok(bytes.as_chunks::<N>().0.iter().map(|chunk| convert(*chunk)).collect())
 }
 
-/// Reads the directory. Offsets are still relative to the tensor data.
+/// Reads the tensor directory. The offsets it returns are relative to the tensor data.
 fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<TensorEntry>> {
     let mut tensors = Vec::new();
     let mut seen = HashSet::new();
@@ -202,7 +205,8 @@ fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<Te
     Ok(tensors)
 }
 
-/// Bytes of a tensor; `None` if a row is not whole blocks, a dimension is 0, or the product overflows.
+/// The number of bytes of a tensor; `None` if a row is not a whole number of blocks, a dimension is 0, or the product
+/// overflows.
 fn tensor_bytes(kind: TensorType, shape: &[u64]) -> Option<u64> {
     let (&row, rest) = shape.split_first()?;
     if shape.contains(&0) {
@@ -211,8 +215,8 @@ fn tensor_bytes(kind: TensorType, shape: &[u64]) -> Option<u64> {
     rest.iter().try_fold(kind.bytes_of(row)?, |bytes, &length| bytes.checked_mul(length))
 }
 
-/// Makes offsets absolute and checks that the tensors lie within the file, aligned and apart.
-fn place(
+/// Makes the offsets absolute and checks that the tensors are aligned, lie within the file and do not overlap.
+fn resolve_offsets(
     tensors: &mut [TensorEntry],
     alignment: u64,
     header_bytes: u64,
@@ -241,7 +245,7 @@ fn place(
     Ok(())
 }
 
-/// The bytes of a file in order, and how many are left.
+/// Reads a file in order and tracks how many bytes remain.
 struct Input<R> {
     reader: R,
     size: u64,
@@ -249,8 +253,8 @@ struct Input<R> {
 }
 
 impl<R: BufRead> Input<R> {
-    /// Fails unless the file has `needed` bytes more and the header stays within its limit.
-    fn demand(&self, what: &str, needed: u64) -> Result<()> {
+    /// Fails unless the file has `needed` more bytes and the header stays within its limit.
+    fn require_bytes(&self, what: &str, needed: u64) -> Result<()> {
         if needed > self.size - self.offset {
             let (offset, size) = (self.offset, self.size);
             return Err(FormatError::Truncated { what: what.to_owned(), needed, offset, size }.into());
@@ -260,7 +264,7 @@ impl<R: BufRead> Input<R> {
     }
 
     fn fill(&mut self, what: &str, buffer: &mut [u8]) -> Result<()> {
-        self.demand(what, buffer.len() as u64)?;
+        self.require_bytes(what, buffer.len() as u64)?;
         self.reader.read_exact(buffer).map_err(ParseError::Io)?;
         self.offset += buffer.len() as u64;
         Ok(())
@@ -281,7 +285,7 @@ impl<R: BufRead> Input<R> {
     }
 
     fn bytes(&mut self, what: &str, length: u64) -> Result<Vec<u8>> {
-        self.demand(what, length)?;
+        self.require_bytes(what, length)?;
         let mut bytes = vec![0; length as usize];
         self.fill(what, &mut bytes)?;
         Ok(bytes)
@@ -289,7 +293,7 @@ impl<R: BufRead> Input<R> {
 
     fn string(&mut self, what: &str, limit: u64) -> Result<String> {
         let length = self.u64(what)?;
-        self.demand(what, length)?;
+        self.require_bytes(what, length)?;
         limited(&format!("the length of {what}"), length, limit)?;
         String::from_utf8(self.bytes(what, length)?)
             .map_err(|_| FormatError::Utf8(format!("{what} (before offset {})", self.offset)).into())

@@ -4,37 +4,37 @@ use std::fmt;
 
 macro_rules! tensor_types {
     ($($variant:ident = $number:literal, $name:literal, $block_values:literal, $block_bytes:literal;)*) => {
-        /// How a tensor's values are stored. All types that ggml has; see [`TensorType::is_decodable`] for
-        /// those whose values can be computed.
+        /// How the values of a tensor are stored: every type that ggml defines. [`TensorType::is_decodable`] says
+        /// which of them this crate can decode.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "each variant is named like its ggml type")]
         pub enum TensorType { $($variant,)* }
 
         impl TensorType {
-            /// Every type.
+            /// Every tensor type that ggml defines.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The type of this number in a file.
+            /// The type that this number stands for in a file.
             pub fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
 
-            /// Its number in a file.
+            /// The number that stands for the type in a file.
             pub fn number(self) -> u32 {
                 match self { $(Self::$variant => $number,)* }
             }
 
-            /// Its ggml name, such as `Q4_K`.
+            /// The name of the type in ggml, such as `Q4_K`.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Values in a block.
+            /// The number of values in a block.
             pub fn block_values(self) -> usize {
                 match self { $(Self::$variant => $block_values,)* }
             }
 
-            /// Bytes of a block.
+            /// The number of bytes of a block.
             pub fn block_bytes(self) -> usize {
                 match self { $(Self::$variant => $block_bytes,)* }
             }
@@ -79,18 +79,49 @@ tensor_types! {
     Q1_0 = 41, "Q1_0", 128, 18;
 }
 
+/// The layout of the quantized values of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantLayout {
+    /// The number of bits of a quantized value.
+    pub bits: u32,
+    /// The number of values that share a scale.
+    pub group: usize,
+    /// The integer zero point of all values.
+    pub zero: u8,
+    /// Whether each group has a minimum.
+    pub has_min: bool,
+}
+
 impl TensorType {
-    /// Whether [`crate::dequantize`] can compute values of this type.
+    /// Whether [`dequantize`](fn@crate::dequantize) supports this type.
     pub fn is_decodable(self) -> bool {
         self.is_quantized() || matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    /// Whether [`crate::blocks::decode`] can take values of this type apart.
+    /// Whether this is a quantized type that this crate can decode.
     pub fn is_quantized(self) -> bool {
-        crate::blocks::form(self).is_some()
+        self.quant_layout().is_some()
     }
 
-    /// Bytes of `values` values, if they are whole blocks and the product fits.
+    /// The layout of the quantized values; `None` unless this is a quantized type that this crate can decode.
+    pub fn quant_layout(self) -> Option<QuantLayout> {
+        let (bits, group, zero, has_min) = match self {
+            Self::Q4_0 => (4, 32, 8, false),
+            Self::Q4_1 => (4, 32, 0, true),
+            Self::Q5_0 => (5, 32, 16, false),
+            Self::Q5_1 => (5, 32, 0, true),
+            Self::Q8_0 => (8, 32, 128, false),
+            Self::Q2K => (2, 16, 0, true),
+            Self::Q3K => (3, 16, 4, false),
+            Self::Q4K => (4, 32, 0, true),
+            Self::Q5K => (5, 32, 0, true),
+            Self::Q6K => (6, 16, 32, false),
+            _ => return None,
+        };
+        Some(QuantLayout { bits, group, zero, has_min })
+    }
+
+    /// The number of bytes of `values` values; `None` if they are not whole blocks or the product overflows.
     pub fn bytes_of(self, values: u64) -> Option<u64> {
         let block_values = self.block_values() as u64;
         if !values.is_multiple_of(block_values) {
@@ -106,33 +137,33 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// A tensor as the directory describes it. All numbers have been checked against the file.
+/// An entry of the tensor directory. All its numbers have been checked against the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Its dimensions as ggml orders them: `shape[0]` is the length of a row and varies fastest.
+    /// The dimensions in the order of ggml: `shape[0]` is the length of a row and varies fastest.
     pub shape: Vec<u64>,
-    /// How its values are stored.
+    /// The type of the stored values.
     pub kind: TensorType,
-    /// Where its bytes begin, from the start of the file.
+    /// The offset of the first byte from the start of the file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// The number of bytes of the tensor.
     pub bytes: u64,
 }
 
 impl TensorEntry {
-    /// Values in all.
+    /// The total number of values.
     pub fn values(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Rows: the product of all dimensions but the first.
+    /// The number of rows: the product of all dimensions but the first.
     pub fn rows(&self) -> u64 {
         self.shape[1..].iter().product()
     }
 
-    /// Bytes of a row.
+    /// The number of bytes of a row.
     pub fn row_bytes(&self) -> u64 {
         self.bytes / self.rows()
     }

@@ -1,6 +1,6 @@
-//! Metadata values, typed as the file types them.
+//! Metadata values with the types that the file declares.
 
-/// A metadata value.
+/// A metadata value of any type.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each variant is named like its GGUF type")]
 pub enum Value {
@@ -19,7 +19,7 @@ pub enum Value {
     F64(f64),
 }
 
-/// A metadata array. Elements have one type and are stored as such.
+/// A metadata array, whose elements all have the same type.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each variant is named like its GGUF type")]
 pub enum Array {
@@ -38,7 +38,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// The string, if it is one.
+    /// The string, if the value is one.
     pub fn str(&self) -> Option<&str> {
         match self {
             Self::Str(text) => Some(text),
@@ -46,7 +46,7 @@ impl Value {
         }
     }
 
-    /// The boolean, if it is one.
+    /// The boolean, if the value is one.
     pub fn bool(&self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(*value),
@@ -54,7 +54,7 @@ impl Value {
         }
     }
 
-    /// The integer of any width, if it is one and fits.
+    /// The value, if it is an integer of any width that fits into an `i64`.
     pub fn i64(&self) -> Option<i64> {
         Some(match self {
             Self::U8(value) => i64::from(*value),
@@ -69,7 +69,7 @@ impl Value {
         })
     }
 
-    /// The integer of any width, if it is one and not negative.
+    /// The value, if it is an integer of any width and not negative.
     pub fn u64(&self) -> Option<u64> {
         match self {
             Self::U64(value) => Some(*value),
@@ -77,12 +77,12 @@ impl Value {
         }
     }
 
-    /// The integer of any width, if it is one and fits.
+    /// The value, if it is an integer of any width that fits into a `u32`.
     pub fn u32(&self) -> Option<u32> {
         u32::try_from(self.u64()?).ok()
     }
 
-    /// The number as a 32-bit float, if it is a float (a wider one is rounded).
+    /// The value, if it is a float; 64-bit floats are rounded.
     pub fn f32(&self) -> Option<f32> {
         match self {
             Self::F32(value) => Some(*value),
@@ -91,7 +91,7 @@ impl Value {
         }
     }
 
-    /// The array, if it is one.
+    /// The array, if the value is one.
     pub fn array(&self) -> Option<&Array> {
         match self {
             Self::Array(array) => Some(array),
@@ -99,7 +99,7 @@ impl Value {
         }
     }
 
-    /// The strings, if it is an array of them.
+    /// The strings, if the value is an array of strings.
     pub fn strs(&self) -> Option<&[String]> {
         match self {
             Self::Array(Array::Str(values)) => Some(values),
@@ -107,7 +107,7 @@ impl Value {
         }
     }
 
-    /// The floats, if it is an array of 32-bit ones.
+    /// The floats, if the value is an array of 32-bit floats.
     pub fn f32s(&self) -> Option<&[f32]> {
         match self {
             Self::Array(Array::F32(values)) => Some(values),
@@ -115,7 +115,7 @@ impl Value {
         }
     }
 
-    /// The integers, if it is an array of integers of any width and all fit.
+    /// The integers, if the value is an array of integers of any width that all fit into an `i64`.
     pub fn i64s(&self) -> Option<Vec<i64>> {
         let Self::Array(array) = self else { return None };
         Some(match array {
@@ -135,7 +135,7 @@ impl Value {
 }
 
 impl Array {
-    /// Elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::U8(values) => values.len(),
@@ -153,7 +153,7 @@ impl Array {
         }
     }
 
-    /// Whether there are no elements.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,5 +1,5 @@
-//! Writes GGUF files, quantised if wanted. Made for tests that need a small model of any shape: rounding is
-//! to the nearest, with none of the searching that a quantiser made for quality does.
+//! Writes GGUF files, with quantization if requested. It is for tests that need a small model of any shape: values are
+//! rounded to nearest, without the search for better scales that production quantizers do.
 
 use std::{fs, io, path::Path};
 
@@ -11,7 +11,7 @@ pub use quantize::quantize;
 
 const ALIGNMENT: usize = 32;
 
-/// Collects metadata and tensors, then writes a version 3 file.
+/// Collects metadata and tensors, then writes them as a GGUF file of version 3.
 #[derive(Clone, Debug, Default)]
 pub struct GgufWriter {
     metadata: Vec<(String, Value)>,
@@ -27,39 +27,39 @@ struct Tensor {
 }
 
 impl GgufWriter {
-    /// An empty file whose `general.architecture` is given.
+    /// Creates a writer with `general.architecture` as its only metadata.
     pub fn new(architecture: &str) -> Self {
         let mut writer = Self::default();
         writer.metadata("general.architecture", architecture);
         writer
     }
 
-    /// Adds a metadata value, or replaces it if the key is there already.
+    /// Adds a metadata value, or replaces the value of an existing key.
     pub fn metadata(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
         let value = value.into();
         match self.metadata.iter_mut().find(|(name, _)| name == key) {
-            Some((_, place)) => *place = value,
+            Some((_, existing)) => *existing = value,
             None => self.metadata.push((key.to_owned(), value)),
         }
         self
     }
 
-    /// Adds a tensor of bytes that are stored as they are. `shape[0]` varies fastest.
+    /// Adds a tensor whose bytes are stored unchanged. `shape[0]` varies fastest.
     pub fn tensor(&mut self, name: &str, shape: &[u64], kind: TensorType, bytes: Vec<u8>) -> &mut Self {
         self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
         self
     }
 
-    /// Adds a tensor of `values`, stored as `kind`.
+    /// Adds a tensor with these `values`, stored as `kind`.
     ///
     /// # Panics
-    /// If [`quantize`](fn@quantize) does, or `shape` does not hold as many values.
+    /// If [`quantize`](fn@quantize) panics, or `shape` does not match the number of values.
     pub fn tensor_of(&mut self, name: &str, shape: &[u64], kind: TensorType, values: &[f32]) -> &mut Self {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64, "shape of {name}");
         self.tensor(name, shape, kind, quantize(kind, values))
     }
 
-    /// The file's bytes.
+    /// Returns the bytes of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend(3u32.to_le_bytes());
@@ -85,10 +85,10 @@ impl GgufWriter {
         file
     }
 
-    /// Writes the file.
+    /// Writes the file to `path`.
     ///
     /// # Errors
-    /// The system's.
+    /// The operating system cannot write the file.
     pub fn write(&self, path: impl AsRef<Path>) -> io::Result<()> {
         fs::write(path, self.to_bytes())
     }

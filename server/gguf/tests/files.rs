@@ -1,6 +1,6 @@
-//! Sound files read back as they were written; unsound ones give one clear error and never more.
+//! Valid files read back as they were written; invalid files are rejected with one clear error.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 use std::{fs, path::PathBuf};
 
@@ -28,8 +28,8 @@ impl Fixture {
         GgufFile::open(self.path())
     }
 
-    /// Opens bytes that are wrong, and says what is wrong.
-    fn fault(&self, bytes: &[u8]) -> FormatError {
+    /// Opens an invalid file and returns the problem.
+    fn problem(&self, bytes: &[u8]) -> FormatError {
         match self.open(bytes) {
             Err(Error::Format { source, .. }) => source,
             other => panic!("{other:?}"),
@@ -75,7 +75,7 @@ fn small() -> GgufWriter {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn values_read_back_as_they_were_written() {
     let fixture = Fixture::new();
     let file = fixture.open(&small().to_bytes()).unwrap();
     assert_eq!((file.version(), file.alignment(), file.architecture()), (3, 32, Some("llama")));
@@ -104,7 +104,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn tensors_are_read_whole_and_by_rows() {
+fn tensors_can_be_read_whole_and_by_rows() {
     let fixture = Fixture::new();
     let file = fixture.open(&small().to_bytes()).unwrap();
     let mut whole = Vec::new();
@@ -122,17 +122,17 @@ fn tensors_are_read_whole_and_by_rows() {
 }
 
 #[test]
-fn quantised_values_are_near_the_originals() {
+fn quantized_values_are_near_the_originals() {
     let values = noise(2048);
     for &kind in TensorType::ALL.iter().filter(|kind| kind.is_decodable()) {
         if matches!(kind, TensorType::Q2K | TensorType::Q3K) {
-            continue; // no quantiser
+            continue; // The writer cannot quantize to these types.
         }
         let mut read = vec![0.0; values.len()];
         dequantize(kind, &quantize(kind, &values), &mut read).unwrap();
-        let bits = blocks::form(kind).map_or(8, |form| form.bits);
+        let bits = kind.quant_layout().map_or(8, |layout| layout.bits);
         let worst = values.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        // Half a step of the quants, doubled for the rounding of scales.
+        // Half a quantization step, doubled because scales are rounded too.
         assert!(worst <= 2.2 / (1u32 << bits) as f32, "{kind}: {worst}");
         let zeros = vec![0.0; 256];
         let mut read = vec![1.0; 256];
@@ -142,7 +142,7 @@ fn quantised_values_are_near_the_originals() {
 }
 
 #[test]
-fn lengths_that_do_not_fit_are_refused() {
+fn mismatched_lengths_are_rejected() {
     let mut values = [0.0; 32];
     assert!(matches!(dequantize(TensorType::Q4_0, &[0; 17], &mut values), Err(Error::Lengths { .. })));
     assert!(matches!(dequantize(TensorType::Q4_0, &[0; 36], &mut values), Err(Error::Lengths { .. })));
@@ -152,20 +152,20 @@ fn lengths_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_called_truncated() {
+fn a_file_cut_at_any_byte_is_reported_as_truncated() {
     let fixture = Fixture::new();
     let bytes = small().to_bytes();
     for length in 0..bytes.len() {
-        let fault = fixture.fault(&bytes[..length]);
-        assert!(matches!(fault, FormatError::Truncated { .. }), "{length}: {fault}");
+        let problem = fixture.problem(&bytes[..length]);
+        assert!(matches!(problem, FormatError::Truncated { .. }), "{length}: {problem}");
     }
 }
 
 #[test]
-fn a_file_with_any_byte_changed_opens_or_fails_cleanly() {
+fn a_file_with_any_byte_changed_opens_or_is_rejected() {
     let fixture = Fixture::new();
     let bytes = small().to_bytes();
-    let mut refused = 0;
+    let mut rejected = 0;
     for at in 0..bytes.len() {
         for change in [0x01, 0x80, 0xff] {
             let mut bytes = bytes.clone();
@@ -180,16 +180,16 @@ fn a_file_with_any_byte_changed_opens_or_fails_cleanly() {
                 }
                 Err(Error::Format { source, .. }) => {
                     assert!(!source.to_string().is_empty());
-                    refused += 1;
+                    rejected += 1;
                 }
                 Err(other) => panic!("byte {at}: {other}"),
             }
         }
     }
-    assert!(refused > 100, "{refused}");
+    assert!(rejected > 100, "{rejected}");
 }
 
-/// A file of version 3 with these counts and this rest.
+/// A file of version 3 with these counts, followed by `rest`.
 fn raw(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend(tensors.to_le_bytes());
@@ -204,54 +204,55 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_first_bytes_are_checked() {
+fn a_wrong_magic_number_or_version_is_rejected() {
     let fixture = Fixture::new();
-    assert_eq!(fixture.fault(b"PK\x03\x04 and more"), FormatError::Magic);
-    assert_eq!(fixture.fault(b"GGUF\0\0\0\x03........"), FormatError::BigEndian);
-    assert_eq!(fixture.fault(b"GGUF\x01\0\0\0........"), FormatError::Version(1));
-    assert_eq!(fixture.fault(b"GGUF\x04\0\0\0........"), FormatError::Version(4));
+    assert_eq!(fixture.problem(b"PK\x03\x04 and more"), FormatError::Magic);
+    assert_eq!(fixture.problem(b"GGUF\0\0\0\x03........"), FormatError::BigEndian);
+    assert_eq!(fixture.problem(b"GGUF\x01\0\0\0........"), FormatError::Version(1));
+    assert_eq!(fixture.problem(b"GGUF\x04\0\0\0........"), FormatError::Version(4));
 }
 
 #[test]
-fn absurd_counts_are_refused_before_memory_is_asked_for() {
+fn huge_counts_are_rejected_before_memory_is_allocated() {
     let fixture = Fixture::new();
-    assert!(matches!(fixture.fault(&raw(u64::MAX, 0, &[])), FormatError::Limit { .. }));
-    assert!(matches!(fixture.fault(&raw(0, u64::MAX, &[])), FormatError::Limit { .. }));
+    assert!(matches!(fixture.problem(&raw(u64::MAX, 0, &[])), FormatError::Limit { .. }));
+    assert!(matches!(fixture.problem(&raw(0, u64::MAX, &[])), FormatError::Limit { .. }));
     let huge = (1u64 << 40).to_le_bytes();
-    assert!(matches!(fixture.fault(&raw(0, 1, &[&huge])), FormatError::Truncated { .. }));
+    assert!(matches!(fixture.problem(&raw(0, 1, &[&huge])), FormatError::Truncated { .. }));
     let array = |kind: u32, length: u64| {
         raw(0, 1, &[&text("k"), &9u32.to_le_bytes(), &kind.to_le_bytes(), &length.to_le_bytes()])
     };
     for kind in [0, 6, 7, 8, 10] {
-        assert!(matches!(fixture.fault(&array(kind, u64::MAX)), FormatError::Limit { .. }));
-        assert!(matches!(fixture.fault(&array(kind, 1 << 24)), FormatError::Truncated { .. }));
+        assert!(matches!(fixture.problem(&array(kind, u64::MAX)), FormatError::Limit { .. }));
+        assert!(matches!(fixture.problem(&array(kind, 1 << 24)), FormatError::Truncated { .. }));
     }
-    assert_eq!(fixture.fault(&array(9, 1)), FormatError::NestedArray("k".into()));
-    assert!(matches!(fixture.fault(&array(13, 1)), FormatError::ValueType { kind: 13, .. }));
+    assert_eq!(fixture.problem(&array(9, 1)), FormatError::NestedArray("k".into()));
+    assert!(matches!(fixture.problem(&array(13, 1)), FormatError::ValueType { kind: 13, .. }));
 }
 
 #[test]
-fn faulty_metadata_is_named() {
+fn errors_name_invalid_metadata() {
     let fixture = Fixture::new();
     let kind = |kind: u32| kind.to_le_bytes();
-    let fault = fixture.fault(&raw(0, 1, &[&text("k"), &kind(77)]));
-    assert_eq!(fault, FormatError::ValueType { key: "k".into(), kind: 77 });
-    let fault = fixture.fault(&raw(0, 1, &[&text("k"), &kind(7), &[2]]));
-    assert_eq!(fault, FormatError::Bool { key: "k".into(), value: 2 });
-    let fault = fixture.fault(&raw(0, 1, &[&text("k"), &kind(8), &[2, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe]]));
-    assert!(matches!(fault, FormatError::Utf8(_)));
-    let fault = fixture.fault(&raw(0, 2, &[&text("k"), &kind(0), &[1], &text("k"), &kind(0), &[1]]));
-    assert_eq!(fault, FormatError::DuplicateKey("k".into()));
+    let problem = fixture.problem(&raw(0, 1, &[&text("k"), &kind(77)]));
+    assert_eq!(problem, FormatError::ValueType { key: "k".into(), kind: 77 });
+    let problem = fixture.problem(&raw(0, 1, &[&text("k"), &kind(7), &[2]]));
+    assert_eq!(problem, FormatError::Bool { key: "k".into(), value: 2 });
+    let problem = fixture.problem(&raw(0, 1, &[&text("k"), &kind(8), &[2, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe]]));
+    assert!(matches!(problem, FormatError::Utf8(_)));
+    let problem = fixture.problem(&raw(0, 2, &[&text("k"), &kind(0), &[1], &text("k"), &kind(0), &[1]]));
+    assert_eq!(problem, FormatError::DuplicateKey("k".into()));
     for alignment in [0u32, 3, 1 << 31] {
-        let fault = fixture.fault(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
-        assert!(matches!(fault, FormatError::BadValue { .. }));
+        let problem =
+            fixture.problem(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
+        assert!(matches!(problem, FormatError::BadValue { .. }));
     }
-    let fault = fixture.fault(&GgufWriter::new("a").metadata("split.count", 3u16).to_bytes());
-    assert_eq!(fault, FormatError::Split(3));
+    let problem = fixture.problem(&GgufWriter::new("a").metadata("split.count", 3u16).to_bytes());
+    assert_eq!(problem, FormatError::Split(3));
 }
 
 #[test]
-fn faulty_tensors_are_named() {
+fn errors_name_invalid_tensors() {
     let fixture = Fixture::new();
     let tensor = |name: &str, shape: &[u64], kind: u32, offset: u64| {
         let mut bytes = text(name);
@@ -261,24 +262,25 @@ fn faulty_tensors_are_named() {
         bytes.extend(offset.to_le_bytes());
         bytes
     };
-    let fault = |shape: &[u64], kind, offset| fixture.fault(&raw(1, 0, &[&tensor("t", shape, kind, offset)]));
-    assert!(matches!(fault(&[4], 99, 0), FormatError::TensorType { kind: 99, .. }));
-    assert!(matches!(fault(&[], 0, 0), FormatError::Shape { .. }));
-    assert!(matches!(fault(&[4, 0], 0, 0), FormatError::Shape { .. }));
-    assert!(matches!(fault(&[33], 2, 0), FormatError::Shape { .. }));
-    assert!(matches!(fault(&[1 << 62, 9], 0, 0), FormatError::Shape { .. }));
-    assert!(matches!(fault(&[1; 5], 0, 0), FormatError::Limit { .. }));
-    assert!(matches!(fault(&[4], 0, 4), FormatError::Unaligned { .. }));
-    assert!(matches!(fault(&[4], 0, 1 << 40), FormatError::Truncated { .. }));
-    assert!(matches!(fault(&[4], 0, u64::MAX - 31), FormatError::Truncated { .. }));
+    let problem =
+        |shape: &[u64], kind, offset| fixture.problem(&raw(1, 0, &[&tensor("t", shape, kind, offset)]));
+    assert!(matches!(problem(&[4], 99, 0), FormatError::TensorType { kind: 99, .. }));
+    assert!(matches!(problem(&[], 0, 0), FormatError::Shape { .. }));
+    assert!(matches!(problem(&[4, 0], 0, 0), FormatError::Shape { .. }));
+    assert!(matches!(problem(&[33], 2, 0), FormatError::Shape { .. }));
+    assert!(matches!(problem(&[1 << 62, 9], 0, 0), FormatError::Shape { .. }));
+    assert!(matches!(problem(&[1; 5], 0, 0), FormatError::Limit { .. }));
+    assert!(matches!(problem(&[4], 0, 4), FormatError::Unaligned { .. }));
+    assert!(matches!(problem(&[4], 0, 1 << 40), FormatError::Truncated { .. }));
+    assert!(matches!(problem(&[4], 0, u64::MAX - 31), FormatError::Truncated { .. }));
     let two =
-        |a: &str, b: &str| fixture.fault(&raw(2, 0, &[&tensor(a, &[16], 0, 32), &tensor(b, &[16], 0, 0)]));
+        |a: &str, b: &str| fixture.problem(&raw(2, 0, &[&tensor(a, &[16], 0, 32), &tensor(b, &[16], 0, 0)]));
     assert_eq!(two("a", "b"), FormatError::Overlap("b".into(), "a".into()));
     assert_eq!(two("a", "a"), FormatError::DuplicateTensor("a".into()));
 }
 
 #[test]
-fn a_missing_file_and_a_folder_are_named() {
+fn errors_name_a_missing_file_and_a_folder() {
     let fixture = Fixture::new();
     for path in [fixture.path(), fixture.folder.path().to_owned()] {
         let error = GgufFile::open(&path).unwrap_err();

@@ -1,7 +1,7 @@
-//! Blocks with random quants, and the values that the reference implementation (Python package `gguf`) gives
-//! for them: a line of `blocks.txt` is a type, the block's bytes and the values' bytes, in hexadecimal.
+//! Blocks with random quants and the values that the reference implementation (Python package `gguf`) decodes from
+//! them. Each line of `blocks.txt` holds a type, the bytes of a block and the bytes of its values, in hexadecimal.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 use server_gguf::{TensorType, blocks, dequantize};
 
@@ -10,7 +10,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 fn golden() -> Vec<(TensorType, Vec<u8>, Vec<u32>)> {
-    // Any larger file of the same form can be put in its place.
+    // A larger file in the same format can replace it.
     let text = match std::env::var("GGUF_GOLDEN_BLOCKS") {
         Ok(path) => std::fs::read_to_string(path).unwrap(),
         Err(_) => include_str!("blocks.txt").to_owned(),
@@ -29,17 +29,17 @@ fn golden() -> Vec<(TensorType, Vec<u8>, Vec<u32>)> {
 }
 
 #[test]
-fn every_quantised_type_has_golden_blocks() {
+fn every_quantized_type_has_golden_blocks() {
     let golden = golden();
-    let quantised: Vec<_> = TensorType::ALL.iter().filter(|kind| kind.is_quantized()).collect();
-    assert_eq!(quantised.len(), 10);
-    for kind in quantised {
+    let quantized: Vec<_> = TensorType::ALL.iter().filter(|kind| kind.is_quantized()).collect();
+    assert_eq!(quantized.len(), 10);
+    for kind in quantized {
         assert!(golden.iter().any(|(other, ..)| other == kind), "{kind}");
     }
 }
 
 #[test]
-fn dequantised_blocks_equal_the_reference_to_the_last_bit() {
+fn dequantized_blocks_are_bit_exact_with_the_reference() {
     for (kind, block, expected) in golden() {
         let mut values = vec![0.0; expected.len()];
         dequantize(kind, &block, &mut values).unwrap();
@@ -49,12 +49,12 @@ fn dequantised_blocks_equal_the_reference_to_the_last_bit() {
 }
 
 #[test]
-fn decoded_blocks_evaluate_to_the_reference_to_the_last_bit() {
+fn values_of_decoded_blocks_are_bit_exact_with_the_reference() {
     for (kind, block, expected) in golden() {
         let affine = blocks::decode(kind, &block).unwrap();
-        let form = blocks::form(kind).unwrap();
-        assert_eq!((affine.bits, affine.group, affine.zero), (form.bits, form.group, form.zero));
-        assert!(affine.quants.iter().all(|&quant| u32::from(quant) < 1 << form.bits), "{kind}");
+        let layout = kind.quant_layout().unwrap();
+        assert_eq!((affine.bits, affine.group, affine.zero), (layout.bits, layout.group, layout.zero));
+        assert!(affine.quants.iter().all(|&quant| u32::from(quant) < 1 << layout.bits), "{kind}");
         for (index, expected) in expected.iter().enumerate() {
             assert_eq!(affine.value(index).to_bits(), *expected, "{kind} {index}");
         }

@@ -1,91 +1,101 @@
-//! Compiled forms that were used last.
+//! A cache of compiled forms, and the memory that their lexers use.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::Guide;
-use crate::lane::Memory;
+use crate::lane::LexerMemory;
 use crate::limits::{CACHED_BYTES_MAX, CACHED_GUIDES_MAX, CACHED_USES_MAX, Limits};
 
-/// The compiled forms of a compiler: those that are kept, and the memory of all there are.
+/// The compiled forms of a compiler: the cached ones, and the memory of all of them.
 #[derive(Debug)]
-pub(crate) struct Forms {
+pub(crate) struct CompiledForms<V> {
     pub(crate) limits: Limits,
-    pub(crate) memory: Arc<Memory>,
-    cache: Mutex<Cache>,
+    pub(crate) memory: Arc<LexerMemory>,
+    cache: Mutex<Cache<V>>,
 }
 
-impl Forms {
+impl<V: CacheValue> CompiledForms<V> {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self { limits, memory: Arc::default(), cache: Mutex::default() })
     }
 
-    pub(crate) fn cache(&self) -> MutexGuard<'_, Cache> {
-        // Nothing is left half done by a panic that the next user would see.
+    pub(crate) fn cache(&self) -> MutexGuard<'_, Cache<V>> {
+        // A panic leaves no half-finished change in the cache.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Guides by what they were compiled from, within limits of count, bytes and memory.
-#[derive(Debug, Default)]
-pub(crate) struct Cache {
-    guides: HashMap<String, Entry>,
+/// A compiled form in the cache.
+pub(crate) trait CacheValue: Clone {
+    /// Whether no other clone exists, so that dropping this one frees its memory.
+    fn is_idle(&self) -> bool;
+}
+
+/// Compiled forms by what they were compiled from, within limits on count, bytes and memory.
+#[derive(Debug)]
+pub(crate) struct Cache<V> {
+    entries: HashMap<String, Entry<V>>,
     bytes: usize,
-    /// Grows with each use.
+    /// The number of lookups so far.
     uses: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
-    guide: Guide,
-    used: u64,
+struct Entry<V> {
+    value: V,
+    last_used: u64,
 }
 
-impl Cache {
-    pub(crate) fn get(&mut self, key: &str) -> Option<Guide> {
+impl<V> Default for Cache<V> {
+    fn default() -> Self {
+        Self { entries: HashMap::new(), bytes: 0, uses: 0 }
+    }
+}
+
+impl<V: CacheValue> Cache<V> {
+    pub(crate) fn get(&mut self, key: &str) -> Option<V> {
         self.uses += 1;
-        let entry = self.guides.get_mut(key)?;
-        entry.used = self.uses;
-        Some(entry.guide.clone())
+        let entry = self.entries.get_mut(key)?;
+        entry.last_used = self.uses;
+        Some(entry.value.clone())
     }
 
-    /// Keeps a guide, and lets go of those that were not used for longest. One whose form is too large by itself is not
-    /// kept.
-    pub(crate) fn put(&mut self, key: String, guide: Guide, forms: &Forms) {
+    /// Adds a compiled form and evicts the least recently used ones. A form that is too large by itself is not
+    /// cached.
+    pub(crate) fn put(&mut self, key: String, value: V, forms: &CompiledForms<V>) {
         let expired = self.uses.saturating_sub(CACHED_USES_MAX);
-        while let Some(oldest) = self.oldest(|entry| entry.used < expired) {
+        while let Some(oldest) = self.oldest(|entry| entry.last_used < expired) {
             self.remove(&oldest);
         }
-        // The new one is not idle: its caller has it.
-        self.let_go_of_idle(forms, forms.limits.cached_lexer_bytes_max);
-        if key.len() > CACHED_BYTES_MAX || self.guides.contains_key(&key) {
+        // The new value is not idle, because its caller holds it.
+        self.evict_idle(forms, forms.limits.cached_lexer_bytes_max);
+        if key.len() > CACHED_BYTES_MAX || self.entries.contains_key(&key) {
             return;
         }
-        while self.guides.len() >= CACHED_GUIDES_MAX || self.bytes + key.len() > CACHED_BYTES_MAX {
+        while self.entries.len() >= CACHED_GUIDES_MAX || self.bytes + key.len() > CACHED_BYTES_MAX {
             let Some(oldest) = self.oldest(|_| true) else { break };
             self.remove(&oldest);
         }
         self.bytes += key.len();
-        self.guides.insert(key, Entry { guide, used: self.uses });
+        self.entries.insert(key, Entry { value, last_used: self.uses });
     }
 
-    /// Lets go of guides that nobody has, those first that were not used for longest, until all lexers take no more than
-    /// `bytes_max`.
-    pub(crate) fn let_go_of_idle(&mut self, forms: &Forms, bytes_max: usize) {
+    /// Evicts idle values, least recently used first, until all lexers together use at most `bytes_max` bytes.
+    pub(crate) fn evict_idle(&mut self, forms: &CompiledForms<V>, bytes_max: usize) {
         while forms.memory.bytes() > bytes_max
-            && let Some(oldest) = self.oldest(|entry| entry.guide.is_idle())
+            && let Some(oldest) = self.oldest(|entry| entry.value.is_idle())
         {
             self.remove(&oldest);
         }
     }
 
-    fn oldest(&self, is_meant: impl Fn(&Entry) -> bool) -> Option<String> {
-        let meant = self.guides.iter().filter(|(_, entry)| is_meant(entry));
-        meant.min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone())
+    fn oldest(&self, is_candidate: impl Fn(&Entry<V>) -> bool) -> Option<String> {
+        let candidates = self.entries.iter().filter(|(_, entry)| is_candidate(entry));
+        candidates.min_by_key(|(_, entry)| entry.last_used).map(|(key, _)| key.clone())
     }
 
     fn remove(&mut self, key: &str) {
-        self.guides.remove(key);
+        self.entries.remove(key);
         self.bytes -= key.len();
     }
 }

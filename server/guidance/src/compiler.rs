@@ -1,4 +1,4 @@
-//! Forms to guides, for one vocabulary. What was compiled is kept for the next request.
+//! Compiles forms for one vocabulary and caches the results.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -7,20 +7,20 @@ use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::panic_utils::catch_unwind;
 
-use crate::cache::Forms;
-use crate::error::told;
+use crate::cache::CompiledForms;
+use crate::error::readable;
 use crate::guide::is_too_complex;
 use crate::limits::{COMPILE_FUEL, Limits, ROW_ITEMS_MAX, STEP_ITEMS_MAX, SYMBOLS_MAX};
 use crate::locate::locate;
-use crate::{BuildError, Form, Guide, Invalid, Preface, Vocabulary, lark};
+use crate::{Form, FormError, Guide, Preface, Vocabulary, VocabularyError, grammar};
 
-/// Compiles forms. Shared between threads.
+/// Compiles forms to guides. Threads can share a compiler.
 pub struct Compiler {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
-    /// The token that stands for the end in masks.
+    /// The token that stands for the end of the output in masks.
     end: u32,
-    forms: Arc<Forms>,
+    forms: Arc<CompiledForms<Guide>>,
 }
 
 impl std::fmt::Debug for Compiler {
@@ -30,61 +30,61 @@ impl std::fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// A compiler for a vocabulary, which is gone through once. `lanes` is how many threads will compute masks.
+    /// Creates a compiler for a vocabulary. `lanes` is the number of threads that will compute masks.
     ///
     /// # Errors
-    /// The vocabulary cannot be used.
-    pub fn new(vocabulary: Vocabulary, lanes: usize) -> Result<Self, BuildError> {
+    /// llguidance cannot use the vocabulary.
+    pub fn new(vocabulary: Vocabulary, lanes: usize) -> Result<Self, VocabularyError> {
         Self::with_limits(vocabulary, Limits { lanes, ..Limits::default() })
     }
 
-    /// As [`Self::new`], with limits of one's own.
+    /// Creates a compiler with custom limits.
     ///
     /// # Errors
-    /// The vocabulary cannot be used.
-    pub fn with_limits(vocabulary: Vocabulary, given: Limits) -> Result<Self, BuildError> {
+    /// llguidance cannot use the vocabulary.
+    pub fn with_limits(vocabulary: Vocabulary, limits: Limits) -> Result<Self, VocabularyError> {
         let build = || {
             let (environment, end) = vocabulary.trie();
             let mut factory = ParserFactory::new_simple(&environment).map_err(|error| error.to_string())?;
             factory.quiet();
-            let limits = factory.limits_mut();
-            limits.initial_lexer_fuel = COMPILE_FUEL;
-            limits.step_lexer_fuel = given.step_fuel;
-            limits.step_max_items = STEP_ITEMS_MAX;
-            limits.max_lexer_states = given.lexer_states_max;
-            limits.max_items_in_row = ROW_ITEMS_MAX;
-            limits.max_grammar_size = SYMBOLS_MAX;
+            let factory_limits = factory.limits_mut();
+            factory_limits.initial_lexer_fuel = COMPILE_FUEL;
+            factory_limits.step_lexer_fuel = limits.step_fuel;
+            factory_limits.step_max_items = STEP_ITEMS_MAX;
+            factory_limits.max_lexer_states = limits.lexer_states_max;
+            factory_limits.max_items_in_row = ROW_ITEMS_MAX;
+            factory_limits.max_grammar_size = SYMBOLS_MAX;
             Ok::<_, String>((factory, end))
         };
-        // A vocabulary that the trie is not made for makes it panic.
+        // The trie panics on vocabularies that it does not support.
         let built = std::panic::catch_unwind(AssertUnwindSafe(build));
         let built = built.unwrap_or_else(|_| Err("the trie of its tokens cannot be built".to_owned()));
-        let (factory, end) = built.map_err(BuildError)?;
-        let forms = Forms::new(Limits { lanes: given.lanes.max(1), ..given });
+        let (factory, end) = built.map_err(VocabularyError)?;
+        let forms = CompiledForms::new(Limits { lanes: limits.lanes.max(1), ..limits });
         Ok(Self { vocabulary: Arc::new(vocabulary), factory, end, forms })
     }
 
-    /// The vocabulary.
+    /// The vocabulary that forms are compiled for.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
 
-    /// Compiles a form, or finds it among those compiled before. It takes milliseconds, for large schemas tens of
-    /// them.
+    /// Compiles a form, or returns the cached result. Compiling takes milliseconds, or tens of milliseconds for
+    /// large schemas.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
-    pub fn compile(&self, form: &Form) -> Result<Guide, Invalid> {
+    /// The form is invalid; the error has the path of the invalid part.
+    pub fn compile(&self, form: &Form) -> Result<Guide, FormError> {
         let key = format!("{form:?}");
         if let Some(guide) = self.forms.cache().get(&key) {
             return Ok(guide);
         }
-        let grammar = lark::grammar(form, &self.vocabulary)?;
+        let grammar = grammar::grammar(form, &self.vocabulary)?;
         let guide = match self.build(grammar) {
             Ok(guide) => guide,
             Err(problem) => {
                 let mut compile = |form: &Form| {
-                    let grammar = lark::grammar(form, &self.vocabulary).map_err(|invalid| invalid.problem)?;
+                    let grammar = grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem)?;
                     self.build(grammar).map(drop)
                 };
                 return Err(locate(form, &problem, &mut compile));
@@ -94,28 +94,28 @@ impl Compiler {
         Ok(guide)
     }
 
-    /// Whether a form can be compiled. It says no more, and so takes a fraction of the time that [`Self::compile`] takes to
-    /// say what is wrong; the compiled form is not cached.
+    /// Whether a form can be compiled. This does not locate errors, so it takes a fraction of the time of
+    /// [`Self::compile`]; the result is not cached.
     pub fn accepts(&self, form: &Form) -> bool {
-        lark::grammar(form, &self.vocabulary).is_ok_and(|grammar| self.build(grammar).is_ok())
+        grammar::grammar(form, &self.vocabulary).is_ok_and(|grammar| self.build(grammar).is_ok())
     }
 
-    /// What comes before a form: free text that ends with `close`, if `open` comes first. Without `open` it has come
-    /// already. None if this vocabulary has no token that opens.
+    /// Creates a preface: free text that ends with `close`. The text begins with `open`, or has already begun
+    /// if `open` is `None`. Returns `None` if the vocabulary has no token for `open`.
     pub fn preface(&self, open: Option<&str>, close: &str) -> Option<Preface> {
         Preface::new(&self.vocabulary, open, close)
     }
 
-    /// The bytes that all lexers take, of compiled forms that are kept or in use.
+    /// The memory of the lexers of all compiled forms that are cached or in use, in bytes.
     pub fn lexer_bytes(&self) -> usize {
         self.forms.memory.bytes()
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
-        let mut start = self.factory.create_parser(grammar).map_err(told)?;
+        let mut start = self.factory.create_parser(grammar).map_err(readable)?;
         start.start_without_prompt();
-        // What leaves nothing at its beginning is told now rather than when it is to be followed. So is what is too complex
-        // there or after a first token, such as the quote of a string.
+        // Report now, instead of during generation, that nothing can follow at the start, or that the form is
+        // too complex there or after a first token such as the quote of a string.
         let mut first = start.deep_clone();
         let begin = AssertUnwindSafe(|| {
             let mask = first.compute_mask()?;
@@ -127,7 +127,7 @@ impl Compiler {
             let second = first.compute_mask();
             if is_too_complex(&first) { second.map(drop) } else { Ok(()) }
         });
-        catch_unwind(begin).map_err(told)?;
+        catch_unwind(begin).map_err(readable)?;
         Ok(Guide::new(start, self.end, &self.forms))
     }
 }

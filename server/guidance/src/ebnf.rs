@@ -1,32 +1,33 @@
-//! EBNF, as llama.cpp and XGrammar have it, to Lark.
+//! Translates EBNF, in the dialect of llama.cpp and XGrammar, to Lark.
 //!
-//! EBNF describes characters, Lark words and what is made of them. What of an EBNF grammar does not refer to itself
-//! becomes words, as long as they can be, since a word is matched as a whole; only what does becomes rules. Between
-//! words the longest counts, which is not what a grammar of characters says where one could end earlier.
+//! EBNF describes characters; Lark describes terminals and rules made of them. Rules that do not refer to
+//! themselves become terminals, as long as possible, because a terminal is matched as a whole; the others
+//! become rules. The lexer always takes the longest match, which differs from a grammar of characters where a
+//! terminal could end earlier.
 
 mod parse;
 
 use std::collections::HashMap;
 
-use crate::lark::{quote, quote_regex};
+use crate::lark::{choice, join, quote, quote_regex, repeat};
 use parse::{Node, Rules};
 
-/// The rule that a grammar begins with.
+/// The rule that a grammar starts with.
 const ROOT: &str = "root";
 
-/// Whether a grammar is in EBNF.
+/// Whether a grammar is written in EBNF.
 pub(crate) fn is_ebnf(text: &str) -> bool {
     text.contains("::=")
 }
 
-/// A grammar in EBNF as one in Lark.
+/// Translates a grammar from EBNF to Lark.
 ///
 /// # Errors
-/// What is wrong with it, and in which line.
+/// The grammar is invalid; the message has the line number.
 pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     let rules = parse::rules(text)?;
     let Some(&root) = rules.by_name.get(ROOT) else {
-        return Err(format!("there is no rule named {ROOT}"));
+        return Err(format!("the grammar has no rule named {ROOT}"));
     };
     let recursive = recursive(&rules);
     let mut writer =
@@ -40,10 +41,10 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     Ok(lark)
 }
 
-/// Which rules refer to themselves, directly or by others, or to one that does.
+/// Finds the rules that refer to themselves, directly or through others, or to a rule that does.
 fn recursive(rules: &Rules) -> Vec<bool> {
     let references: Vec<Vec<usize>> = rules.bodies.iter().map(Node::references).collect();
-    // A rule is not recursive once all it refers to is known not to be: leaves first.
+    // A rule is not recursive if all rules it refers to are known not to be. Start with the leaves.
     let mut users = vec![Vec::new(); references.len()];
     let mut open: Vec<usize> = Vec::with_capacity(references.len());
     for (rule, references) in references.iter().enumerate() {
@@ -69,7 +70,7 @@ struct Writer<'a> {
     recursive: Vec<bool>,
     lark: String,
     terminals: usize,
-    /// Terminals by what they are, so that equal ones are one.
+    /// The names of terminals by their definitions, so that equal terminals share one name.
     written: HashMap<String, String>,
 }
 
@@ -91,22 +92,20 @@ impl Writer<'_> {
         node.references().iter().all(|&rule| !self.recursive[rule])
     }
 
-    /// A part of a word.
+    /// Writes a part of a terminal.
     fn word(&self, node: &Node) -> String {
         match node {
             Node::Literal(text) if text.is_empty() => String::new(),
             Node::Literal(text) => quote(text),
             Node::Class(class) => format!("/{}/", quote_regex(class)),
             Node::Rule(rule) => self.name(*rule),
-            Node::Sequence(parts) => crate::lark::join(parts.iter().map(|part| self.word(part))),
-            Node::Choice(parts) => {
-                crate::lark::choice(&parts.iter().map(|part| self.word(part)).collect::<Vec<_>>())
-            }
+            Node::Sequence(parts) => join(parts.iter().map(|part| self.word(part))),
+            Node::Choice(parts) => choice(&parts.iter().map(|part| self.word(part)).collect::<Vec<_>>()),
             Node::Repeat(part, min, max) => repeat(&self.word(part), *min, *max),
         }
     }
 
-    /// A part of a rule, in which what can be words are words.
+    /// Writes a part of a rule, in which everything that can be a terminal becomes one.
     fn expression(&mut self, node: &Node) -> String {
         if self.is_word(node) {
             let word = self.word(node);
@@ -120,7 +119,7 @@ impl Writer<'_> {
                 while let Some(part) = rest.first() {
                     let words = rest.iter().take_while(|part| self.is_word(part)).count();
                     if words > 0 {
-                        let word = crate::lark::join(rest[..words].iter().map(|part| self.word(part)));
+                        let word = join(rest[..words].iter().map(|part| self.word(part)));
                         if !word.is_empty() {
                             written.push(self.terminal(word));
                         }
@@ -130,11 +129,11 @@ impl Writer<'_> {
                         rest = &rest[1..];
                     }
                 }
-                crate::lark::join(written)
+                join(written)
             }
             Node::Choice(parts) => {
                 let parts: Vec<String> = parts.iter().map(|part| self.expression(part)).collect();
-                crate::lark::choice(&parts)
+                choice(&parts)
             }
             Node::Repeat(part, min, max) => {
                 let part = self.expression(part);
@@ -156,24 +155,12 @@ impl Writer<'_> {
     }
 }
 
-fn repeat(part: &str, min: u32, max: Option<u32>) -> String {
-    match (min, max) {
-        _ if part.is_empty() => String::new(),
-        (_, Some(0)) => String::new(),
-        (0, None) => format!("({part})*"),
-        (1, None) => format!("({part})+"),
-        (min, None) => format!("({part}){{{min},}}"),
-        (0, Some(1)) => format!("({part})?"),
-        (min, Some(max)) => format!("({part}){{{min},{max}}}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_refer_to_itself_is_words() {
+    fn rules_that_do_not_refer_to_themselves_become_terminals() {
         let lark = to_lark("root ::= greeting \" \" name\ngreeting ::= \"hi\" | \"hello\"\nname ::= [a-z]+")
             .unwrap();
         assert_eq!(
@@ -183,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_is_rules_of_words_that_are_as_long_as_they_can_be() {
+    fn recursive_rules_consist_of_terminals_that_are_as_long_as_possible() {
         let lark = to_lark("root ::= \"(\" ws root? ws \")\" [0-9]\nws ::= \" \"*").unwrap();
         assert_eq!(
             lark,
@@ -192,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grammar_without_a_root_is_refused() {
-        assert_eq!(to_lark("a ::= \"b\"").unwrap_err(), "there is no rule named root");
+    fn a_grammar_without_a_root_is_rejected() {
+        assert_eq!(to_lark("a ::= \"b\"").unwrap_err(), "the grammar has no rule named root");
     }
 }

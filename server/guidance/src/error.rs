@@ -1,41 +1,41 @@
-//! What can be wrong with a form, and with a vocabulary.
+//! The errors of compiling forms and of using vocabularies.
 
 use std::fmt;
 
-use crate::Place;
-
-/// Why a form cannot be compiled.
+/// The reason why a form cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {problem}")]
-pub struct Invalid {
-    /// Where it is, as a path from the request's root, such as
+pub struct FormError {
+    /// The path of the invalid part from the root of the request, such as
     /// `response_format.json_schema.schema.properties.age`.
-    pub at: Place,
-    /// What it is.
+    pub at: String,
+    /// The problem, as a phrase that follows the path.
     pub problem: String,
 }
 
-impl Invalid {
-    /// A problem at a place.
-    pub fn new(at: impl Into<Place>, problem: impl Into<String>) -> Self {
+impl FormError {
+    /// Creates an error with the path of the invalid part.
+    pub fn new(at: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { at: at.into(), problem: problem.into() }
     }
 }
 
-/// What the engine says is wrong, for who wrote the form: not the state of its parser, nor that of its reader.
-pub(crate) fn told(error: impl fmt::Display) -> String {
+/// Translates an error of llguidance for the author of a form: without the state of the parser.
+pub(crate) fn readable(error: impl fmt::Display) -> String {
     let text = format!("{error:#}");
-    let said = text.split("\n<state>").next().unwrap_or_default();
-    if said == "NoExtensionBias" {
-        return "nothing can ever be all of what it asks for".to_owned();
+    let message = text.split("\n<state>").next().unwrap_or_default();
+    if message == "NoExtensionBias" {
+        return "the form cannot be satisfied by any finite output".to_owned();
     }
-    match said.split_once(" is not present in a registry") {
-        Some((resource, _)) => format!("{resource} is not in the schema, and nothing is fetched"),
-        None => said.to_owned(),
+    match message.split_once(" is not present in a registry") {
+        Some((resource, _)) => {
+            format!("{resource} is not part of the schema, and external schemas are not fetched")
+        }
+        None => message.to_owned(),
     }
 }
 
-/// Why a vocabulary cannot be used.
+/// The reason why a vocabulary cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("failed to prepare the vocabulary for guided decoding: {0}")]
-pub struct BuildError(pub String);
+#[error("failed to prepare the vocabulary for structured outputs: {0}")]
+pub struct VocabularyError(pub String);

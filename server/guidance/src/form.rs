@@ -1,120 +1,128 @@
-//! What an answer can be held to.
+//! The forms that the output of a model can be constrained to.
 
 use serde_json::Value;
 
-use crate::Dialect;
-
-/// Where something is: a path from the request's root.
-pub type Place = String;
-
-/// What an answer has to look like.
+/// A constraint on the output of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Form {
     /// Any text without special tokens.
     Text {
-        /// Texts that are not in it.
+        /// The texts that the output must not contain.
         excludes: Vec<String>,
-        /// Its characters at most.
+        /// The largest number of characters.
         chars_max: Option<u32>,
     },
-    /// This text. What spells a special token of the vocabulary is that token.
+    /// Exactly this text. Parts that spell a special token of the vocabulary become that token.
     Literal(String),
-    /// This token.
+    /// Exactly this special token.
     Token(u32),
-    /// A JSON value.
+    /// A JSON value that is valid under a schema.
     Json {
-        /// The schema that it is valid by.
+        /// The schema of the value.
         schema: Value,
-        /// Where the schema is.
-        at: Place,
+        /// The path of the schema in the request.
+        at: String,
     },
-    /// A value written in another way than JSON.
+    /// A value in a notation other than JSON.
     Value {
-        /// How.
+        /// The notation of the value.
         dialect: Dialect,
-        /// The JSON schema of what is meant.
+        /// The JSON schema of the value.
         schema: Value,
-        /// Where the schema is.
-        at: Place,
+        /// The path of the schema in the request.
+        at: String,
     },
-    /// The whole of it matches a regular expression.
+    /// A text that matches a regular expression as a whole.
     Regex {
-        /// The expression.
+        /// The source of the regular expression.
         pattern: String,
-        /// Where it is.
-        at: Place,
+        /// The path of the regular expression in the request.
+        at: String,
     },
-    /// What a grammar in Lark or EBNF (with `::=`) describes.
+    /// A text that matches a grammar in Lark or EBNF (with `::=`).
     Grammar {
-        /// The grammar.
+        /// The text of the grammar.
         text: String,
-        /// Where it is.
-        at: Place,
+        /// The path of the grammar in the request.
+        at: String,
     },
-    /// Any text, and this, where it comes first.
+    /// Any text up to and including the first occurrence of this text.
     Until(String),
-    /// One after the other.
+    /// All of these forms, one after the other.
     Sequence(Vec<Form>),
-    /// One of them.
+    /// Exactly one of these forms.
     Choice(Vec<Form>),
-    /// The same several times.
+    /// A form that is repeated.
     Repeat {
-        /// What.
+        /// The form to repeat.
         form: Box<Form>,
-        /// How often at least.
+        /// The smallest number of repetitions.
         min: u32,
-        /// How often at most.
+        /// The largest number of repetitions; `None` means unlimited.
         max: Option<u32>,
     },
-    /// Text in which certain words begin something of a form.
-    Triggered(Triggered),
+    /// Text in which triggers begin tags.
+    TriggeredTags(TriggeredTags),
 }
 
-/// Text in which certain words begin something of a form.
+/// The notation of the arguments of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Python keyword arguments, between the parentheses of a call: `a="x", b=1`.
+    Python,
+    /// The notation of Gemma, between braces: `a:<|"|>x<|"|>,b:1`.
+    Gemma,
+    /// The tags of Qwen, one for each argument: `<parameter=a>\nx\n</parameter>\n`.
+    Qwen,
+    /// The tags of MiniCPM, one for each argument: `<param name="a">x</param>`.
+    MiniCpm,
+}
+
+/// Free text in which certain texts, the triggers, begin tags.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Triggered {
-    /// The words.
+pub struct TriggeredTags {
+    /// The texts that begin a tag.
     pub triggers: Vec<String>,
-    /// What they begin; each begins with one of the triggers.
+    /// The tags; each begins with one of the triggers.
     pub tags: Vec<Tag>,
-    /// Whether a tag comes at once. More text may come after it.
+    /// Whether the output begins with a tag. More text may follow it.
     pub at_least_one: bool,
-    /// Whether nothing comes after the first tag.
+    /// Whether the output ends after the first tag.
     pub stop_after_first: bool,
-    /// Texts that are not in the text between.
+    /// The texts that the text between tags must not contain.
     pub excludes: Vec<String>,
-    /// Where this is.
-    pub at: Place,
+    /// The path of this form in the request.
+    pub at: String,
 }
 
-/// A form that begins with a certain text.
+/// A form that begins with a fixed text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
-    /// The text.
+    /// The text that the tag begins with.
     pub begin: String,
-    /// What comes after it.
+    /// The form of what follows.
     pub rest: Form,
 }
 
 impl Tag {
-    /// A form between two texts, of which the second is one of `ends`. None is the same as one without text.
+    /// Creates a tag from a form between `begin` and one of `ends`. No `ends` are the same as an empty one.
     pub fn new(begin: impl Into<String>, content: Form, ends: &[String]) -> Self {
         Self { begin: begin.into(), rest: content.ended_by(ends) }
     }
 }
 
 impl Form {
-    /// Any text.
+    /// Any text without special tokens.
     pub fn text() -> Self {
         Self::Text { excludes: Vec::new(), chars_max: None }
     }
 
-    /// This text.
+    /// Exactly the text `text`.
     pub fn literal(text: impl Into<String>) -> Self {
         Self::Literal(text.into())
     }
 
-    /// It, and then one of some texts.
+    /// The form, followed by one of `ends`.
     #[must_use]
     pub fn ended_by(self, ends: &[String]) -> Self {
         let ended = |end: &String| Self::Sequence(vec![self.clone(), Self::Literal(end.clone())]);
@@ -125,20 +133,20 @@ impl Form {
         }
     }
 
-    /// It, or nothing.
+    /// The form, or nothing at all.
     #[must_use]
     pub fn optional(self) -> Self {
         Self::Repeat { form: Box::new(self), min: 0, max: Some(1) }
     }
 
-    /// The same any number of times, but at least so often.
+    /// The form, repeated at least `min` times.
     #[must_use]
     pub fn repeated(self, min: u32) -> Self {
         Self::Repeat { form: Box::new(self), min, max: None }
     }
 
-    /// Any JSON object.
-    pub fn json_object(at: impl Into<Place>) -> Self {
+    /// An arbitrary JSON object.
+    pub fn json_object(at: impl Into<String>) -> Self {
         Self::Json { schema: serde_json::json!({"type": "object"}), at: at.into() }
     }
 }

@@ -1,4 +1,4 @@
-//! A compiled form, and how far a sequence has come in it.
+//! A compiled form, and the state of a sequence that follows it.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -10,30 +10,29 @@ use llguidance::panic_utils::catch_unwind;
 use server_engine::{GuideError, GuideState, Hold, Progress, TokenSet};
 
 use crate::Preface;
-use crate::cache::Forms;
-use crate::error::told;
+use crate::cache::{CacheValue, CompiledForms};
+use crate::error::readable;
 use crate::lane::Lane;
 use crate::limits::LANE_STARTS_MAX;
-use crate::preface::Prefaced;
+use crate::preface::PrefacedState;
 
-/// A compiled form. Clones are the same one; sequences share what is learnt of it.
+/// A compiled form. Clones share the compiled form and its lexers.
 #[derive(Clone)]
 pub struct Guide {
-    compiled: Arc<Compiled>,
+    compiled: Arc<CompiledForm>,
     preface: Option<Arc<Preface>>,
 }
 
-struct Compiled {
-    /// As it was compiled: nothing has been learnt.
+struct CompiledForm {
+    /// The form as it was compiled, with a lexer that has not been used.
     start: Lane,
     end: u32,
     lanes: Mutex<Lanes>,
-    /// Gone with the compiler.
-    forms: Weak<Forms>,
+    /// Gone once the compiler is dropped.
+    forms: Weak<CompiledForms<Guide>>,
 }
 
-/// What is learnt of a form while it is followed, is learnt in one of several places: whoever computes in one, waits
-/// for others there.
+/// The copies of the lexer that sequences share. A thread that computes a mask locks the lane of its sequence.
 struct Lanes {
     lanes: Vec<Option<Arc<Lane>>>,
     turn: usize,
@@ -46,10 +45,10 @@ impl fmt::Debug for Guide {
 }
 
 impl Guide {
-    /// The guide of a form that begins at `start`.
-    pub(crate) fn new(start: TokenParser, end: u32, forms: &Arc<Forms>) -> Self {
+    /// Creates the guide of a form that begins in the state of `start`.
+    pub(crate) fn new(start: TokenParser, end: u32, forms: &Arc<CompiledForms<Self>>) -> Self {
         let lanes = Lanes { lanes: vec![None; forms.limits.lanes], turn: 0 };
-        let compiled = Compiled {
+        let compiled = CompiledForm {
             start: Lane::new(start, Arc::clone(&forms.memory)),
             end,
             lanes: Mutex::new(lanes),
@@ -58,23 +57,25 @@ impl Guide {
         Self { compiled: Arc::new(compiled), preface: None }
     }
 
-    /// The same form after free text.
+    /// The same form, preceded by free text.
     #[must_use]
     pub fn after(self, preface: Preface) -> Self {
         Self { preface: Some(Arc::new(preface)), ..self }
     }
+}
 
-    /// Whether nobody else has it, so that its memory is free when this one is dropped.
-    pub(crate) fn is_idle(&self) -> bool {
+impl CacheValue for Guide {
+    fn is_idle(&self) -> bool {
         Arc::strong_count(&self.compiled) == 1
     }
 }
 
-impl Compiled {
-    /// A lane to start in. One that is broken, large, or has had many sequences is left to those that are in it.
+impl CompiledForm {
+    /// Returns a lane to start in. A lane that is broken, large, or has had many sequences is left to its
+    /// current sequences.
     fn lane(&self) -> Arc<Lane> {
         let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lane_bytes_max);
-        // A lane is whole whatever panicked.
+        // A panic leaves every lane intact.
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let turn = (lanes.turn + 1) % lanes.lanes.len();
         lanes.turn = turn;
@@ -87,16 +88,17 @@ impl Compiled {
         lane
     }
 
-    /// Whether a lane has to stop growing: all lexers take more memory than they may although what nobody uses is let go of,
-    /// and this one takes more than its share. So all together never take more than twice what they may.
+    /// Whether a lane must stop growing: all lexers together exceed their limit even after idle forms are
+    /// dropped, and this lane exceeds the average. So all lexers together never use more than twice their
+    /// limit.
     fn is_too_large(&self, lane: &Lane) -> bool {
         let Some(forms) = self.forms.upgrade() else { return false };
         if forms.memory.bytes() <= forms.limits.lexer_bytes_max {
             return false;
         }
         let bytes_max = forms.limits.lexer_bytes_max;
-        forms.cache().let_go_of_idle(&forms, forms.limits.cached_lexer_bytes_max);
-        forms.memory.bytes() > bytes_max && lane.bytes() >= forms.memory.share(bytes_max)
+        forms.cache().evict_idle(&forms, forms.limits.cached_lexer_bytes_max);
+        forms.memory.bytes() > bytes_max && lane.bytes() >= forms.memory.bytes_per_lane(bytes_max)
     }
 }
 
@@ -105,20 +107,20 @@ impl server_engine::Guide for Guide {
         let state = State::new(Arc::clone(&self.compiled));
         Ok(match &self.preface {
             None => Box::new(state),
-            Some(preface) => Box::new(Prefaced::new(Arc::clone(preface), state)),
+            Some(preface) => Box::new(PrefacedState::new(Arc::clone(preface), state)),
         })
     }
 }
 
-/// How far a sequence has come in a form.
+/// The state of a sequence that follows a form.
 #[derive(Clone)]
 pub(crate) struct State {
     parser: TokenParser,
     lane: Arc<Lane>,
-    compiled: Arc<Compiled>,
-    /// What came so far, to be read again in another lane.
+    compiled: Arc<CompiledForm>,
+    /// The tokens so far, to be consumed again in another lane.
     tokens: Vec<u32>,
-    /// Whether the parser has not taken all of it.
+    /// Whether the parser has not consumed all of `tokens`.
     is_behind: bool,
 }
 
@@ -129,18 +131,18 @@ impl fmt::Debug for State {
 }
 
 impl State {
-    fn new(compiled: Arc<Compiled>) -> Self {
+    fn new(compiled: Arc<CompiledForm>) -> Self {
         let lane = compiled.lane();
         Self { parser: lane.begin(), lane, compiled, tokens: Vec::new(), is_behind: false }
     }
 
-    /// Nothing can follow.
+    /// Whether nothing can follow.
     fn is_over(&self) -> bool {
         let reason = self.parser.stop_reason();
         reason != StopReason::NotStopped && reason.is_ok()
     }
 
-    /// Reads all that came so far in another lane.
+    /// Consumes all tokens so far in another lane.
     fn move_to(&mut self, lane: Arc<Lane>) -> Result<(), GuideError> {
         self.parser = lane.begin();
         self.lane = lane;
@@ -161,7 +163,7 @@ impl State {
         let may_end = may_end.map_err(|error| failed(parser, error))?;
         let mask = match catch_unwind(AssertUnwindSafe(|| parser.compute_mask())) {
             Ok(mask) => mask,
-            // It is found out now that nothing can follow.
+            // The parser notices only now that nothing can follow.
             Err(_) if self.is_over() => {
                 return Ok(if may_end { Progress::Ended } else { Progress::Open });
             }
@@ -184,10 +186,11 @@ impl GuideState for State {
         let progress = match progress {
             Ok(progress) => progress,
             Err(error) => {
-                // Whoever shares the lane finds out now, rather than by failing too.
+                // Mark the lane, so that other sequences move before they fail too.
                 self.lane.set_broken();
                 drop(guard);
-                // It may have been the fault of others. By itself it shows whether it was its own.
+                // Another sequence may have caused the error. A lane of its own shows whether this sequence
+                // did.
                 let lane = match error {
                     None => self.compiled.lane(),
                     Some(_) => Arc::new(self.compiled.start.copy()),
@@ -204,7 +207,9 @@ impl GuideState for State {
         self.lane.measure();
         if self.compiled.is_too_large(&self.lane) {
             self.lane.set_broken();
-            return Err(GuideError::TooComplex("it takes more memory than there is for forms".to_owned()));
+            return Err(GuideError::TooComplex(
+                "the form needs more memory than the limit allows".to_owned(),
+            ));
         }
         Ok(progress)
     }
@@ -214,7 +219,7 @@ impl GuideState for State {
         if self.is_behind || self.lane.is_broken() {
             self.is_behind = true;
         } else if consume(&mut self.parser, token).is_err() {
-            // It is tried again elsewhere, and on another thread: that can take long.
+            // `allow` retries in another lane and on another thread, because that can take long.
             self.lane.set_broken();
             self.is_behind = true;
         }
@@ -230,7 +235,7 @@ impl GuideState for State {
     }
 }
 
-/// Has a parser take a token. The error says what the parser says.
+/// Makes the parser consume a token. The error is the message of the parser.
 fn consume(parser: &mut TokenParser, token: u32) -> Result<(), String> {
     let consumed = catch_unwind(AssertUnwindSafe(|| {
         let backtracked = parser.consume_token(token)?;
@@ -239,17 +244,17 @@ fn consume(parser: &mut TokenParser, token: u32) -> Result<(), String> {
     }));
     match consumed {
         Ok(0) => Ok(()),
-        Ok(_) => Err("it would have to go back".to_owned()),
+        Ok(_) => Err("the parser would have to backtrack".to_owned()),
         Err(error) => Err(format!("{error:#}")),
     }
 }
 
-/// Whether a parser has stopped because a limit was reached.
+/// Whether the parser stopped because it reached a limit.
 pub(crate) fn is_too_complex(parser: &TokenParser) -> bool {
     matches!(parser.stop_reason(), StopReason::LexerTooComplex | StopReason::ParserTooComplex)
 }
 
 fn failed(parser: &TokenParser, error: impl fmt::Display) -> GuideError {
-    let problem = told(error);
+    let problem = readable(error);
     if is_too_complex(parser) { GuideError::TooComplex(problem) } else { GuideError::Failed(problem) }
 }

@@ -1,9 +1,9 @@
-//! What is learnt of a form while it is followed: a lexer that sequences share, and how much memory lexers take.
+//! Lexers that sequences share, and the memory they use.
 //!
-//! A lexer builds the states of its automaton as it needs them, and keeps them. What there is to build has no useful limit,
-//! so each lexer has one, all together have one, and a lexer that has reached its limit is of no further use: llguidance
-//! leaves it in a state in which everything fails. Then its lane is broken. New sequences start in another, and those that
-//! were in it read their text again in another.
+//! A lexer builds the states of its automaton on demand and keeps them. The number of states has no useful
+//! upper bound, so each lexer has a limit, and all lexers together have one. llguidance leaves a lexer that has
+//! reached its limit in a state in which every operation fails: its lane is broken. New sequences then start in
+//! another lane, and the sequences of the broken lane consume their tokens again in another.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use llguidance::TokenParser;
 use llguidance::earley::regexvec::LexerStats;
 use server_engine::{ThreadGuard, ThreadLock};
 
-/// The bytes of a state of a lexer besides those that llguidance counts, and besides the set of its lexemes.
+/// The bytes of a lexer state that llguidance does not count, without the set of its lexemes.
 const STATE_BYTES: usize = 160;
 
-/// The memory of all lexers of a compiler.
+/// The memory that all lexers of a compiler use.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct LexerMemory {
     bytes: AtomicUsize,
     lanes: AtomicUsize,
 }
 
-impl Memory {
+impl LexerMemory {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What each lexer may take of so many bytes if all take as much.
-    pub(crate) fn share(&self, bytes: usize) -> usize {
+    /// The bytes per lane if all lanes use the same part of `bytes`.
+    pub(crate) fn bytes_per_lane(&self, bytes: usize) -> usize {
         bytes / self.lanes.load(Ordering::Relaxed).max(1)
     }
 }
 
-/// A lexer, and the parser at the beginning of the form.
+/// A lexer, and the parser in the start state of the form.
 pub(crate) struct Lane {
     start: TokenParser,
     lock: Arc<ThreadLock>,
     bytes: AtomicUsize,
     starts: AtomicUsize,
     is_broken: AtomicBool,
-    memory: Arc<Memory>,
+    memory: Arc<LexerMemory>,
 }
 
 impl Lane {
-    /// A lane with the lexer of `start`, which no other parser has.
-    pub(crate) fn new(start: TokenParser, memory: Arc<Memory>) -> Self {
+    /// Creates a lane with the lexer of `start`, which no other parser uses.
+    pub(crate) fn new(start: TokenParser, memory: Arc<LexerMemory>) -> Self {
         memory.lanes.fetch_add(1, Ordering::Relaxed);
         let lane = Self {
             start,
@@ -60,18 +60,18 @@ impl Lane {
         lane
     }
 
-    /// A lane in which as much is learnt as in this one.
+    /// Creates a lane with a copy of the lexer and all its states.
     pub(crate) fn copy(&self) -> Self {
         Self::new(self.start.deep_clone(), Arc::clone(&self.memory))
     }
 
-    /// A parser at the beginning of the form, with the lexer of this lane.
+    /// Returns a parser in the start state of the form, with the lexer of this lane.
     pub(crate) fn begin(&self) -> TokenParser {
         self.starts.fetch_add(1, Ordering::Relaxed);
         self.start.clone()
     }
 
-    /// Sequences that began here.
+    /// The number of sequences that started in this lane.
     pub(crate) fn starts(&self) -> usize {
         self.starts.load(Ordering::Relaxed)
     }
@@ -81,29 +81,29 @@ impl Lane {
         self.lock.lock()
     }
 
-    /// As [`Self::lock`]; `None` instead of waiting.
+    /// Like [`Self::lock`], but returns `None` instead of waiting.
     pub(crate) fn try_lock(&self) -> Option<ThreadGuard> {
         self.lock.try_lock()
     }
 
-    /// Whether everything fails here.
+    /// Whether every operation of the lexer fails.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Ordering::Acquire)
     }
 
-    /// Something failed here.
+    /// Marks the lane as broken.
     pub(crate) fn set_broken(&self) {
         self.is_broken.store(true, Ordering::Release);
     }
 
-    /// The bytes of the lexer when it was measured last.
+    /// The memory of the lexer when it was last measured, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Measures the lexer. To be called when no other thread uses it.
+    /// Measures the memory of the lexer. Call this only while no other thread uses it.
     pub(crate) fn measure(&self) {
-        // A lexer in which something panicked cannot be asked.
+        // A lexer that panicked cannot be measured.
         let stats = catch_unwind(AssertUnwindSafe(|| self.start.parser.lexer_stats()));
         let Ok(LexerStats { num_bytes, num_states, num_regexps, .. }) = stats else { return };
         let now = num_bytes + num_states * (STATE_BYTES + num_regexps.div_ceil(8));

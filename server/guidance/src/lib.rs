@@ -1,6 +1,6 @@
-//! Forms that answers can be held to: JSON schemas, regular expressions, grammars, choices, tags, and what they are
-//! made of. A [`Form`] is compiled, for a vocabulary, to a [`Guide`], which tells an engine the tokens that may come
-//! next.
+//! Constraints on the output of a model: JSON schemas, regular expressions, grammars, choices, tags, and
+//! combinations of them. A [`Form`] is compiled for a vocabulary into a [`Guide`], which provides the engine
+//! with the tokens that are allowed next.
 //!
 //! ```text
 //! structural tag ─┐
@@ -8,9 +8,8 @@
 //! EBNF ─► lark   ─┘                                          cache ◄─┘
 //! ```
 //!
-//! It knows no HTTP and no model: a vocabulary is the bytes of its tokens. It reads no file, no clock and no
-//! environment, and starts no thread. What is wrong with a form is told with the place where it is, so that a request
-//! can be refused for it.
+//! The crate knows no HTTP and no model: a vocabulary is the bytes of its tokens. It reads no file, no clock
+//! and no environment, and starts no thread. Errors carry the path of the invalid part of the request.
 
 mod cache;
 mod compiler;
@@ -18,6 +17,7 @@ mod dialect;
 mod ebnf;
 mod error;
 mod form;
+mod grammar;
 mod guide;
 mod lane;
 mod lark;
@@ -29,9 +29,8 @@ mod structural_tag;
 mod vocabulary;
 
 pub use compiler::Compiler;
-pub use dialect::Dialect;
-pub use error::{BuildError, Invalid};
-pub use form::{Form, Place, Tag, Triggered};
+pub use error::{FormError, VocabularyError};
+pub use form::{Dialect, Form, Tag, TriggeredTags};
 pub use guide::Guide;
 pub use preface::Preface;
 pub use structural_tag::{is_structural_tag_type, structural_tag};

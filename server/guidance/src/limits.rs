@@ -1,4 +1,4 @@
-//! How much a form may be. What is over a limit is refused when it is compiled, and a request with it.
+//! Limits on forms. A form that exceeds one of them is rejected when it is compiled, together with its request.
 
 /// Size of a JSON schema, written without whitespace.
 ///
@@ -58,40 +58,41 @@ pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 ///
 /// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
-/// Bytes of a lexer in which new sequences start. A larger one is left to the sequences that use it.
+/// Size of a lexer in which new sequences start, in bytes. A larger one is left to the sequences that use it.
 pub const LANE_BYTES_MAX: usize = 32 << 20;
 /// Total memory of the lexers of all forms.
 ///
 /// Beyond it: compiled forms that no request uses are dropped; then requests whose lexers grow beyond their share
 /// fail with 400, `form_too_complex`.
 pub const LEXER_BYTES_MAX: usize = 512 << 20;
-/// Bytes of all lexers above which no compiled form is kept that no request uses.
+/// Total size of all lexers above which idle compiled forms are not cached, in bytes.
 pub const CACHED_LEXER_BYTES_MAX: usize = 256 << 20;
 
-/// Compiled forms that are kept.
+/// Number of compiled forms in the cache.
 pub const CACHED_GUIDES_MAX: usize = 256;
-/// Bytes of the forms whose compiled forms are kept.
+/// Total size of the sources of the cached forms, in bytes.
 pub const CACHED_BYTES_MAX: usize = 8 << 20;
-/// Forms that may be asked for before a compiled form that is not among them is dropped.
+/// Number of cache lookups after which an unused compiled form is dropped.
 pub const CACHED_USES_MAX: u64 = 10_000;
-/// Sequences that share what is learnt of a compiled form, before it is learnt anew: what there is to learn has no
-/// limit, and so memory would have none.
+/// Number of sequences that share a lexer before a fresh copy replaces it: the states of a lexer accumulate
+/// without bound, and so would its memory.
 pub const LANE_STARTS_MAX: usize = 512;
 
-/// The limits of a compiler that depend on the machine. By default they are the constants of this module, with one lane.
+/// The limits of a compiler that depend on the machine. The defaults are the constants of this module, with one
+/// lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Threads that may compute masks of one guide without waiting for each other.
+    /// The number of threads that can compute masks of one guide without waiting for each other.
     pub lanes: usize,
-    /// See [`STEP_FUEL`].
+    /// The limit [`STEP_FUEL`], in work units.
     pub step_fuel: u64,
-    /// See [`LEXER_STATES_MAX`].
+    /// The limit [`LEXER_STATES_MAX`], in lexer states.
     pub lexer_states_max: usize,
-    /// See [`LANE_BYTES_MAX`].
+    /// The limit [`LANE_BYTES_MAX`], in bytes.
     pub lane_bytes_max: usize,
-    /// See [`LEXER_BYTES_MAX`].
+    /// The limit [`LEXER_BYTES_MAX`], in bytes.
     pub lexer_bytes_max: usize,
-    /// See [`CACHED_LEXER_BYTES_MAX`].
+    /// The limit [`CACHED_LEXER_BYTES_MAX`], in bytes.
     pub cached_lexer_bytes_max: usize,
 }
 

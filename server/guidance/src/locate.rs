@@ -1,45 +1,52 @@
-//! Where a form cannot be compiled: its parts are tried by themselves, from the whole to what is within it.
+//! Locates the part of a form that cannot be compiled, by compiling its parts separately, from the outermost to
+//! the innermost.
 
 use serde_json::Value;
 
 use crate::schema::{by_itself, within};
-use crate::{Form, Invalid};
+use crate::{Form, FormError};
 
-/// Says what is wrong with a form.
+/// Compiles a form and returns the problem if that fails.
 type Compile<'a> = dyn FnMut(&Form) -> Result<(), String> + 'a;
 
-/// Most parts that are tried.
-const TRIES_MAX: usize = 64;
-/// Characters of a problem that are told.
+/// Largest number of parts to compile.
+const ATTEMPTS_MAX: usize = 64;
+/// Largest number of characters of a reported problem.
 const PROBLEM_CHARS_MAX: usize = 1000;
 
-/// Tells what is wrong and where, of a form of which `problem` was said when it was compiled. `compile` says what is
-/// wrong with another.
-pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> Invalid {
-    let mut tries = TRIES_MAX;
-    let mut leaves = Vec::new();
-    add_leaves(form, &mut leaves);
-    let alone = leaves.len() == 1 && std::ptr::eq(leaves[0].0, form);
-    for (leaf, at) in leaves {
-        let found = if alone {
-            Some(problem.to_owned())
-        } else if tries == 0 {
-            None
-        } else {
-            tries -= 1;
-            compile(leaf).err()
-        };
-        let Some(found) = found else { continue };
-        return match leaf {
-            Form::Json { schema, .. } => descend(schema, at, &found, (&mut tries, compile)),
-            _ => Invalid::new(at, cut(&found)),
-        };
-    }
-    Invalid::new("", cut(problem))
+/// A number of attempts to compile parts of a form.
+struct Attempts<'a, 'c> {
+    remaining: usize,
+    compile: &'a mut Compile<'c>,
 }
 
-/// The place of a form that has one part with a place.
-pub(crate) fn place(form: &Form) -> &str {
+impl Attempts<'_, '_> {
+    /// The problem of a part that does not compile; `None` if it compiles or no attempts remain.
+    fn problem(&mut self, form: &Form) -> Option<String> {
+        self.remaining = self.remaining.checked_sub(1)?;
+        (self.compile)(form).err()
+    }
+}
+
+/// Locates the error of a form that failed to compile with `problem`. `compile` compiles another form.
+pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> FormError {
+    let mut attempts = Attempts { remaining: ATTEMPTS_MAX, compile };
+    let mut leaves = Vec::new();
+    add_leaves(form, &mut leaves);
+    let is_single = leaves.len() == 1 && std::ptr::eq(leaves[0].0, form);
+    for (leaf, at) in leaves {
+        let found = if is_single { Some(problem.to_owned()) } else { attempts.problem(leaf) };
+        let Some(found) = found else { continue };
+        return match leaf {
+            Form::Json { schema, .. } => descend(schema, at, &found, &mut attempts),
+            _ => FormError::new(at, shorten(&found)),
+        };
+    }
+    FormError::new("", shorten(problem))
+}
+
+/// The path of a form that has exactly one part with a path.
+pub(crate) fn path(form: &Form) -> &str {
     let mut leaves = Vec::new();
     add_leaves(form, &mut leaves);
     match leaves[..] {
@@ -58,29 +65,23 @@ fn add_leaves<'f>(form: &'f Form, leaves: &mut Vec<(&'f Form, &'f str)>) {
             parts.iter().for_each(|part| add_leaves(part, leaves));
         }
         Form::Repeat { form, .. } => add_leaves(form, leaves),
-        Form::Triggered(triggered) => {
-            triggered.tags.iter().for_each(|tag| add_leaves(&tag.rest, leaves));
+        Form::TriggeredTags(form) => {
+            form.tags.iter().for_each(|tag| add_leaves(&tag.rest, leaves));
         }
         Form::Text { .. } | Form::Literal(_) | Form::Token(_) | Form::Until(_) => {}
     }
 }
 
-/// Goes to the innermost schema that fails by itself as the whole does.
-fn descend(
-    root: &Value,
-    at: &str,
-    problem: &str,
-    (tries, compile): (&mut usize, &mut Compile<'_>),
-) -> Invalid {
+/// Descends to the innermost schema that fails by itself with the same problem.
+fn descend(root: &Value, at: &str, problem: &str, attempts: &mut Attempts<'_, '_>) -> FormError {
     let (mut schema, mut at) = (root, at.to_owned());
     'deeper: loop {
         for (path, inner) in within(schema) {
-            if *tries == 0 {
+            if attempts.remaining == 0 {
                 break 'deeper;
             }
-            *tries -= 1;
             let alone = Form::Json { schema: by_itself(inner, root), at: String::new() };
-            if compile(&alone).is_err_and(|found| core(&found) == core(problem)) {
+            if attempts.problem(&alone).is_some_and(|found| core(&found) == core(problem)) {
                 at.push_str(&path);
                 schema = inner;
                 continue 'deeper;
@@ -88,15 +89,15 @@ fn descend(
         }
         break;
     }
-    Invalid::new(at, cut(problem))
+    FormError::new(at, shorten(problem))
 }
 
-/// A problem without the way to where it is.
+/// The problem without the description of where it occurred.
 fn core(problem: &str) -> &str {
     problem.split_once("while processing").map_or(problem, |(core, _)| core).trim()
 }
 
-fn cut(problem: &str) -> String {
+fn shorten(problem: &str) -> String {
     let line = core(problem);
     match line.char_indices().nth(PROBLEM_CHARS_MAX) {
         Some((end, _)) => format!("{}…", &line[..end]),

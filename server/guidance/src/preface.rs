@@ -1,24 +1,23 @@
-//! What comes before a form: free text up to a mark, such as a model's reasoning.
+//! Free text before a form, up to a closing mark, such as the reasoning of a model.
 //!
-//! In the text everything may come but what ends the answer, so there is nothing to compute. One newline after the
-//! mark is layout, which readers leave out; then the form begins.
+//! In the text every token is allowed that does not end the output, so masks need no computation. One newline
+//! after the mark is layout, which readers leave out; then the form begins.
 
 use std::sync::Arc;
 
 use server_engine::{GuideError, GuideState, Hold, Progress, TokenId, TokenSet};
 
 use crate::Vocabulary;
-use crate::guide::State;
 
-/// Free text that ends with a mark.
+/// Free text that ends with a closing mark.
 #[derive(Debug)]
 pub struct Preface {
     vocabulary: Arc<Vocabulary>,
-    /// The token that begins the text; none if it has begun.
+    /// The token that begins the text; `None` if the text has already begun.
     open: Option<TokenId>,
-    /// The mark that ends it.
+    /// The mark that ends the text.
     close: Vec<u8>,
-    /// What may come in the text wherever it is.
+    /// The tokens that are allowed everywhere in the text.
     free: TokenSet,
     newline: Option<TokenId>,
 }
@@ -38,7 +37,7 @@ impl Preface {
             let bytes = vocabulary.bytes(token);
             let is_mark = bytes == close;
             let is_text = !vocabulary.is_special(token) && !bytes.is_empty();
-            if is_mark || (is_text && goes_on(bytes, close)) {
+            if is_mark || (is_text && ends_with_mark_at_most(bytes, close)) {
                 free.insert(token);
             }
         }
@@ -46,10 +45,11 @@ impl Preface {
         Some(Self { vocabulary: Arc::clone(vocabulary), open, close: close.to_vec(), free, newline })
     }
 
-    /// Takes out of `allowed` what would end the text and go on within one token, after text that ends with `tail`.
+    /// Removes from `allowed` the tokens that would complete the mark and continue after it, where the text so
+    /// far ends with `tail`.
     fn remove_overlong(&self, tail: &[u8], allowed: &mut TokenSet) {
-        let begun = (1..self.close.len()).filter(|&length| tail.ends_with(&self.close[..length]));
-        for length in begun {
+        let prefixes = (1..self.close.len()).filter(|&length| tail.ends_with(&self.close[..length]));
+        for length in prefixes {
             let rest = &self.close[length..];
             let is_overlong = |token: &TokenId| {
                 let bytes = self.vocabulary.bytes(*token);
@@ -61,8 +61,8 @@ impl Preface {
     }
 }
 
-/// Whether a token's bytes have the mark only at their end, but for layout.
-fn goes_on(bytes: &[u8], close: &[u8]) -> bool {
+/// Whether nothing but layout follows the mark in the bytes of a token.
+fn ends_with_mark_at_most(bytes: &[u8], close: &[u8]) -> bool {
     let found = bytes.windows(close.len()).position(|window| window == close);
     found.is_none_or(|at| is_layout(&bytes[at + close.len()..]))
 }
@@ -71,34 +71,34 @@ fn is_layout(bytes: &[u8]) -> bool {
     bytes.is_empty() || bytes == b"\n"
 }
 
-/// A sequence that may be before its form.
+/// The state of a sequence in the preface or in its form.
 #[derive(Clone, Debug)]
-pub(crate) struct Prefaced {
+pub(crate) struct PrefacedState<S> {
     preface: Arc<Preface>,
     phase: Phase,
-    form: State,
+    form: S,
 }
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Nothing has come.
+    /// Before the first token.
     Lead,
-    /// In the text, which ends like this.
+    /// In the text; `tail` is its end.
     Free { tail: Vec<u8> },
-    /// The mark has come.
+    /// After the mark.
     Marked { form_takes_newline: bool },
-    /// In the form.
+    /// In the form after the preface.
     Form,
 }
 
-impl Prefaced {
-    pub(crate) fn new(preface: Arc<Preface>, form: State) -> Self {
+impl<S> PrefacedState<S> {
+    pub(crate) fn new(preface: Arc<Preface>, form: S) -> Self {
         let phase = if preface.open.is_some() { Phase::Lead } else { Phase::Free { tail: Vec::new() } };
         Self { preface, phase, form }
     }
 }
 
-impl GuideState for Prefaced {
+impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         let Self { preface, phase, form } = self;
         match phase {
@@ -137,7 +137,7 @@ impl GuideState for Prefaced {
                 match found.map(|at| &tail[at + close.len()..]) {
                     Some([]) => self.phase = Phase::Marked { form_takes_newline: false },
                     Some(_) => self.phase = Phase::Form,
-                    // Of what may be a beginning of the mark.
+                    // Keep only what may be the beginning of the mark.
                     None => drop(tail.drain(..(tail.len() + 1).saturating_sub(close.len()))),
                 }
                 return Ok(Progress::Open);
@@ -154,7 +154,7 @@ impl GuideState for Prefaced {
 
     fn try_hold(&self) -> Option<Hold> {
         match self.phase {
-            // The form is not asked before its beginning.
+            // The form is not used before the preface ends.
             Phase::Free { .. } => Some(Box::new(())),
             Phase::Lead | Phase::Marked { .. } | Phase::Form => self.form.try_hold(),
         }

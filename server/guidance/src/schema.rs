@@ -1,63 +1,65 @@
-//! JSON schemas before they are compiled: whether they are any, where they are not, and how the JSON is laid out.
+//! Checks and prepares JSON schemas before they are compiled: whether they are valid schemas, and how the JSON
+//! is laid out.
 //!
-//! What a keyword means is llguidance's business, which refuses those that it cannot follow.
+//! llguidance interprets the keywords and rejects those it does not support.
 
 use serde_json::{Map, Value, json};
 
-use crate::Invalid;
+use crate::FormError;
 use crate::limits::{SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX};
 
 /// How JSON is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// With space between its parts, up to [`SPACE_MAX`] characters at a place.
+    /// Whitespace between all parts, up to [`SPACE_MAX`] characters in a row.
     Free,
-    /// With at most a space after a comma or colon.
+    /// At most one space after a comma or colon.
     Tight,
 }
 
-/// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that has lost
-/// its way writes whitespace until its tokens are used up.
+/// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that has
+/// lost track writes whitespace until it reaches the token limit.
 ///
 /// Beyond it: the model must continue with another character.
 const SPACE_MAX: usize = 64;
 
-/// The keyword by which llguidance is told how to lay out.
+/// The keyword that configures the layout in llguidance.
 const LAYOUT: &str = "x-guidance";
 
-/// Formats of strings that are enforced. JSON Schema makes of all others a remark.
+/// The string formats that are enforced. JSON Schema treats all others as annotations.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// A day that there is, 29 February in leap years.
+/// A valid date, with 29 February in leap years only.
 macro_rules! day {
     () => {
         r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
     };
 }
 
-/// A time without leap seconds, since there are hardly any.
+/// A time without leap seconds, which hardly ever occur.
 macro_rules! time {
     () => {
         r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
     };
 }
 
-/// A name of a host that every reader takes for one.
+/// A host name that every validator accepts.
 macro_rules! host {
     () => {
         r"[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,10}){0,2}(?:\.[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,10}){0,2}){0,4}"
     };
 }
 
-/// A mailbox of at most the 64 characters that it may have.
+/// The local part of an email address, with at most the 64 characters that are allowed.
 macro_rules! mailbox {
     () => {
         r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,40}(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,11}){0,2}"
     };
 }
 
-/// Formats that are enforced by patterns of our own, which admit no day, no second and no length that there is not.
+/// The formats that this module enforces with patterns of its own, which exclude invalid dates, seconds and
+/// lengths.
 const PATTERNS: [(&str, &str); 5] = [
     ("date", concat!("^", day!(), "$")),
     ("time", concat!("^", time!(), "$")),
@@ -68,17 +70,17 @@ const PATTERNS: [(&str, &str); 5] = [
 
 const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "null", "array", "object"];
 
-/// What the value of a keyword is.
+/// The kind of value that a keyword has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Schema,
-    /// One, or a list of them.
+    /// A schema, or a list of schemas.
     SchemaOrList,
-    /// A list of them, with at least one.
+    /// A list of at least one schema.
     SchemaList,
     SchemaMap,
     Types,
-    /// A list of any values, with at least one.
+    /// A list of at least one value of any type.
     Values,
     Names,
     Text,
@@ -86,7 +88,7 @@ enum Kind {
     Count,
 }
 
-/// The keywords whose values are looked at.
+/// The keywords whose values are checked.
 const KEYWORDS: [(&str, Kind); 37] = [
     ("properties", Kind::SchemaMap),
     ("patternProperties", Kind::SchemaMap),
@@ -127,21 +129,24 @@ const KEYWORDS: [(&str, Kind); 37] = [
     ("maxContains", Kind::Count),
 ];
 
-/// The schema as it is compiled.
+/// Prepares a schema for compilation.
 ///
 /// # Errors
-/// It is none, or too large, and where.
-pub(crate) fn prepare(schema: &Value, at: &str, layout: Layout) -> Result<Value, Invalid> {
+/// The schema is invalid or too large; the error has the path of the invalid part.
+pub(crate) fn prepare(schema: &Value, at: &str, layout: Layout) -> Result<Value, FormError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
-        Value::Bool(false) => return Err(Invalid::new(at, "allows no value")),
+        Value::Bool(false) => return Err(FormError::new(at, "allows no value")),
         Value::Object(_) => schema.clone(),
-        _ => return Err(Invalid::new(at, "is neither an object nor a boolean")),
+        _ => return Err(FormError::new(at, "must be an object or a boolean")),
     };
     check(&mut schema, at, 0)?;
     let bytes = schema.to_string().len();
     if bytes > SCHEMA_BYTES_MAX {
-        return Err(Invalid::new(at, format!("has {bytes} bytes, more than {SCHEMA_BYTES_MAX}")));
+        return Err(FormError::new(
+            at,
+            format!("has {bytes} bytes, which exceeds the limit of {SCHEMA_BYTES_MAX}"),
+        ));
     }
     if let Value::Object(schema) = &mut schema {
         schema.insert(LAYOUT.to_owned(), layout.options());
@@ -162,23 +167,23 @@ impl Layout {
     }
 }
 
-/// Looks through a schema, and takes out what means nothing.
-fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), Invalid> {
+/// Checks a schema, and removes what has no effect.
+fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
     if depth > SCHEMA_DEPTH_MAX {
-        return Err(Invalid::new(at, format!("nests deeper than {SCHEMA_DEPTH_MAX}")));
+        return Err(FormError::new(at, format!("is nested deeper than {SCHEMA_DEPTH_MAX} levels")));
     }
     let schema = match schema {
         Value::Bool(_) => return Ok(()),
         Value::Object(schema) => schema,
-        _ => return Err(Invalid::new(at, "is neither an object nor a boolean")),
+        _ => return Err(FormError::new(at, "must be an object or a boolean")),
     };
     for (keyword, kind) in KEYWORDS {
         if let Some(value) = schema.get_mut(keyword) {
             check_keyword(kind, value, &format!("{at}.{keyword}"), depth)?;
         }
     }
-    let known = |format: &Value| format.as_str().is_some_and(|format| FORMATS.contains(&format));
-    if schema.get("format").is_some_and(|format| !known(format)) {
+    let is_enforced = |format: &Value| format.as_str().is_some_and(|format| FORMATS.contains(&format));
+    if schema.get("format").is_some_and(|format| !is_enforced(format)) {
         schema.remove("format");
     }
     let pattern = schema.get("format").and_then(|format| PATTERNS.iter().find(|(name, _)| format == name));
@@ -199,10 +204,10 @@ fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// A pattern whose classes are without the character NUL.
+/// Excludes the character NUL from the classes of a pattern.
 ///
-/// A class with all control characters is written in JSON by llguidance (1.9) as if it had the quotation mark and the
-/// backslash as well: `[^"]` admits `\"`. One without NUL is written exactly.
+/// In JSON, llguidance (1.9) writes a class that contains all control characters as if it also contained the
+/// quotation mark and the backslash: `[^"]` then matches `\"`. Classes without NUL are not affected.
 fn quotable(pattern: &str) -> String {
     let mut quotable = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -224,7 +229,7 @@ fn quotable(pattern: &str) -> String {
     quotable
 }
 
-/// The bytes of the class that `text` begins with, or 1 if it has no end.
+/// The length of the class at the start of `text`, in bytes, or 1 if the class is not closed.
 fn class_length(text: &str) -> usize {
     let mut depth = 0;
     let mut letters = text.char_indices().peekable();
@@ -234,7 +239,7 @@ fn class_length(text: &str) -> usize {
             '[' => {
                 depth += 1;
                 letters.next_if(|(_, letter)| *letter == '^');
-                // In the first place it is no end.
+                // A bracket in the first position does not close the class.
                 letters.next_if(|(_, letter)| *letter == ']');
             }
             ']' if depth == 1 => return at + 1,
@@ -245,8 +250,8 @@ fn class_length(text: &str) -> usize {
     1
 }
 
-fn check_keyword(kind: Kind, value: &mut Value, at: &str, depth: usize) -> Result<(), Invalid> {
-    let wrong = |problem: &str| Err(Invalid::new(at, problem));
+fn check_keyword(kind: Kind, value: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
+    let wrong = |problem: &str| Err(FormError::new(at, problem));
     match (kind, value) {
         (Kind::SchemaOrList | Kind::SchemaList, Value::Array(schemas)) => {
             if schemas.is_empty() && kind == Kind::SchemaList {
@@ -272,14 +277,14 @@ fn check_keyword(kind: Kind, value: &mut Value, at: &str, depth: usize) -> Resul
         (Kind::Text, Value::String(_)) => Ok(()),
         (Kind::Number, Value::Number(_)) => Ok(()),
         (Kind::Count, Value::Number(count)) if count.as_f64().is_some_and(is_count) => Ok(()),
-        (Kind::SchemaList, _) => wrong("is no array of schemas"),
-        (Kind::SchemaMap, _) => wrong("is no object of schemas"),
-        (Kind::Types, _) => wrong("is neither a string nor an array of strings"),
-        (Kind::Values, _) => wrong("is no array of at least one value"),
-        (Kind::Names, _) => wrong("is no array of strings"),
-        (Kind::Text, _) => wrong("is no string"),
-        (Kind::Number, _) => wrong("is no number"),
-        (Kind::Count, _) => wrong("is no integer from 0"),
+        (Kind::SchemaList, _) => wrong("must be an array of schemas"),
+        (Kind::SchemaMap, _) => wrong("must be an object of schemas"),
+        (Kind::Types, _) => wrong("must be a string or an array of strings"),
+        (Kind::Values, _) => wrong("must be an array of at least one value"),
+        (Kind::Names, _) => wrong("must be an array of strings"),
+        (Kind::Text, _) => wrong("must be a string"),
+        (Kind::Number, _) => wrong("must be a number"),
+        (Kind::Count, _) => wrong("must be a non-negative integer"),
     }
 }
 
@@ -287,14 +292,14 @@ fn is_count(count: f64) -> bool {
     count >= 0.0 && count.fract() == 0.0
 }
 
-fn check_type(name: &str, at: &str) -> Result<(), Invalid> {
+fn check_type(name: &str, at: &str) -> Result<(), FormError> {
     if TYPES.contains(&name) {
         return Ok(());
     }
-    Err(Invalid::new(at, format!("{name:?} is none of {}", TYPES.join(", "))))
+    Err(FormError::new(at, format!("{name:?} is not one of {}", TYPES.join(", "))))
 }
 
-/// The schemas within a schema, directly, with their paths from it.
+/// The schemas directly within a schema, with their paths relative to it.
 pub(crate) fn within(schema: &Value) -> Vec<(String, &Value)> {
     let Value::Object(schema) = schema else { return Vec::new() };
     let mut found = Vec::new();
@@ -316,7 +321,7 @@ pub(crate) fn within(schema: &Value) -> Vec<(String, &Value)> {
     found
 }
 
-/// A schema within `root` for itself: with the definitions that it may refer to.
+/// Makes a schema within `root` independent of it, by adding the definitions that it may refer to.
 pub(crate) fn by_itself(schema: &Value, root: &Value) -> Value {
     let (Value::Object(schema), Value::Object(root)) = (schema, root) else { return schema.clone() };
     let mut whole: Map<String, Value> = schema.clone();
@@ -335,28 +340,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_schema_is_told_with_its_place() {
+    fn errors_have_the_path_of_an_invalid_part() {
         for (schema, place, problem) in [
-            (json!(7), "s", "is neither an object nor a boolean"),
+            (json!(7), "s", "must be an object or a boolean"),
             (json!(false), "s", "allows no value"),
             (
                 json!({"type": "text"}),
                 "s.type",
-                "\"text\" is none of string, number, integer, boolean, null, array, object",
+                "\"text\" is not one of string, number, integer, boolean, null, array, object",
             ),
             (json!({"type": []}), "s.type", "is empty"),
             (
                 json!({"properties": {"a": {"items": {"type": 3}}}}),
                 "s.properties.a.items.type",
-                "is neither a string nor an array of strings",
+                "must be a string or an array of strings",
             ),
-            (json!({"anyOf": [{}, {"enum": []}]}), "s.anyOf[1].enum", "is no array of at least one value"),
-            (json!({"oneOf": {}}), "s.oneOf", "is no array of schemas"),
-            (json!({"properties": []}), "s.properties", "is no object of schemas"),
-            (json!({"required": [1]}), "s.required", "is no array of strings"),
-            (json!({"$defs": {"x": {"minLength": -1}}}), "s.$defs.x.minLength", "is no integer from 0"),
-            (json!({"minimum": "1"}), "s.minimum", "is no number"),
-            (json!({"pattern": 1}), "s.pattern", "is no string"),
+            (
+                json!({"anyOf": [{}, {"enum": []}]}),
+                "s.anyOf[1].enum",
+                "must be an array of at least one value",
+            ),
+            (json!({"oneOf": {}}), "s.oneOf", "must be an array of schemas"),
+            (json!({"properties": []}), "s.properties", "must be an object of schemas"),
+            (json!({"required": [1]}), "s.required", "must be an array of strings"),
+            (
+                json!({"$defs": {"x": {"minLength": -1}}}),
+                "s.$defs.x.minLength",
+                "must be a non-negative integer",
+            ),
+            (json!({"minimum": "1"}), "s.minimum", "must be a number"),
+            (json!({"pattern": 1}), "s.pattern", "must be a string"),
         ] {
             let invalid = prepare(&schema, "s", Layout::Free).unwrap_err();
             assert_eq!((invalid.at.as_str(), invalid.problem.as_str()), (place, problem), "{schema}");
@@ -365,13 +378,13 @@ mod tests {
         for _ in 0..=SCHEMA_DEPTH_MAX {
             deep = json!({"items": deep});
         }
-        assert!(prepare(&deep, "s", Layout::Free).unwrap_err().problem.starts_with("nests deeper"));
+        assert!(prepare(&deep, "s", Layout::Free).unwrap_err().problem.starts_with("is nested deeper"));
         let large = json!({"enum": ["x".repeat(SCHEMA_BYTES_MAX)]});
-        assert!(prepare(&large, "s", Layout::Free).unwrap_err().problem.contains("bytes, more than"));
+        assert!(prepare(&large, "s", Layout::Free).unwrap_err().problem.contains("exceeds the limit"));
     }
 
     #[test]
-    fn classes_that_may_have_all_control_characters_are_without_one() {
+    fn classes_that_may_contain_all_control_characters_exclude_nul() {
         for (pattern, expected) in [
             ("^[a-z]+\\[^x]$", "^[a-z]+\\[^x]$"),
             ("^[^\"]*$", "^[[^\"]&&[^\\x00]]*$"),
@@ -384,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_that_are_remarks_are_left_out_and_properties_of_that_name_stay() {
+    fn formats_that_are_annotations_are_removed_and_properties_named_format_stay() {
         let schema = json!({
             "properties": {"format": {"type": "string", "format": "binary"}, "d": {"format": "uuid"}},
         });

@@ -1,11 +1,11 @@
-//! XGrammar's structural tags, as requests have them: a tree of formats.
+//! Structural tags in the format of XGrammar: a tree of formats.
 //!
-//! What counts tokens or excludes them by number has no counterpart here and is refused.
+//! Formats that count tokens, or exclude tokens by id, are not supported and rejected.
 
 use serde_json::{Map, Value};
 
 use crate::limits::{ELEMENTS_MAX, FORM_DEPTH_MAX};
-use crate::{Dialect, Form, Invalid, Tag, Triggered};
+use crate::{Dialect, Form, FormError, Tag, TriggeredTags};
 
 /// The types of formats.
 const TYPES: [&str; 20] = [
@@ -36,11 +36,11 @@ pub fn is_structural_tag_type(name: &str) -> bool {
     TYPES.contains(&name)
 }
 
-/// The form that a structural tag, or one of its formats, describes.
+/// Converts a structural tag, or one of its formats, to a form.
 ///
 /// # Errors
-/// It is none, or is of a kind that is not supported, and where.
-pub fn structural_tag(tag: &Map<String, Value>, at: &str) -> Result<Form, Invalid> {
+/// The tag is invalid or its type is not supported; the error has the path of the invalid part.
+pub fn structural_tag(tag: &Map<String, Value>, at: &str) -> Result<Form, FormError> {
     if tag.get("type").and_then(Value::as_str) != Some("structural_tag") {
         return format(tag, at, 0);
     }
@@ -52,20 +52,20 @@ pub fn structural_tag(tag: &Map<String, Value>, at: &str) -> Result<Form, Invali
     format(inner, &at, 0)
 }
 
-/// The older kind: tags with schemas, and what triggers them.
-fn structures_of(tag: &Map<String, Value>, structures: &Value, at: &str) -> Result<Form, Invalid> {
+/// Converts the older kind of structural tag, which consists of schemas and the triggers of their tags.
+fn structures_of(tag: &Map<String, Value>, structures: &Value, at: &str) -> Result<Form, FormError> {
     let part = Part { map: tag, at };
     let triggers = part.texts("triggers")?;
     let mut tags = Vec::new();
-    for (index, structure) in list(structures, &part.place("structures"))?.iter().enumerate() {
+    for (index, structure) in list(structures, &part.path("structures"))?.iter().enumerate() {
         let at = format!("{at}.structures[{index}]");
-        let map = structure.as_object().ok_or_else(|| Invalid::new(&at, "is no object"))?;
+        let map = structure.as_object().ok_or_else(|| FormError::new(&at, "must be an object"))?;
         let part = Part { map, at: &at };
         let schema = map.get("schema").cloned().unwrap_or(Value::Bool(true));
-        let content = Form::Json { schema, at: part.place("schema") };
+        let content = Form::Json { schema, at: part.path("schema") };
         tags.push(Tag::new(part.text("begin")?, content, &[part.text("end")?.to_owned()]));
     }
-    Ok(Form::Triggered(Triggered {
+    Ok(Form::TriggeredTags(TriggeredTags {
         triggers,
         tags,
         at_least_one: false,
@@ -75,9 +75,9 @@ fn structures_of(tag: &Map<String, Value>, structures: &Value, at: &str) -> Resu
     }))
 }
 
-fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Invalid> {
+fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, FormError> {
     if depth > FORM_DEPTH_MAX {
-        return Err(Invalid::new(at, format!("nests deeper than {FORM_DEPTH_MAX}")));
+        return Err(FormError::new(at, format!("is nested deeper than {FORM_DEPTH_MAX} levels")));
     }
     let part = Part { map, at };
     let repeated = |min, max| Ok(Form::Repeat { form: Box::new(part.format("content", depth)?), min, max });
@@ -87,10 +87,10 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Inva
         "qwen_xml_parameter" => Ok(Form::Value {
             dialect: Dialect::Qwen,
             schema: part.value("json_schema")?.clone(),
-            at: part.place("json_schema"),
+            at: part.path("json_schema"),
         }),
-        "regex" => Ok(Form::Regex { pattern: part.text("pattern")?.to_owned(), at: part.place("pattern") }),
-        "grammar" => Ok(Form::Grammar { text: part.text("grammar")?.to_owned(), at: part.place("grammar") }),
+        "regex" => Ok(Form::Regex { pattern: part.text("pattern")?.to_owned(), at: part.path("pattern") }),
+        "grammar" => Ok(Form::Grammar { text: part.text("grammar")?.to_owned(), at: part.path("grammar") }),
         "any_text" => any_text(&part),
         "sequence" => Ok(Form::Sequence(part.formats("elements", depth)?)),
         "or" => Ok(Form::Choice(part.formats("elements", depth)?)),
@@ -107,57 +107,57 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Inva
             let Tag { begin, rest } = tag(&part, depth)?;
             Ok(Form::Sequence(vec![Form::Literal(begin), rest]))
         }
-        "triggered_tags" => triggered(&part, "triggers", depth),
-        "token_triggered_tags" => triggered(&part, "trigger_tokens", depth),
+        "triggered_tags" => triggered_tags(&part, "triggers", depth),
+        "token_triggered_tags" => triggered_tags(&part, "trigger_tokens", depth),
         "tags_with_separator" => separated(&part, depth),
         "dispatch" | "token_dispatch" => dispatch(&part, depth),
         "token" => Ok(match part.value("token")? {
             Value::Number(token) => match token.as_u64().and_then(|token| u32::try_from(token).ok()) {
                 Some(token) => Form::Token(token),
-                None => return Err(Invalid::new(part.place("token"), "is no token")),
+                None => return Err(FormError::new(part.path("token"), "must be a token id")),
             },
             _ => Form::literal(part.text("token")?),
         }),
         other => {
-            let problem = format!("{other:?} is not supported; these are: {}", TYPES[1..].join(", "));
-            Err(Invalid::new(part.place("type"), problem))
+            let problem = format!("{other:?} is not supported; supported types: {}", TYPES[1..].join(", "));
+            Err(FormError::new(part.path("type"), problem))
         }
     }
 }
 
-fn json_schema(part: &Part<'_>) -> Result<Form, Invalid> {
-    let (schema, at) = (part.value("json_schema")?.clone(), part.place("json_schema"));
-    part.refuse("any_order", &[Value::Bool(false)])?;
+fn json_schema(part: &Part<'_>) -> Result<Form, FormError> {
+    let (schema, at) = (part.value("json_schema")?.clone(), part.path("json_schema"));
+    part.reject("any_order", &[Value::Bool(false)])?;
     match part.map.get("style").and_then(Value::as_str) {
         None | Some("json") => Ok(Form::Json { schema, at }),
         Some("qwen_xml") => Ok(Form::Value { dialect: Dialect::Qwen, schema, at }),
         Some(other) => {
-            let problem = format!("{other:?} is not supported; these are: json, qwen_xml");
-            Err(Invalid::new(part.place("style"), problem))
+            let problem = format!("{other:?} is not supported; supported styles: json, qwen_xml");
+            Err(FormError::new(part.path("style"), problem))
         }
     }
 }
 
-fn any_text(part: &Part<'_>) -> Result<Form, Invalid> {
-    part.refuse("max_tokens", &[])?;
+fn any_text(part: &Part<'_>) -> Result<Form, FormError> {
+    part.reject("max_tokens", &[])?;
     let excludes = if part.map.contains_key("excludes") { part.texts("excludes")? } else { Vec::new() };
     Ok(Form::Text { excludes, chars_max: part.count("max_chars")? })
 }
 
-/// What is between two texts. Either may be a token by its text.
-fn tag(part: &Part<'_>, depth: usize) -> Result<Tag, Invalid> {
+/// Converts a format with a begin and an end. Either may be a token, named by its text.
+fn tag(part: &Part<'_>, depth: usize) -> Result<Tag, FormError> {
     let ends = match part.value("end")? {
         Value::Array(ends) => {
             let text = |(index, end): (usize, &Value)| marker(end, &format!("{}.end[{index}]", part.at));
             ends.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?
         }
-        end => vec![marker(end, &part.place("end"))?],
+        end => vec![marker(end, &part.path("end"))?],
     };
-    let begin = marker(part.value("begin")?, &part.place("begin"))?;
+    let begin = marker(part.value("begin")?, &part.path("begin"))?;
     Ok(Tag::new(begin, part.format("content", depth)?, &ends))
 }
 
-fn marker(marker: &Value, at: &str) -> Result<String, Invalid> {
+fn marker(marker: &Value, at: &str) -> Result<String, FormError> {
     let text = match marker {
         Value::String(text) => Some(text.clone()),
         Value::Object(token) if token.get("type").is_some_and(|kind| kind == "token") => {
@@ -165,23 +165,23 @@ fn marker(marker: &Value, at: &str) -> Result<String, Invalid> {
         }
         _ => None,
     };
-    text.ok_or_else(|| Invalid::new(at, "is neither a string nor a token by its text"))
+    text.ok_or_else(|| FormError::new(at, "must be a string or a token named by its text"))
 }
 
-fn tags(part: &Part<'_>, depth: usize) -> Result<Vec<Tag>, Invalid> {
+fn tags(part: &Part<'_>, depth: usize) -> Result<Vec<Tag>, FormError> {
     let mut tags = Vec::new();
-    for (index, one) in list(part.value("tags")?, &part.place("tags"))?.iter().enumerate() {
+    for (index, one) in list(part.value("tags")?, &part.path("tags"))?.iter().enumerate() {
         let at = format!("{}.tags[{index}]", part.at);
-        let map = one.as_object().ok_or_else(|| Invalid::new(&at, "is no object"))?;
+        let map = one.as_object().ok_or_else(|| FormError::new(&at, "must be an object"))?;
         tags.push(tag(&Part { map, at: &at }, depth + 1)?);
     }
     Ok(tags)
 }
 
-fn triggered(part: &Part<'_>, triggers: &str, depth: usize) -> Result<Form, Invalid> {
+fn triggered_tags(part: &Part<'_>, triggers: &str, depth: usize) -> Result<Form, FormError> {
     let nothing = [Value::Array(Vec::new())];
-    part.refuse("excludes", &nothing)?;
-    Ok(Form::Triggered(Triggered {
+    part.reject("excludes", &nothing)?;
+    Ok(Form::TriggeredTags(TriggeredTags {
         triggers: part.texts(triggers)?,
         tags: tags(part, depth)?,
         at_least_one: part.flag("at_least_one", false)?,
@@ -191,7 +191,7 @@ fn triggered(part: &Part<'_>, triggers: &str, depth: usize) -> Result<Form, Inva
     }))
 }
 
-fn separated(part: &Part<'_>, depth: usize) -> Result<Form, Invalid> {
+fn separated(part: &Part<'_>, depth: usize) -> Result<Form, FormError> {
     let whole = |Tag { begin, rest }| Form::Sequence(vec![Form::Literal(begin), rest]);
     let one = Form::Choice(tags(part, depth)?.into_iter().map(whole).collect());
     let separator = Form::literal(part.text("separator")?);
@@ -204,18 +204,18 @@ fn separated(part: &Part<'_>, depth: usize) -> Result<Form, Invalid> {
     Ok(if part.flag("at_least_one", false)? { some } else { some.optional() })
 }
 
-/// Texts, each with the format of what follows it.
-fn dispatch(part: &Part<'_>, depth: usize) -> Result<Form, Invalid> {
-    part.refuse("excludes", &[Value::Array(Vec::new())])?;
+/// Converts texts, each with the format of what follows it.
+fn dispatch(part: &Part<'_>, depth: usize) -> Result<Form, FormError> {
+    part.reject("excludes", &[Value::Array(Vec::new())])?;
     let (mut triggers, mut tags) = (Vec::new(), Vec::new());
-    for (index, rule) in list(part.value("rules")?, &part.place("rules"))?.iter().enumerate() {
+    for (index, rule) in list(part.value("rules")?, &part.path("rules"))?.iter().enumerate() {
         let at = format!("{}.rules[{index}]", part.at);
-        let problem = || Invalid::new(&at, "is no array of a string and a format");
+        let problem = || FormError::new(&at, "must be an array of a string and a format");
         let [Value::String(text), Value::Object(map)] = &list(rule, &at)?[..] else { return Err(problem()) };
         triggers.push(text.clone());
         tags.push(Tag { begin: text.clone(), rest: format(map, &format!("{at}[1]"), depth + 1)? });
     }
-    Ok(Form::Triggered(Triggered {
+    Ok(Form::TriggeredTags(TriggeredTags {
         triggers,
         tags,
         at_least_one: false,
@@ -225,90 +225,90 @@ fn dispatch(part: &Part<'_>, depth: usize) -> Result<Form, Invalid> {
     }))
 }
 
-fn list<'v>(value: &'v Value, at: &str) -> Result<&'v Vec<Value>, Invalid> {
+fn list<'v>(value: &'v Value, at: &str) -> Result<&'v Vec<Value>, FormError> {
     match value {
         Value::Array(list) if list.len() > ELEMENTS_MAX => {
-            Err(Invalid::new(at, format!("has more than {ELEMENTS_MAX} elements")))
+            Err(FormError::new(at, format!("has more than {ELEMENTS_MAX} elements")))
         }
         Value::Array(list) => Ok(list),
-        _ => Err(Invalid::new(at, "is no array")),
+        _ => Err(FormError::new(at, "must be an array")),
     }
 }
 
-/// A format, to read its fields.
+/// A format whose fields are read.
 struct Part<'a> {
     map: &'a Map<String, Value>,
     at: &'a str,
 }
 
 impl<'a> Part<'a> {
-    fn place(&self, field: &str) -> String {
+    fn path(&self, field: &str) -> String {
         format!("{}.{field}", self.at)
     }
 
-    fn value(&self, field: &str) -> Result<&'a Value, Invalid> {
-        self.map.get(field).ok_or_else(|| Invalid::new(self.place(field), "is missing"))
+    fn value(&self, field: &str) -> Result<&'a Value, FormError> {
+        self.map.get(field).ok_or_else(|| FormError::new(self.path(field), "is missing"))
     }
 
-    fn text(&self, field: &str) -> Result<&'a str, Invalid> {
-        self.value(field)?.as_str().ok_or_else(|| Invalid::new(self.place(field), "is no string"))
+    fn text(&self, field: &str) -> Result<&'a str, FormError> {
+        self.value(field)?.as_str().ok_or_else(|| FormError::new(self.path(field), "must be a string"))
     }
 
-    fn texts(&self, field: &str) -> Result<Vec<String>, Invalid> {
-        let texts = list(self.value(field)?, &self.place(field))?.iter();
+    fn texts(&self, field: &str) -> Result<Vec<String>, FormError> {
+        let texts = list(self.value(field)?, &self.path(field))?.iter();
         let texts = texts.map(|text| text.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>();
-        texts.ok_or_else(|| Invalid::new(self.place(field), "is no array of strings"))
+        texts.ok_or_else(|| FormError::new(self.path(field), "must be an array of strings"))
     }
 
-    fn flag(&self, field: &str, default: bool) -> Result<bool, Invalid> {
+    fn flag(&self, field: &str, default: bool) -> Result<bool, FormError> {
         match self.map.get(field) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(_) => Err(Invalid::new(self.place(field), "is no boolean")),
+            Some(_) => Err(FormError::new(self.path(field), "must be a boolean")),
         }
     }
 
-    fn count(&self, field: &str) -> Result<Option<u32>, Invalid> {
+    fn count(&self, field: &str) -> Result<Option<u32>, FormError> {
         match self.map.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(count) => match count.as_u64().and_then(|count| u32::try_from(count).ok()) {
                 Some(count) => Ok(Some(count)),
-                None => Err(Invalid::new(self.place(field), "is no integer from 0")),
+                None => Err(FormError::new(self.path(field), "must be a non-negative integer")),
             },
         }
     }
 
-    fn object(&self, field: &str) -> Result<(&'a Map<String, Value>, String), Invalid> {
+    fn object(&self, field: &str) -> Result<(&'a Map<String, Value>, String), FormError> {
         let object = self.value(field)?.as_object();
-        let at = self.place(field);
+        let at = self.path(field);
         match object {
             Some(object) => Ok((object, at)),
-            None => Err(Invalid::new(at, "is no object")),
+            None => Err(FormError::new(at, "must be an object")),
         }
     }
 
-    fn format(&self, field: &str, depth: usize) -> Result<Form, Invalid> {
+    fn format(&self, field: &str, depth: usize) -> Result<Form, FormError> {
         let (map, at) = self.object(field)?;
         format(map, &at, depth + 1)
     }
 
-    fn formats(&self, field: &str, depth: usize) -> Result<Vec<Form>, Invalid> {
-        let at = self.place(field);
+    fn formats(&self, field: &str, depth: usize) -> Result<Vec<Form>, FormError> {
+        let at = self.path(field);
         let each = list(self.value(field)?, &at)?.iter().enumerate();
         each.map(|(index, one)| {
             let at = format!("{at}[{index}]");
-            let map = one.as_object().ok_or_else(|| Invalid::new(&at, "is no object"))?;
+            let map = one.as_object().ok_or_else(|| FormError::new(&at, "must be an object"))?;
             format(map, &at, depth + 1)
         })
         .collect()
     }
 
-    /// Refuses a field unless it is absent, null or says what is so anyway.
-    fn refuse(&self, field: &str, silent: &[Value]) -> Result<(), Invalid> {
+    /// Rejects a field unless it is absent, null or has a value without effect.
+    fn reject(&self, field: &str, neutral: &[Value]) -> Result<(), FormError> {
         match self.map.get(field) {
             None | Some(Value::Null) => Ok(()),
-            Some(value) if silent.contains(value) => Ok(()),
-            Some(_) => Err(Invalid::new(self.place(field), "is not supported")),
+            Some(value) if neutral.contains(value) => Ok(()),
+            Some(_) => Err(FormError::new(self.path(field), "is not supported")),
         }
     }
 }

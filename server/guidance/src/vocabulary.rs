@@ -1,41 +1,41 @@
-//! The tokens of a model as bytes, and the trie of them that masks are found by.
+//! The tokens of a model as bytes, and the trie of them that masks are computed with.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use crate::BuildError;
+use crate::VocabularyError;
 
 /// Size of a token that can be part of a structured output. The trie does not support longer ones.
 ///
 /// Beyond it: the model cannot choose the token in a structured output.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Number of tokens of a vocabulary that structured outputs support. The trie has 24 bits for a token, of which the
+/// Number of tokens of a vocabulary that structured outputs support. The trie has 24 bits for a token, whose
 /// last value means none.
 ///
 /// Beyond it: 500, `internal`, for requests for structured outputs.
 const TOKENS_MAX: usize = (1 << 22) - 1;
 
-/// The tokens of a model.
+/// The tokens of a model as bytes.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     tokens: Vec<Box<[u8]>>,
     special: Vec<bool>,
-    /// Special tokens by their texts.
+    /// The special tokens by their texts.
     by_text: HashMap<String, u32>,
-    /// The bytes that these texts begin with, and those of the longest.
+    /// The first bytes of these texts, and the length of the longest in bytes.
     first_bytes: Vec<bool>,
     longest: usize,
 }
 
 impl Vocabulary {
-    /// The tokens in the order of their ids: bytes, and whether they are special, that is, stand for no text. A token
-    /// without bytes is in no form.
+    /// Creates a vocabulary from the tokens in the order of their ids: their bytes, and whether they are
+    /// special, that is, not text. Tokens without bytes are never part of an output.
     ///
     /// # Errors
-    /// There are none, or too many.
-    pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<[u8]>, bool)>) -> Result<Self, BuildError> {
+    /// There are no tokens, or too many.
+    pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<[u8]>, bool)>) -> Result<Self, VocabularyError> {
         let mut vocabulary = Self {
             tokens: Vec::new(),
             special: Vec::new(),
@@ -58,25 +58,25 @@ impl Vocabulary {
             vocabulary.special.push(special);
         }
         match vocabulary.tokens.len() {
-            0 => Err(BuildError("it has no token".to_owned())),
-            count if count > TOKENS_MAX => {
-                Err(BuildError(format!("it has {count} tokens, more than {TOKENS_MAX}")))
-            }
+            0 => Err(VocabularyError("it has no tokens".to_owned())),
+            count if count > TOKENS_MAX => Err(VocabularyError(format!(
+                "it has {count} tokens, which exceeds the limit of {TOKENS_MAX}"
+            ))),
             _ => Ok(vocabulary),
         }
     }
 
-    /// Tokens.
+    /// The number of tokens of the vocabulary.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Never: a vocabulary has a token.
+    /// Whether there are no tokens, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// The bytes of a token; none for one that does not exist.
+    /// The bytes of a token; empty for tokens that do not exist.
     pub fn bytes(&self, token: u32) -> &[u8] {
         self.tokens.get(token as usize).map_or(&[], |bytes| bytes)
     }
@@ -91,13 +91,13 @@ impl Vocabulary {
         self.by_text.get(text).copied()
     }
 
-    /// A token with this text, special or not.
+    /// The token with this text, special or not.
     pub fn token(&self, text: &str) -> Option<u32> {
         let found = || self.tokens.iter().position(|bytes| **bytes == *text.as_bytes());
         self.special(text).or_else(|| found().map(|token| token as u32))
     }
 
-    /// The longest special token that `text` begins with, and its bytes.
+    /// The longest special token at the start of `text`, and its length in bytes.
     pub(crate) fn leading_special(&self, text: &str) -> Option<(u32, usize)> {
         let first = text.bytes().next()?;
         if !self.first_bytes[usize::from(first)] {
@@ -108,13 +108,14 @@ impl Vocabulary {
         ends.filter_map(|end| Some((self.special(&text[..end])?, end))).last()
     }
 
-    /// The same for llguidance, with one token more: the end, of which the engine makes its stop tokens.
+    /// Builds the trie for llguidance, with an additional token for the end, which the engine replaces by its
+    /// stop tokens.
     pub(crate) fn trie(&self) -> (TokEnv, u32) {
         let end = self.tokens.len() as u32;
         let word = |bytes: &[u8], special: bool| match special {
             _ if bytes.is_empty() || bytes.len() > TOKEN_BYTES_MAX => Vec::new(),
             true => special_word(bytes),
-            // A byte that begins no text begins special tokens in the trie.
+            // The trie marks special tokens with this byte, which begins no text.
             false if bytes[0] == TokTrie::SPECIAL_TOKEN_MARKER => Vec::new(),
             false => bytes.to_vec(),
         };
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_without_tokens_is_refused() {
+    fn a_vocabulary_without_tokens_is_rejected() {
         assert!(Vocabulary::new(Vec::<(&str, bool)>::new()).is_err());
     }
 }

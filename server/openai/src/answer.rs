@@ -1,119 +1,120 @@
-//! What answers look like, whole and in chunks.
+//! The responses of the chat and completions endpoints, whole and in chunks.
 
 use serde::Serialize;
 
 use crate::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 
-/// Why a choice ended.
+/// The reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended it, or a stop string or stop token did.
+    /// The model ended the choice, or a stop string or stop token did.
     Stop,
-    /// It has as many tokens as it may.
+    /// The choice reached its token limit.
     Length,
-    /// The model ended it after calling tools.
+    /// The model ended the choice after calling tools.
     ToolCalls,
-    /// The same, where tools came as functions.
+    /// The model ended the choice after calling a tool, in a request that used the deprecated `functions`.
     FunctionCall,
 }
 
-/// Tokens used.
+/// The numbers of tokens that a request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Of the prompt (of all prompts).
+    /// The number of tokens of the prompt, or of all prompts together.
     pub prompt_tokens: u64,
-    /// Generated, over all choices.
+    /// The number of generated tokens, over all choices.
     pub completion_tokens: u64,
-    /// Both together.
+    /// The sum of prompt and completion tokens.
     pub total_tokens: u64,
-    /// What is to be known about the prompt tokens.
+    /// Details about the prompt tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// What is to be known about the generated tokens, of models that think.
+    /// Details about the generated tokens; absent unless the model reasons or tokens were predicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
-/// What is to be known about the generated tokens.
+/// Details about the generated tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompletionTokensDetails {
-    /// Those that the model thought with.
+    /// The number of tokens that the model generated as reasoning.
     pub reasoning_tokens: u64,
-    /// Those that were guessed, where any were.
+    /// The number of predicted tokens that the model accepted; absent if none were predicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_prediction_tokens: Option<u64>,
-    /// Guesses that were computed and are not among the generated tokens, where there were any.
+    /// The number of predicted tokens that the model rejected, which are not among the generated tokens; absent
+    /// if none were predicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rejected_prediction_tokens: Option<u64>,
 }
 
-/// What is to be known about the prompt tokens.
+/// Details about the prompt tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
-    /// Those that were in the prefix cache and were not computed again.
+    /// The number of tokens that were in the prefix cache and did not have to be computed.
     pub cached_tokens: u64,
 }
 
-/// A whole answer of the chat endpoint.
+/// The complete response of the chat endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatCompletion {
-    /// Names the answer.
+    /// The identifier of the response.
     pub id: String,
-    /// Always `chat.completion`.
+    /// The object type: always `chat.completion`.
     pub object: &'static str,
-    /// When it was begun, in seconds since 1970.
+    /// The time when generation began, in seconds since 1970.
     pub created: u64,
-    /// The model's name as the request gave it.
+    /// The name of the model as given in the request.
     pub model: String,
-    /// The choices, by index.
+    /// The choices, in order of their indices.
     pub choices: Vec<ChatChoice>,
-    /// Tokens used.
+    /// The numbers of tokens used.
     pub usage: Usage,
-    /// Changes when the same seed may give another answer.
+    /// A fingerprint that changes when the same seed may produce a different response.
     pub system_fingerprint: String,
-    /// The prompt's tokens, absent unless asked for.
+    /// The tokens of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
-    /// The log probabilities of the prompt, absent unless asked for.
+    /// The log probabilities of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// A choice of a whole chat answer.
+/// A choice of a complete chat response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatChoice {
-    /// Which one.
+    /// The index of the choice.
     pub index: u32,
-    /// What the model said.
+    /// The message that the model generated.
     pub message: ChatMessage,
-    /// Log probabilities, if asked for.
+    /// The log probabilities of its tokens, if requested.
     pub logprobs: Option<ChatLogprobs>,
-    /// Why it ended.
+    /// The reason why the choice ended.
     pub finish_reason: FinishReason,
-    /// Its tokens, absent unless asked for.
+    /// The tokens of the choice; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// What the model said.
+/// A message that the model generated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChatMessage {
-    /// Always `assistant`.
+    /// The role of the author: always `assistant`.
     pub role: &'static str,
-    /// The text.
+    /// The text of the message; `null` if there is none.
     pub content: Option<String>,
-    /// Always `null`: we do not tell refusals apart.
+    /// A refusal: always `null`, because the server cannot tell refusals from other text.
     pub refusal: Option<String>,
-    /// What it thought before, absent if nothing.
+    /// The reasoning before the message; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The same under its other name.
+    /// The same as `reasoning_content`, under the name that newer clients use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// The calls it made, absent if none.
+    /// The tool calls of the message; absent if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCall>>,
-    /// The call it made, where tools came as functions.
+    /// The tool call of the message, in responses to requests that used the deprecated `functions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionCall>,
 }
@@ -121,151 +122,153 @@ pub struct ChatMessage {
 /// A call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
-    /// Names the call: the tool's answer refers to it.
+    /// The identifier of the call, which the message with the result refers to.
     pub id: String,
-    /// Always `function`.
+    /// The type of the tool: always `function`.
     pub r#type: &'static str,
-    /// What is called with what.
+    /// The function that is called, with its arguments.
     pub function: FunctionCall,
 }
 
-/// What is called with what.
+/// The name and the arguments of a function call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FunctionCall {
-    /// The tool.
+    /// The name of the function.
     pub name: String,
-    /// Its arguments, as the model wrote them: JSON, unless it was cut off.
+    /// The arguments as the model wrote them: JSON, unless generation was cut off.
     pub arguments: String,
 }
 
-/// A chunk of a chat answer.
+/// A chunk of a streamed chat response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatChunk {
-    /// Names the answer; the same in all its chunks.
+    /// The identifier of the response, which is the same in all its chunks.
     pub id: String,
-    /// Always `chat.completion.chunk`.
+    /// The object type: always `chat.completion.chunk`.
     pub object: &'static str,
-    /// When the answer was begun, in seconds since 1970.
+    /// The time when generation began, in seconds since 1970.
     pub created: u64,
-    /// The model's name as the request gave it.
+    /// The name of the model as given in the request.
     pub model: String,
-    /// At most one; none in the chunk with the usage.
+    /// At most one choice; none in the chunk with the usage.
     pub choices: Vec<ChatChunkChoice>,
-    /// Absent unless the request wants the usage; then `null` in all chunks but the last.
+    /// The numbers of tokens used. Absent unless the request asks for it; then `null` in all chunks but the
+    /// last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// As in [`ChatCompletion`].
+    /// A fingerprint as in [`ChatCompletion`].
     pub system_fingerprint: String,
-    /// The prompt's tokens, in the first chunk; absent unless asked for.
+    /// The tokens of the prompt, in the first chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// What is new in a choice.
+/// The new part of a choice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatChunkChoice {
-    /// Which one.
+    /// The index of the choice.
     pub index: u32,
-    /// What is new.
+    /// The new part of its message.
     pub delta: ChatDelta,
-    /// Log probabilities of the tokens whose text this is, if asked for.
+    /// The log probabilities of the tokens of this chunk, if requested.
     pub logprobs: Option<ChatLogprobs>,
-    /// Why it ended; `null` until it has.
+    /// The reason why the choice ended; `null` until it has.
     pub finish_reason: Option<FinishReason>,
-    /// The tokens whose text this is, absent unless asked for.
+    /// The tokens of this chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// What is new in a message.
+/// The new part of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChatDelta {
-    /// `assistant`, in the first chunk of a choice.
+    /// The role `assistant`, in the first chunk of a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// More text.
+    /// The new text of the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// `null`, in the first chunk of a choice.
+    /// A refusal: `null` in the first chunk of a choice, otherwise absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Option<String>>,
-    /// More of what it thinks.
+    /// The new reasoning of the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The same under its other name.
+    /// The same as `reasoning_content`, under the name that newer clients use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// More of its calls.
+    /// The new parts of its tool calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCallDelta>>,
-    /// More of its call, where tools came as functions.
+    /// The new part of its tool call, in responses to requests that used the deprecated `functions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionDelta>,
 }
 
-/// What is new in a call: first all that names it, with empty arguments, then pieces of the arguments.
+/// The new part of a tool call. The first part names the call and has empty arguments; later parts add
+/// arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCallDelta {
-    /// Which call of the choice, from 0.
+    /// The index of the call within its choice, from 0.
     pub index: u32,
-    /// As in [`ToolCall`], in the call's first chunk.
+    /// The identifier of the call, in its first part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Always `function`, in the call's first chunk.
+    /// The type of the tool, always `function`, in the first part of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<&'static str>,
-    /// What is called with what.
+    /// The new part of the function call.
     pub function: FunctionDelta,
 }
 
-/// What is new in what is called with what.
+/// The new part of a function call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FunctionDelta {
-    /// The tool, in the call's first chunk.
+    /// The name of the function, in the first part of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// More of the arguments.
+    /// The new part of the arguments.
     pub arguments: String,
 }
 
-/// An answer of the completions endpoint, whole or a chunk: they have one shape.
+/// A response of the completions endpoint. Whole responses and chunks have the same shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Completion {
-    /// Names the answer.
+    /// The identifier of the response.
     pub id: String,
-    /// Always `text_completion`.
+    /// The object type: always `text_completion`.
     pub object: &'static str,
-    /// When it was begun, in seconds since 1970.
+    /// The time when generation began, in seconds since 1970.
     pub created: u64,
-    /// The model's name as the request gave it.
+    /// The name of the model as given in the request.
     pub model: String,
-    /// The choices; in a chunk at most one.
+    /// The choices; at most one in a chunk.
     pub choices: Vec<CompletionChoice>,
-    /// Always there in a whole answer; in chunks as in [`ChatChunk`].
+    /// The numbers of tokens used: always present in a whole response, and as in [`ChatChunk`] in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// As in [`ChatCompletion`].
+    /// A fingerprint as in [`ChatCompletion`].
     pub system_fingerprint: String,
 }
 
 /// A choice of a completion.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CompletionChoice {
-    /// Which one: with several prompts those of the first come first.
+    /// The index of the choice. With several prompts, the choices of the first prompt come first.
     pub index: u32,
-    /// The text, in a chunk what is new of it.
+    /// The text of the choice, or its new part in a chunk.
     pub text: String,
-    /// Log probabilities, if asked for.
+    /// The log probabilities of its tokens, if requested.
     pub logprobs: Option<CompletionLogprobs>,
-    /// Why it ended; `null` in a chunk until it has.
+    /// The reason why the choice ended; `null` in a chunk until it has.
     pub finish_reason: Option<FinishReason>,
-    /// Its tokens, in a chunk those whose text this is; absent unless asked for.
+    /// The tokens of the choice, or those of the chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
-    /// The prompt's tokens, absent unless asked for.
+    /// The tokens of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
-    /// The log probabilities of the prompt, absent unless asked for.
+    /// The log probabilities of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
 }

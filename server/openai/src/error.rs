@@ -1,23 +1,23 @@
-//! What an error looks like.
+//! The body of error responses.
 
 use serde::Serialize;
 
-/// The body of every answer that is not a success, and of an error within a stream.
+/// The body of every unsuccessful response, and of an error within a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorBody {
-    /// The error.
+    /// The error that occurred.
     pub error: ErrorObject,
 }
 
-/// An error as the official clients read it.
+/// An error in the format that the official clients read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorObject {
-    /// For people.
+    /// The description for people.
     pub message: String,
-    /// The class of the error: `invalid_request_error`, `server_error` and so on.
+    /// The class of the error, such as `invalid_request_error` or `server_error`.
     pub r#type: &'static str,
-    /// The parameter at fault, as a path: `messages[0].content`.
+    /// The path of the parameter that caused the error, such as `messages[0].content`.
     pub param: Option<String>,
-    /// For programs: `model_not_found`, `context_length_exceeded` and so on.
+    /// The code for programs, such as `model_not_found` or `context_length_exceeded`.
     pub code: Option<&'static str>,
 }

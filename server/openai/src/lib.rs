@@ -1,9 +1,9 @@
-//! The OpenAI API on the wire: what requests, answers, chunks and errors look like in JSON, and nothing of
-//! what they mean. Serde only: no HTTP, no engine, no text.
+//! The OpenAI API on the wire: the JSON of requests, responses, chunks and errors, without their meaning. The
+//! crate depends on serde only: it knows no HTTP, no engine and no tokenizer.
 //!
-//! Reading is tolerant: fields we do not know are ignored and `null` is the same as absent. A value of a
-//! wrong type is refused by the name of the parameter it stands in ([`Malformed::param`]). Whether a value of
-//! the right type is in range is for the server to say.
+//! Parsing is tolerant: unknown fields are ignored and `null` is the same as an absent field. A value of a
+//! wrong type is rejected with the path of its parameter ([`RequestError::param`]). The server checks whether
+//! values are in range.
 
 mod answer;
 mod error;
@@ -12,6 +12,7 @@ mod model;
 mod parse;
 mod request;
 pub mod responses;
+mod text_or_list;
 mod tokens;
 
 pub use answer::{
@@ -24,8 +25,8 @@ pub use logprobs::{
     ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
 };
 pub use model::{Model, ModelList};
-pub use parse::{Malformed, object};
+pub use parse::{RequestError, object};
 pub use request::{
     ChatRequest, CompletionRequest, Content, ContentPart, Generation, Message, Prompt, Stop, StreamOptions,
 };
-pub use tokens::{DetokenizeRequest, Detokenized, Lists, Texts, TokenizeRequest, Tokenized};
+pub use tokens::{DetokenizeRequest, DetokenizeResponse, Lists, Texts, TokenizeRequest, TokenizeResponse};

@@ -1,4 +1,4 @@
-//! What log probabilities look like. The two endpoints have nothing in common here.
+//! Log probabilities in the formats of the two endpoints, which differ.
 
 use std::collections::BTreeMap;
 
@@ -10,58 +10,60 @@ use serde_json::{Map, Value};
 pub struct ChatLogprobs {
     /// One entry for each token.
     pub content: Vec<ChatTokenLogprob>,
-    /// Always `null`: we do not tell refusals apart.
+    /// The log probabilities of a refusal: always `null`, because the server cannot tell refusals from other
+    /// text.
     pub refusal: Option<Vec<ChatTokenLogprob>>,
 }
 
-/// One generated token.
+/// The log probability of a generated token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatTokenLogprob {
-    /// Its text; where it is not UTF-8 by itself, with U+FFFD in place of what is not.
+    /// The text of the token, with U+FFFD in place of bytes that are not UTF-8 by themselves.
     pub token: String,
     /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// Its bytes, exactly.
+    /// The exact bytes of the token.
     pub bytes: Vec<u8>,
-    /// The most probable tokens at its position, most probable first.
+    /// The most probable tokens at its position, in descending order.
     pub top_logprobs: Vec<TopLogprob>,
 }
 
-/// A token that might have been generated.
+/// A candidate for a generated token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
-    /// Its text, as in [`ChatTokenLogprob::token`].
+    /// The text of the token, as in [`ChatTokenLogprob::token`].
     pub token: String,
     /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// Its bytes, exactly.
+    /// The exact bytes of the token.
     pub bytes: Vec<u8>,
 }
 
-/// The log probabilities of a completion choice, or of its part in a chunk. The lists are parallel.
+/// The log probabilities of a completion choice, or of its part in a chunk, as parallel lists.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CompletionLogprobs {
     /// The texts of the tokens.
     pub tokens: Vec<String>,
     /// The natural logarithms of their probabilities; `null` for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
-    /// The most probable tokens at each position with theirs; `null` for the first token of a prompt.
+    /// The most probable tokens at each position, with their log probabilities; `null` for the first token of a
+    /// prompt.
     pub top_logprobs: Vec<Option<Map<String, Value>>>,
-    /// Where each token's text begins in the choice's text, in characters.
+    /// The offset of each token in the text of the choice, in characters.
     pub text_offset: Vec<usize>,
 }
 
-/// The log probabilities of a prompt, as vLLM tells them: by the tokens' numbers, at each position those of the
-/// prompt's token and of the most probable ones; `null` at the first.
+/// The log probabilities of a prompt in the format of vLLM: at each position, the token of the prompt and the
+/// most probable tokens, by token id; `null` at the first position.
 pub type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
 
-/// A token of a prompt, or one that might have been there.
+/// The log probability of a token of a prompt, or of a candidate for it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PromptLogprob {
     /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// Its place among all tokens by their probabilities, from 1.
+    /// Its rank among all tokens by probability, from 1.
     pub rank: u32,
-    /// Its text.
+    /// The text of the token.
     pub decoded_token: String,
 }

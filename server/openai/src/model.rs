@@ -1,33 +1,35 @@
-//! What the list of models looks like.
+//! The list of models.
 
 use serde::Serialize;
 
-/// The models a server serves.
+/// The list of the models that a server serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelList {
-    /// Always `list`.
+    /// The object type: always `list`.
     pub object: &'static str,
-    /// The models.
+    /// The models that the server serves.
     pub data: Vec<Model>,
 }
 
-/// One model.
+/// A model that requests can name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Model {
-    /// The name that requests give.
+    /// The name that requests use.
     pub id: String,
-    /// Always `model`.
+    /// The object type: always `model`.
     pub object: &'static str,
-    /// When it was loaded, in seconds since 1970.
+    /// The time when the model was loaded, in seconds since 1970.
     pub created: u64,
-    /// Whose it is.
+    /// The owner of the model.
     pub owned_by: &'static str,
-    /// Of an adapter, where its files are. (An extension, named as vLLM names it; so is the next.)
+    /// The path of the files of an adapter; absent for base models. (An extension with the name that vLLM uses,
+    /// as is `parent`.)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
-    /// Of an adapter, the model that it changes.
+    /// The base model of an adapter; absent for base models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Most tokens of prompt and answer together. (An extension, named as others name it.)
+    /// The largest number of tokens of prompt and response together. (An extension with the name that other
+    /// servers use.)
     pub max_model_len: u32,
 }

@@ -1,4 +1,4 @@
-//! What requests look like.
+//! Requests to the chat and completions endpoints.
 
 use std::fmt;
 
@@ -6,42 +6,43 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::parse::{self, Malformed};
+use crate::parse::{self, RequestError};
+use crate::text_or_list::{TextOrList, text_or_list};
 
 /// A request to `/chat/completions`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ChatRequest {
-    /// The parameters that the endpoints share.
+    /// The parameters that all generating endpoints share.
     #[serde(skip)]
     pub generation: Generation,
-    /// The conversation.
+    /// The messages of the conversation.
     pub messages: Option<Vec<Message>>,
     /// Whether to report log probabilities.
     pub logprobs: Option<bool>,
-    /// Of how many of the most probable tokens.
+    /// The number of most probable tokens to report at each position.
     pub top_logprobs: Option<u32>,
-    /// The tools the model may call, for the chat template.
+    /// The tools that the model may call, for the chat template.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// Which of them.
+    /// The tools that the model may or must choose.
     pub tool_choice: Option<Value>,
-    /// The former name of `tools`: what stands under `function` there.
+    /// The deprecated name of `tools`: a list of what is under `function` there.
     pub functions: Option<Vec<Map<String, Value>>>,
-    /// The former name of `tool_choice`.
+    /// The deprecated name of `tool_choice`.
     pub function_call: Option<Value>,
-    /// Whether there may be several calls in one answer.
+    /// Whether a response may contain several tool calls.
     pub parallel_tool_calls: Option<bool>,
-    /// How much the model is to think: `none` to `xhigh`.
+    /// How much the model should reason: `none` to `xhigh`.
     pub reasoning_effort: Option<String>,
-    /// Whether the answer tells what the model thought.
+    /// Whether the response includes the reasoning.
     pub include_reasoning: Option<bool>,
     /// The documents to answer from, for the chat template.
     pub documents: Option<Vec<Map<String, Value>>>,
-    /// More variables for the chat template.
+    /// Additional variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Whether the template opens the assistant's turn. Default true.
+    /// Whether the template opens the turn of the assistant; true by default.
     pub add_generation_prompt: Option<bool>,
-    /// Whether the last message is gone on with in place of being answered.
+    /// Whether the model continues the last message instead of answering it.
     pub continue_final_message: Option<bool>,
 }
 
@@ -49,131 +50,131 @@ pub struct ChatRequest {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CompletionRequest {
-    /// The parameters that the endpoints share.
+    /// The parameters that all generating endpoints share.
     #[serde(skip)]
     pub generation: Generation,
-    /// The prompt or prompts.
+    /// The prompt or the prompts.
     pub prompt: Option<Prompt>,
-    /// `Some(k)`: report log probabilities, of the `k` most probable tokens too.
+    /// Report log probabilities, including those of this many most probable tokens.
     pub logprobs: Option<u32>,
-    /// Whether the answer's text begins with the prompt.
+    /// Whether the text of the response begins with the prompt.
     pub echo: Option<bool>,
-    /// What is to come after the completion.
+    /// The text that follows the completion.
     pub suffix: Option<String>,
 }
 
-/// The parameters that the endpoints share.
+/// The parameters that all generating endpoints share.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Generation {
-    /// The model's name.
+    /// The name of the model.
     pub model: Option<String>,
-    /// Whether to answer in chunks.
+    /// Whether to stream the response in chunks.
     pub stream: Option<bool>,
-    /// How.
+    /// The options of a streamed response.
     pub stream_options: Option<StreamOptions>,
-    /// Most tokens to generate for a choice.
+    /// The largest number of tokens to generate for a choice.
     pub max_tokens: Option<u32>,
-    /// The same, under its later name, which goes first.
+    /// The newer name of `max_tokens`, which takes precedence.
     pub max_completion_tokens: Option<u32>,
-    /// Tokens to generate before the end may come.
+    /// The number of tokens to generate before an end token or stop string counts.
     pub min_tokens: Option<u32>,
-    /// How many choices.
+    /// The number of choices to generate.
     pub n: Option<u32>,
-    /// How many to choose the choices from.
+    /// The number of candidates to generate, of which the best become the choices.
     pub best_of: Option<u32>,
-    /// Texts that end a choice.
+    /// The strings that end a choice.
     pub stop: Option<Stop>,
-    /// Tokens that end a choice.
+    /// The tokens that end a choice.
     pub stop_token_ids: Option<Vec<u32>>,
-    /// Whether the text that ended a choice is part of it.
+    /// Whether the stop string that ended a choice is part of its text.
     pub include_stop_str_in_output: Option<bool>,
-    /// Whether the model's end tokens do not end a choice.
+    /// Whether to ignore the end tokens of the model.
     pub ignore_eos: Option<bool>,
-    /// Whether special tokens have no text.
+    /// Whether to leave special tokens out of the text.
     pub skip_special_tokens: Option<bool>,
-    /// Where the random numbers come from.
+    /// The seed of the random numbers for sampling.
     pub seed: Option<i64>,
-    /// Divides the logits; 0 is greedy.
+    /// The divisor of the logits; 0 means greedy sampling.
     pub temperature: Option<f32>,
-    /// Keep the most probable tokens that add up to this.
+    /// Sample from the most probable tokens whose probabilities add up to this.
     pub top_p: Option<f32>,
-    /// Keep this many; 0 and -1 keep all.
+    /// Sample from this many most probable tokens; 0 and -1 mean all.
     pub top_k: Option<i32>,
-    /// Keep those at least this times as probable as the most probable.
+    /// Sample from the tokens that are at least this times as probable as the most probable one.
     pub min_p: Option<f32>,
-    /// Makes tokens of prompt and answer less probable.
+    /// The penalty on tokens that occur in the prompt or the response.
     pub repetition_penalty: Option<f32>,
-    /// Makes tokens of the answer less probable, for each time.
+    /// The penalty on tokens that occur in the response, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// Makes tokens of the answer less probable, once.
+    /// The penalty on tokens that occur in the response at all.
     pub presence_penalty: Option<f32>,
-    /// Added to logits, by token.
+    /// The values to add to the logits, by token.
     pub logit_bias: Option<Map<String, Value>>,
-    /// The form of the answer.
+    /// The required format of the response.
     pub response_format: Option<Map<String, Value>>,
-    /// The form of the answer as vLLM has it: one of several ways, by name.
+    /// The constraint on the output in the format of vLLM.
     pub structured_outputs: Option<Map<String, Value>>,
-    /// As vLLM had it before: a JSON schema.
+    /// A JSON schema for the output (an older parameter of vLLM).
     pub guided_json: Option<Value>,
-    /// A regular expression.
+    /// A regular expression for the output (an older parameter of vLLM).
     pub guided_regex: Option<Value>,
-    /// Some texts.
+    /// The allowed texts of the output (an older parameter of vLLM).
     pub guided_choice: Option<Value>,
-    /// A grammar.
+    /// A grammar for the output (an older parameter of vLLM).
     pub guided_grammar: Option<Value>,
-    /// Any JSON object.
+    /// Whether the output must be a JSON object (an older parameter of vLLM).
     pub guided_json_object: Option<Value>,
-    /// A structural tag.
+    /// A structural tag for the output.
     pub structural_tag: Option<Value>,
-    /// Texts that are not generated.
+    /// The strings that must not be generated.
     pub bad_words: Option<Vec<String>>,
-    /// The only tokens that are generated.
+    /// The only tokens that may be generated.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Keep this many of the prompt's last tokens; -1 keeps as many as there is room for.
+    /// Keep this many of the last tokens of the prompt; -1 keeps as many as fit.
     pub truncate_prompt_tokens: Option<i64>,
-    /// `Some(k)`: report log probabilities of the prompt, of the `k` most probable tokens too.
+    /// Report log probabilities of the prompt, including those of this many most probable tokens.
     pub prompt_logprobs: Option<u32>,
-    /// Whether tokens become text.
+    /// Whether to convert the output tokens to text.
     pub detokenize: Option<bool>,
-    /// Whether log probabilities name tokens by their numbers.
+    /// Whether log probabilities name tokens by id instead of text.
     pub return_tokens_as_token_ids: Option<bool>,
-    /// Whether the tokens themselves are reported.
+    /// Whether to report the token ids of prompt and output.
     pub return_token_ids: Option<bool>,
-    /// Whether the prompt gets the tokens that the model wants around every text.
+    /// Whether to add the special tokens that the model expects around the prompt.
     pub add_special_tokens: Option<bool>,
-    /// Keeps what is cached of this prompt from requests with another salt.
+    /// Restricts prefix cache hits to requests with the same salt.
     pub cache_salt: Option<String>,
-    /// Tokens that a draft proposes at a time.
+    /// The number of draft tokens to propose at a time.
     pub num_assistant_tokens: Option<u32>,
-    /// How many of the last tokens are looked for in what was there before.
+    /// The length of the longest n-gram to look up for draft tokens.
     pub max_ngram_size: Option<u32>,
-    /// What the answer is expected to be.
+    /// The expected output, used for draft tokens.
     pub prediction: Option<Prediction>,
-    /// The probability below which a draft ends.
+    /// The probability below which the draft model stops proposing.
     pub assistant_confidence_threshold: Option<f32>,
-    /// Whether the choices are to be the best beams.
+    /// Whether to use beam search.
     pub use_beam_search: Option<bool>,
-    /// A beam's score is divided by its length to the power of this.
+    /// The exponent of the length by which the score of a beam is divided.
     pub length_penalty: Option<f32>,
-    /// When beams end: `true`, `false` or `"never"`.
+    /// When beam search ends: `true`, `false` or `"never"`.
     pub early_stopping: Option<Value>,
-    /// Makes tokens of a group of beams less probable in the next.
+    /// The penalty on tokens that another group of beams chose at the same step.
     pub diversity_penalty: Option<f32>,
-    /// Groups of beams.
+    /// The number of groups of beams.
     pub num_beam_groups: Option<u32>,
 }
 
-/// What an answer is expected to be.
+/// The expected output of a request.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Prediction {
-    /// In one piece or several.
+    /// The expected text, in one part or several.
     pub content: Option<Content>,
 }
 
 impl Prediction {
-    /// All of it.
+    /// Returns all parts of the expected text, joined.
     pub fn text(&self) -> String {
         match &self.content {
             None => String::new(),
@@ -183,172 +184,144 @@ impl Prediction {
     }
 }
 
-/// How to answer in chunks.
+/// The options of a streamed response.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StreamOptions {
-    /// Whether a last chunk tells the usage.
+    /// Whether a last chunk reports the usage.
     pub include_usage: Option<bool>,
-    /// Whether every chunk tells the usage so far.
+    /// Whether every chunk reports the usage so far.
     pub continuous_usage_stats: Option<bool>,
 }
 
 impl ChatRequest {
-    /// Reads a body.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// It is no JSON object, or a field has a wrong type.
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+    /// The body is not a JSON object, or a field has a wrong type.
+    pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
 
-    /// Reads a request from a JSON object.
+    /// Parses a request from a JSON object.
     ///
     /// # Errors
     /// A field has a wrong type.
-    pub fn read(object: &Value) -> Result<Self, Malformed> {
+    pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
 impl CompletionRequest {
-    /// Reads a body.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// It is no JSON object, or a field has a wrong type.
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+    /// The body is not a JSON object, or a field has a wrong type.
+    pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
 
-    /// Reads a request from a JSON object.
+    /// Parses a request from a JSON object.
     ///
     /// # Errors
     /// A field has a wrong type.
-    pub fn read(object: &Value) -> Result<Self, Malformed> {
+    pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
-/// A message of the conversation. Also what a chat template sees, hence [`Serialize`].
+/// A message of the conversation. It implements [`Serialize`] because chat templates read it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Message {
-    /// Who speaks.
+    /// The role of the author.
     pub role: String,
-    /// What they say.
+    /// The content of the message.
     #[serde(default)]
     pub content: Option<Content>,
-    /// What the assistant said in place of it.
+    /// The refusal of the assistant, which takes the place of the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
-    /// Who speaks, more closely.
+    /// The name of the author, which distinguishes authors with the same role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What the assistant thought.
+    /// The reasoning of the assistant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The same under its other name.
+    /// The same as `reasoning_content`, under the name that newer clients use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// The calls the assistant made.
+    /// The tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<Map<String, Value>>>,
-    /// The former name of a single call: what stands under `function` there.
+    /// The deprecated name of a single tool call: what is under `function` there.
     #[serde(default, skip_serializing)]
     pub function_call: Option<Map<String, Value>>,
-    /// The call that this is the answer to.
+    /// The tool call that this message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Content {
-    /// A text.
+    /// The content is a text.
     Text(String),
-    /// Texts, images and so on.
+    /// The content is a list of parts, such as texts and images.
     Parts(Vec<ContentPart>),
 }
 
-/// A part of what a message says. Which kinds can be served is for the server to say.
+/// A part of the content of a message. The server decides which types it supports.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct ContentPart {
-    /// The kind: `text`, `image_url` and so on.
+    /// The type of the part, such as `text` or `image_url`.
     pub r#type: String,
-    /// The text of a part of kind `text`.
+    /// The text of a part of type `text`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The text of a part of kind `refusal`.
+    /// The text of a part of type `refusal`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// A prompt or several.
+/// The prompt or the prompts of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// Texts. A single one may stand without the array.
+    /// Prompts as texts. A single text needs no array.
     Texts(Vec<String>),
-    /// Tokens. A single list may stand without the outer array.
+    /// Prompts as tokens. A single list of tokens needs no outer array.
     Tokens(Vec<Vec<u32>>),
 }
 
-/// Texts that end a choice. A single one may stand without the array.
+/// The strings that end a choice. A single string needs no array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop(pub Vec<String>);
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Content;
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a string or an array of content parts")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
-                let mut read = Vec::new();
-                while let Some(part) = parts.next_element()? {
-                    read.push(part);
-                }
-                Ok(Content::Parts(read))
-            }
-        }
-        deserializer.deserialize_any(Read)
+        Ok(match text_or_list(deserializer, "a string or an array of content parts")? {
+            TextOrList::Text(text) => Self::Text(text),
+            TextOrList::List(parts) => Self::Parts(parts),
+        })
     }
 }
 
 impl<'de> Deserialize<'de> for Stop {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Stop;
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a string or an array of strings")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Stop, E> {
-                Ok(Stop(vec![text.to_owned()]))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<Stop, A::Error> {
-                let mut read = Vec::new();
-                while let Some(text) = texts.next_element()? {
-                    read.push(text);
-                }
-                Ok(Stop(read))
-            }
-        }
-        deserializer.deserialize_any(Read)
+        Ok(match text_or_list(deserializer, "a string or an array of strings")? {
+            TextOrList::Text(text) => Self(vec![text]),
+            TextOrList::List(texts) => Self(texts),
+        })
     }
 }
 
 impl<'de> Deserialize<'de> for Prompt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
+        struct PromptVisitor;
+        impl<'de> Visitor<'de> for PromptVisitor {
             type Value = Prompt;
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str(PROMPT)
+                formatter.write_str(PROMPT_FORMS)
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Prompt, E> {
                 Ok(Prompt::Texts(vec![text.to_owned()]))
@@ -357,7 +330,7 @@ impl<'de> Deserialize<'de> for Prompt {
                 let Some(first) = elements.next_element::<PromptElement>()? else {
                     return Ok(Prompt::Texts(Vec::new()));
                 };
-                // What the first element is, all must be.
+                // All elements must be of the same kind as the first.
                 match first {
                     PromptElement::Text(text) => {
                         let mut texts = vec![text];
@@ -383,11 +356,12 @@ impl<'de> Deserialize<'de> for Prompt {
                 }
             }
         }
-        deserializer.deserialize_any(Read)
+        deserializer.deserialize_any(PromptVisitor)
     }
 }
 
-const PROMPT: &str = "a string, an array of strings, an array of tokens or an array of arrays of tokens";
+const PROMPT_FORMS: &str =
+    "a string, an array of strings, an array of tokens or an array of arrays of tokens";
 
 enum PromptElement {
     Text(String),
@@ -397,8 +371,8 @@ enum PromptElement {
 
 impl<'de> Deserialize<'de> for PromptElement {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
+        struct PromptElementVisitor;
+        impl<'de> Visitor<'de> for PromptElementVisitor {
             type Value = PromptElement;
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a string, a token or an array of tokens")
@@ -412,13 +386,13 @@ impl<'de> Deserialize<'de> for PromptElement {
                 Ok(PromptElement::Token(token))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut tokens: A) -> Result<PromptElement, A::Error> {
-                let mut read = Vec::new();
+                let mut list = Vec::new();
                 while let Some(token) = tokens.next_element::<u32>()? {
-                    read.push(token);
+                    list.push(token);
                 }
-                Ok(PromptElement::Tokens(read))
+                Ok(PromptElement::Tokens(list))
             }
         }
-        deserializer.deserialize_any(Read)
+        deserializer.deserialize_any(PromptElementVisitor)
     }
 }

@@ -1,63 +1,63 @@
-//! What turning text into tokens and back looks like: as OVMS has it, and as vLLM has it.
+//! Tokenization requests and responses, which combine the formats of OVMS and vLLM.
 
 use serde::{Deserialize, Serialize};
 
-use crate::parse::{self, Malformed};
+use crate::parse::{self, RequestError};
 use serde_json::Value;
 
 /// A request to `/tokenize`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TokenizeRequest {
-    /// The model's name.
+    /// The name of the model.
     pub model: Option<String>,
-    /// The text or texts.
+    /// The text or the texts.
     pub text: Option<Texts>,
-    /// The same under vLLM's name.
+    /// The name that vLLM uses for `text`.
     pub prompt: Option<Texts>,
-    /// Whether a text gets the tokens that the model wants around every text.
+    /// Whether to add the special tokens that the model expects around a text.
     pub add_special_tokens: Option<bool>,
-    /// Most tokens of a text.
+    /// The largest number of tokens of a text.
     pub max_length: Option<u32>,
-    /// Whether shorter lists are filled up to that.
+    /// Whether to pad shorter lists to `max_length`.
     pub pad_to_max_length: Option<bool>,
-    /// Where: `left` or `right`.
+    /// The side to pad: `left` or `right`.
     pub padding_side: Option<String>,
-    /// Whether the tokens' texts are wanted too.
+    /// Whether to return the texts of the tokens.
     pub return_token_strs: Option<bool>,
 }
 
-/// A text or several.
+/// A text or several texts.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Texts {
-    /// One.
+    /// The request has a single text.
     One(String),
-    /// Several.
+    /// The request has several texts.
     Several(Vec<String>),
 }
 
-/// An answer of `/tokenize`.
+/// A response of `/tokenize`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Tokenized {
-    /// The tokens.
+pub struct TokenizeResponse {
+    /// The tokens of each text.
     pub tokens: Lists<u32>,
-    /// How many there are, all texts together and without what they were filled up with.
+    /// The total number of tokens of all texts, without padding.
     pub count: usize,
-    /// Most tokens of prompt and answer together.
+    /// The largest number of tokens of prompt and response together.
     pub max_model_len: u32,
-    /// The tokens' texts, absent unless asked for.
+    /// The texts of the tokens; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_strs: Option<Lists<String>>,
 }
 
-/// What there is of a text, or a list of that for each of several.
+/// A list for a single text, or a list for each of several texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Lists<T> {
-    /// Of one text.
+    /// The list of a single text.
     One(Vec<T>),
-    /// Of several.
+    /// The lists of several texts.
     Several(Vec<Vec<T>>),
 }
 
@@ -65,39 +65,39 @@ pub enum Lists<T> {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct DetokenizeRequest {
-    /// The model's name.
+    /// The name of the model.
     pub model: Option<String>,
-    /// The tokens.
+    /// The tokens to convert to text.
     pub tokens: Option<Vec<u32>>,
-    /// Whether special tokens have no text.
+    /// Whether to leave special tokens out of the text.
     pub skip_special_tokens: Option<bool>,
 }
 
-/// An answer of `/detokenize`.
+/// A response of `/detokenize`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Detokenized {
-    /// The text, as vLLM calls it.
+pub struct DetokenizeResponse {
+    /// The text, under the name that vLLM uses.
     pub prompt: String,
-    /// The same.
+    /// The text, under the name that OVMS uses.
     pub text: String,
 }
 
 impl TokenizeRequest {
-    /// Reads a request from a JSON object.
+    /// Parses a request from a JSON object.
     ///
     /// # Errors
     /// A field has a wrong type.
-    pub fn read(object: &Value) -> Result<Self, Malformed> {
+    pub fn read(object: &Value) -> Result<Self, RequestError> {
         parse::fields(object)
     }
 }
 
 impl DetokenizeRequest {
-    /// Reads a request from a JSON object.
+    /// Parses a request from a JSON object.
     ///
     /// # Errors
     /// A field has a wrong type.
-    pub fn read(object: &Value) -> Result<Self, Malformed> {
+    pub fn read(object: &Value) -> Result<Self, RequestError> {
         parse::fields(object)
     }
 }

@@ -1,21 +1,21 @@
-//! What is read, and how what cannot be read is refused.
+//! Checks which requests are accepted and how others are rejected.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
-use server_openai::{ChatRequest, CompletionRequest, Content, Malformed, Prompt, Stop};
+use server_openai::{ChatRequest, CompletionRequest, Content, Prompt, RequestError, Stop};
 
-fn show(malformed: &Malformed) -> String {
-    format!("{} | {}\n", malformed.param.as_deref().unwrap_or("-"), malformed.message)
+fn show(error: &RequestError) -> String {
+    format!("{} | {}\n", error.param.as_deref().unwrap_or("-"), error.message)
 }
 
-fn refuse(bodies: &[Value], expect: &Expect) {
+fn assert_rejected(bodies: &[Value], expect: &Expect) {
     let shown: String = bodies
         .iter()
         .map(|body| {
             let body = body.to_string();
             match (ChatRequest::parse(body.as_bytes()), CompletionRequest::parse(body.as_bytes())) {
-                (Err(malformed), _) | (Ok(_), Err(malformed)) => show(&malformed),
-                (Ok(_), Ok(_)) => panic!("read: {body}"),
+                (Err(error), _) | (Ok(_), Err(error)) => show(&error),
+                (Ok(_), Ok(_)) => panic!("accepted: {body}"),
             }
         })
         .collect();
@@ -23,8 +23,8 @@ fn refuse(bodies: &[Value], expect: &Expect) {
 }
 
 #[test]
-fn a_wrong_type_is_refused_by_the_name_of_its_parameter() {
-    refuse(
+fn a_value_of_a_wrong_type_is_rejected_with_the_path_of_its_parameter() {
+    assert_rejected(
         &[
             json!({"temperature": "hot"}),
             json!({"max_tokens": -1}),
@@ -81,7 +81,7 @@ fn a_wrong_type_is_refused_by_the_name_of_its_parameter() {
 }
 
 #[test]
-fn what_is_no_object_is_refused_without_a_parameter() {
+fn a_body_that_is_not_an_object_is_rejected_without_a_parameter() {
     let deep = "[".repeat(10_000);
     let closed = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let shown: String =
@@ -133,7 +133,7 @@ fn a_prompt_has_four_forms_and_a_stop_two() {
 }
 
 #[test]
-fn a_message_keeps_what_a_template_may_look_at() {
+fn a_message_keeps_the_fields_that_templates_read() {
     let body = json!({"messages": [
         {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "n"},
         {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "f"}}]},

@@ -118,7 +118,7 @@ impl Matrix {
 
 /// Whether `kind` is a quantised type whose groups are written anew.
 pub(crate) fn is_quantized(kind: TensorType) -> bool {
-    server_gguf::blocks::form(kind).is_some()
+    kind.is_quantized()
 }
 
 /// Puts rows within each head in the order evens, then odds: what turns a rotation of adjacent pairs into one

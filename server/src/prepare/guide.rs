@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use server_engine::Guide;
-use server_guidance::{Compiler, Form, Invalid, Preface, Vocabulary};
+use server_guidance::{Compiler, Form, FormError, Preface, Vocabulary};
 use server_openai::Generation;
 use server_parsers::{Formats, ReasoningFormat, ToolFormat};
 
@@ -161,7 +161,7 @@ impl Asked<'_> {
 /// How a form is compiled to a `T`.
 struct Attempts<'a, T> {
     vocabulary: &'a Vocabulary,
-    compile: &'a dyn Fn(&Form) -> Result<T, Invalid>,
+    compile: &'a dyn Fn(&Form) -> Result<T, FormError>,
     /// Whether it would succeed.
     accepts: &'a dyn Fn(&Form) -> bool,
     /// The parameter that asks for the form, for errors without a place.
@@ -196,8 +196,8 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
     compiler.preface(Some(open), close)
 }
 
-fn refused(invalid: Invalid, param: &str) -> Error {
-    let Invalid { at, problem } = invalid;
+fn refused(invalid: FormError, param: &str) -> Error {
+    let FormError { at, problem } = invalid;
     Error::invalid(if at.is_empty() { param.to_owned() } else { at }, problem)
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use server_openai::responses::{
-    ConversationName, InputItem, Item, Object, ReasoningParameter, Request, Response, Status, TextOr,
+    ConversationName, InputItem, Item, Object, ReasoningParameter, Request, Response, Status, TextOrList,
     TextParameter,
 };
 use server_openai::{Generation, Message};
@@ -90,7 +90,7 @@ pub(crate) fn references(request: &Request) -> Result<References, Error> {
         return Err(Error::coded("mutually_exclusive_parameters", "conversation", problem));
     }
     let items = match &request.input {
-        Some(TextOr::List(given)) => item_references(given, "input")?,
+        Some(TextOrList::List(given)) => item_references(given, "input")?,
         _ => Vec::new(),
     };
     Ok(References { previous: request.previous_response_id.clone(), conversation, items })
@@ -197,14 +197,14 @@ pub(crate) fn check_metadata(metadata: &Map<String, Value>) -> Result<(), Error>
 fn input(request: &Request, referred: Vec<Arc<Item>>, ids: &mut ItemIds) -> Result<Vec<Arc<Item>>, Error> {
     let given = match request.input.clone() {
         None => return Ok(Vec::new()),
-        Some(TextOr::Text(text)) if text.is_empty() => {
+        Some(TextOrList::Text(text)) if text.is_empty() => {
             return Err(Error::coded("empty_string", "input", "is empty"));
         }
-        Some(TextOr::Text(text)) => return Ok(vec![Arc::new(items::said(text, ids))]),
-        Some(TextOr::List(given)) if given.is_empty() => {
+        Some(TextOrList::Text(text)) => return Ok(vec![Arc::new(items::said(text, ids))]),
+        Some(TextOrList::List(given)) if given.is_empty() => {
             return Err(Error::coded("empty_array", "input", "is empty"));
         }
-        Some(TextOr::List(given)) => items::read(given, "input", ids)?,
+        Some(TextOrList::List(given)) => items::read(given, "input", ids)?,
     };
     with_referenced(given, referred)
 }

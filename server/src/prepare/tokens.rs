@@ -3,7 +3,8 @@
 use serde_json::Value;
 use server_engine::TokenId;
 use server_openai::{
-    ChatRequest, DetokenizeRequest, Detokenized, Generation, Lists, Texts, TokenizeRequest, Tokenized,
+    ChatRequest, DetokenizeRequest, DetokenizeResponse, Generation, Lists, Texts, TokenizeRequest,
+    TokenizeResponse,
 };
 use server_text::Tokenizer;
 
@@ -21,7 +22,7 @@ const PADDED_TOKENS_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// There is none of them or more than one, or it cannot be tokenised.
-pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<Tokenized, Error> {
+pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeResponse, Error> {
     let wire = TokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
     let surround = Surround::added_if(wire.add_special_tokens.unwrap_or(true));
@@ -56,13 +57,13 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<Tokenized,
 ///
 /// # Errors
 /// One of them is not in the vocabulary.
-pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<Detokenized, Error> {
+pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<DetokenizeResponse, Error> {
     let wire = DetokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
     let tokens = wire.tokens.ok_or_else(|| Error::missing("tokens"))?;
     parameters::all_known("tokens", &tokens, target)?;
     let text = target.model.text.tokenizer.decode(&tokens, wire.skip_special_tokens.unwrap_or(false));
-    Ok(Detokenized { prompt: text.clone(), text })
+    Ok(DetokenizeResponse { prompt: text.clone(), text })
 }
 
 /// vLLM takes requests without a name; there is one model here.
@@ -77,7 +78,11 @@ fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
 }
 
 /// Cuts lists and fills them up as the request says.
-fn fitted(tokens: Lists<TokenId>, wire: &TokenizeRequest, target: Target<'_>) -> Result<Tokenized, Error> {
+fn fitted(
+    tokens: Lists<TokenId>,
+    wire: &TokenizeRequest,
+    target: Target<'_>,
+) -> Result<TokenizeResponse, Error> {
     let pads = wire.pad_to_max_length.unwrap_or(false);
     let Some(length) = wire.max_length.map(|length| length as usize) else {
         if pads {
@@ -122,7 +127,7 @@ fn told(
     count: Option<usize>,
     wire: &TokenizeRequest,
     target: Target<'_>,
-) -> Tokenized {
+) -> TokenizeResponse {
     let tokenizer = &target.model.text.tokenizer;
     let names = |list: &Vec<TokenId>| list.iter().map(|token| tokenizer.token_text(*token)).collect();
     let token_strs = wire.return_token_strs.unwrap_or(false).then(|| match &tokens {
@@ -134,7 +139,7 @@ fn told(
         Lists::Several(lists) => lists.iter().map(Vec::len).sum(),
     };
     let max_model_len = target.limits.sequence_tokens_max;
-    Tokenized { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
+    TokenizeResponse { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
 }
 
 /// What lists are filled up with: the padding token that the model's files name, or else a token that is called padding,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use server_engine::{FinishReason as EngineReason, TokenId, TokenLogprobs};
 use server_openai::FinishReason;
-use server_text::{DetokenizeOptions, Detokenizer, Filtered, StopFilter, Tokenizer};
+use server_text::{DetokenizeOptions, Detokenizer, StopFilter, StopFilterOutput, Tokenizer};
 
 use super::parsed::{Parsed, put};
 use super::{Delta, TokenText};
@@ -48,7 +48,7 @@ impl Reader {
     /// Stop strings that are complete from now on count.
     fn heed(&mut self) {
         match self {
-            Self::Plain(stops) => stops.heed(),
+            Self::Plain(stops) => stops.activate(),
             Self::Parsed(parsed) => parsed.heed(),
         }
     }
@@ -60,12 +60,12 @@ impl Choice {
             DetokenizeOptions { skip_special: rule.skip_special, continues_text: rule.continues_text };
         let detokenizer = Detokenizer::new(Arc::clone(tokenizer), options);
         let stops = StopFilter::new(&rule.stops, rule.include_stop);
-        let stops = if rule.tokens_min > 0 { stops.heedless() } else { stops };
+        let stops = if rule.tokens_min > 0 { stops.inactive() } else { stops };
         let text = match &rule.reading {
             None => (detokenizer, Reader::Plain(stops)),
             Some(reading) => {
                 let parsed = Box::new(Parsed::new(reading, stops));
-                (detokenizer.keeping(Arc::clone(&reading.kept)), Reader::Parsed(parsed))
+                (detokenizer.with_visible_special(Arc::clone(&reading.kept)), Reader::Parsed(parsed))
             }
         };
         Self {
@@ -132,7 +132,7 @@ impl Choice {
         self.bytes += text.len();
         self.characters += text.chars().count();
         match filter.push(text) {
-            Filtered::Text(text) => {
+            StopFilterOutput::Text(text) => {
                 self.bytes_out += text.len();
                 // A token goes out with the last of its text.
                 let certain = if self.bytes_out == self.bytes { usize::MAX } else { self.bytes_out };
@@ -140,12 +140,12 @@ impl Choice {
                 put(Delta::Text { choice, text, tokens }, deltas);
             }
             // A token without text of its own does not wait for any, unless text before it does.
-            Filtered::Held if self.bytes_out == self.bytes && !self.held.is_empty() => {
+            StopFilterOutput::Held if self.bytes_out == self.bytes && !self.held.is_empty() => {
                 let tokens = self.release(usize::MAX);
                 put(Delta::Text { choice, text: String::new(), tokens }, deltas);
             }
-            Filtered::Held => {}
-            Filtered::Stopped { text, .. } => {
+            StopFilterOutput::Held => {}
+            StopFilterOutput::Stopped { text, .. } => {
                 self.text = None;
                 self.bytes_out += text.len();
                 let tokens = self.release(self.bytes_out);
@@ -169,9 +169,9 @@ impl Choice {
             }
         };
         let (text, reason) = match filter.push(&rest) {
-            Filtered::Stopped { text, .. } => (text, FinishReason::Stop),
-            Filtered::Text(text) => (text + &filter.finish(), wire(reason)),
-            Filtered::Held => (filter.finish(), wire(reason)),
+            StopFilterOutput::Stopped { text, .. } => (text, FinishReason::Stop),
+            StopFilterOutput::Text(text) => (text + &filter.finish(), wire(reason)),
+            StopFilterOutput::Held => (filter.finish(), wire(reason)),
         };
         let tokens = self.release(usize::MAX);
         put(Delta::Text { choice, text, tokens }, deltas);

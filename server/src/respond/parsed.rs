@@ -7,7 +7,7 @@ use std::sync::Arc;
 use server_engine::{FinishReason as EngineReason, TokenId};
 use server_openai::FinishReason;
 use server_parsers::{Delta as Read, Parser};
-use server_text::{Filtered, StopFilter};
+use server_text::{StopFilter, StopFilterOutput};
 
 use super::{Delta, TokenText};
 use crate::prepare::Reading;
@@ -40,7 +40,7 @@ impl Parsed {
 
     /// Stop strings that are complete from now on count.
     pub(super) fn heed(&mut self) {
-        self.stops.heed();
+        self.stops.activate();
     }
 
     /// Whether a stop token has a meaning to the parser, so that it has to see it.
@@ -92,12 +92,12 @@ impl Parsed {
         for read in read {
             match read {
                 Read::Content(text) => match self.stops.push(&text) {
-                    Filtered::Text(text) => {
+                    StopFilterOutput::Text(text) => {
                         let tokens = self.tokens();
                         put(Delta::Text { choice, text, tokens }, deltas);
                     }
-                    Filtered::Held => {}
-                    Filtered::Stopped { text, .. } => {
+                    StopFilterOutput::Held => {}
+                    StopFilterOutput::Stopped { text, .. } => {
                         let tokens = self.tokens_within(text.len());
                         put(Delta::Text { choice, text, tokens }, deltas);
                         return Some(self.stopped());

@@ -7,7 +7,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{
-    Conversation, ConversationRequest, Deleted, InputItem, Item, ItemsRequest, Object,
+    Conversation, ConversationRequest, DeletedObject, InputItem, Item, ItemsRequest, Object,
 };
 
 use super::body;
@@ -102,7 +102,7 @@ pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>, reque
         if !app.store().run(move |store| store.remove(parsed, tenant)).await {
             return Err(no_conversation(&id));
         }
-        let deleted = Deleted { id, object: Object::ConversationDeleted, deleted: true };
+        let deleted = DeletedObject { id, object: Object::ConversationDeleted, deleted: true };
         Ok(Json(deleted).into_response())
     })
     .await

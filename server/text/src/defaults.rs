@@ -1,44 +1,45 @@
-//! What a model's publisher recommends for generation: `generation_config.json`, or a GGUF file's metadata.
+//! The generation parameters that the publisher of a model recommends, from `generation_config.json` or the
+//! metadata of a GGUF file.
 
 use serde_json::Value as Json;
 use server_gguf::{GgufFile, Value};
 
 use crate::{LoadError, Tokenizer, json_file::JsonFile};
 
-/// Recommended parameters. `None` is no recommendation.
+/// The recommended generation parameters; `None` means that there is no recommendation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// 0 is greedy; also if the file says not to sample.
+    /// The temperature; 0 means greedy decoding, also if the file disables sampling.
     pub temperature: Option<f32>,
-    /// Keep the most probable tokens whose probabilities add up to this.
+    /// Sample from the most probable tokens whose probabilities add up to this.
     pub top_p: Option<f32>,
-    /// Keep this many of the most probable tokens.
+    /// Sample from this many most probable tokens.
     pub top_k: Option<u32>,
-    /// Keep tokens at least this times as probable as the most probable one.
+    /// Sample from the tokens that are at least this times as probable as the most probable one.
     pub min_p: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens seen before.
+    /// The divisor of positive logits, and the factor of negative logits, of tokens that occurred before.
     pub repetition_penalty: Option<f32>,
-    /// Taken off the logits of generated tokens, for each time they were.
+    /// The penalty subtracted from the logits of generated tokens, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// Taken off the logits of generated tokens, once.
+    /// The penalty subtracted from the logits of generated tokens, once.
     pub presence_penalty: Option<f32>,
-    /// Tokens to generate at most.
+    /// The largest number of tokens to generate.
     pub tokens_max: Option<u32>,
-    /// Tokens that are guessed at a time.
+    /// The largest number of draft tokens to propose at a time.
     pub assistant_tokens_max: Option<u32>,
-    /// A draft model guesses no further once its guess is less probable than this.
+    /// The probability below which the draft model stops proposing.
     pub assistant_confidence_min: Option<f32>,
-    /// How many of the last tokens prompt lookup looks for.
+    /// The length of the longest n-gram that prompt lookup searches for.
     pub ngram_max: Option<u32>,
-    /// Tokens that end generation, ascending.
+    /// The tokens that end generation, in ascending order.
     pub eos: Vec<u32>,
     /// The token that begins a text.
     pub bos: Option<u32>,
-    /// Strings that end generation.
+    /// The strings that end generation.
     pub stop: Vec<String>,
 }
 
-/// Tokens that end a turn or a text in the models that have them. Not all files name them all.
+/// Tokens that end a turn or a text in the models that have them. Not all files list them all.
 const END_TOKENS: [&str; 12] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -55,7 +56,7 @@ const END_TOKENS: [&str; 12] = [
 ];
 
 impl GenerationDefaults {
-    /// From the files of a folder.
+    /// Reads the recommendations from the files of a folder.
     pub(crate) fn from_folder(
         generation: &JsonFile,
         config: &JsonFile,
@@ -90,7 +91,7 @@ impl GenerationDefaults {
         })
     }
 
-    /// From a GGUF file's metadata.
+    /// Reads the recommendations from the metadata of a GGUF file.
     pub(crate) fn from_gguf(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Self, LoadError> {
         let fault = |key: &str, problem: &str| LoadError::Field {
             path: file.path().to_owned(),
@@ -102,7 +103,7 @@ impl GenerationDefaults {
             None => Ok(None),
         };
         let integer = |key: &str| match file.get(key) {
-            // -1 stands for no recommendation, 0 (of top_k) for no limit.
+            // -1 means no recommendation; 0 means no limit for top_k.
             Some(value) if value.i64() == Some(-1) => Ok(None),
             Some(value) => value.u32().map(Some).ok_or_else(|| fault(key, "is not an unsigned integer")),
             None => Ok(None),
@@ -134,15 +135,15 @@ impl GenerationDefaults {
     }
 }
 
-/// The end tokens of the vocabulary that are special tokens there.
+/// The end tokens that are special tokens of the vocabulary.
 fn end_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
     let find = |text: &&str| tokenizer.token_id(text).filter(|&token| tokenizer.is_special(token));
-    // Where calls and returns have tokens of their own, <|end|> only ends a message within a turn.
+    // If calls and returns have tokens of their own, <|end|> only ends a message within a turn.
     let ends_messages = find(&"<|return|>").is_some() && find(&"<|call|>").is_some();
     END_TOKENS.iter().filter(|text| !(ends_messages && **text == "<|end|>")).filter_map(find).collect()
 }
 
-/// A token id, or a list of them, or nothing.
+/// Reads a token id, a list of token ids, or nothing.
 fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
     let fault = || file.fault(field, "is neither a token id nor a list of token ids");
     let token = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(fault);
@@ -153,7 +154,7 @@ fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
     }
 }
 
-/// A string, or a list of them, or nothing.
+/// Reads a string, a list of strings, or nothing.
 fn strings(file: &JsonFile, field: &str) -> Result<Vec<String>, LoadError> {
     let fault = || file.fault(field, "is neither a string nor a list of strings");
     let string = |value: &Json| value.as_str().map(str::to_owned).ok_or_else(fault);

@@ -1,55 +1,55 @@
-//! Tokens to text, one at a time. Decides when bytes are certain to be text.
+//! Converts tokens to text, one at a time, and decides when bytes are certain to be text.
 
 use std::{mem, sync::Arc};
 
 use crate::Tokenizer;
 
-/// How tokens become text.
+/// How tokens are converted to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DetokenizeOptions {
-    /// Leave out special tokens, such as the end of a turn.
+    /// Whether to leave out special tokens, such as the end of a turn.
     pub skip_special: bool,
-    /// The tokens go on from text that precedes them: a space that some tokenizers put at the start of every
-    /// text is a real one then, and kept.
+    /// Whether the tokens continue existing text. Some tokenizers put a space at the start of every text; in a
+    /// continuation, a leading space is a real one and is not removed.
     pub continues_text: bool,
 }
 
-/// Turns tokens into text as they come. No character is given out before it is whole; bytes that cannot
-/// become a character are replaced by U+FFFD as soon as that is certain.
+/// Converts tokens to text incrementally. It returns only complete characters; bytes that cannot become a
+/// character are replaced by U+FFFD as soon as that is certain.
 ///
 /// # Guarantees
-/// What all calls return, joined, is what [`Tokenizer::decode`] returns for all tokens at once. Time is
-/// linear in the text; at most three bytes are held back.
+/// The concatenated results of all calls equal the result of [`Tokenizer::decode`] for all tokens at once. The
+/// time is linear in the length of the text. At most three bytes are held back.
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     options: DetokenizeOptions,
-    /// Special tokens that are text in any case, ascending.
-    kept: Arc<[u32]>,
-    /// The beginning of a character.
+    /// The special tokens that are converted to text in any case, in ascending order.
+    visible_special: Arc<[u32]>,
+    /// The first bytes of an incomplete character.
     held: Vec<u8>,
-    /// Whether a leading space would still be the tokenizer's own.
+    /// Whether a leading space would still be the one that the tokenizer adds.
     at_start: bool,
 }
 
 impl Detokenizer {
-    /// A detokeniser for one sequence.
+    /// Creates a detokenizer for one sequence.
     pub fn new(tokenizer: Arc<Tokenizer>, options: DetokenizeOptions) -> Self {
         let at_start = tokenizer.has_space_prefix() && !options.continues_text;
-        Self { tokenizer, options, kept: Arc::default(), held: Vec::new(), at_start }
+        Self { tokenizer, options, visible_special: Arc::default(), held: Vec::new(), at_start }
     }
 
-    /// The same, with special tokens that are text even where others are left out: `kept`, ascending.
+    /// Converts these special tokens to text even if others are left out. `tokens` must be in ascending order.
     #[must_use]
-    pub fn keeping(self, kept: Arc<[u32]>) -> Self {
-        debug_assert!(kept.is_sorted(), "they are looked for by halving");
-        Self { kept, ..self }
+    pub fn with_visible_special(self, tokens: Arc<[u32]>) -> Self {
+        debug_assert!(tokens.is_sorted(), "binary search requires ascending order");
+        Self { visible_special: tokens, ..self }
     }
 
-    /// Takes the next token and returns the text that is certain now, often none.
+    /// Adds the next token and returns the text that is now certain, which is often empty.
     pub fn push(&mut self, token: u32) -> String {
         let skips = self.options.skip_special && self.tokenizer.is_special(token);
-        if skips && self.kept.binary_search(&token).is_err() {
+        if skips && self.visible_special.binary_search(&token).is_err() {
             return String::new();
         }
         let mut bytes = self.tokenizer.token_bytes(token);
@@ -64,14 +64,14 @@ impl Detokenizer {
         text
     }
 
-    /// The sequence ends. Returns U+FFFD if it does so within a character, else nothing.
+    /// Ends the sequence. Returns U+FFFD if it ends within a character, otherwise nothing.
     pub fn finish(mut self) -> String {
         String::from_utf8_lossy(&mem::take(&mut self.held)).into_owned()
     }
 }
 
-/// Appends `bytes` to `text` up to the beginning of a character that is not whole yet, and returns how many
-/// bytes that was.
+/// Appends `bytes` to `text` up to the start of an incomplete character, and returns the number of bytes
+/// consumed.
 fn append_certain(bytes: &[u8], text: &mut String) -> usize {
     let mut done = 0;
     for chunk in bytes.utf8_chunks() {
@@ -79,7 +79,7 @@ fn append_certain(bytes: &[u8], text: &mut String) -> usize {
         done += chunk.valid().len();
         let invalid = chunk.invalid();
         let at_end = done + invalid.len() == bytes.len();
-        // At the end only: what could still become a character.
+        // Only bytes at the end can still become a character.
         if at_end && std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none()) {
             return done;
         }

@@ -1,47 +1,52 @@
-//! What can be wrong with a model's text files.
+//! The errors of loading the text files of a model, and of tokenizing text.
 
 use std::{io, path::PathBuf};
 
 /// A model's tokenizer, template or configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The operating system failed us.
+    /// The operating system cannot read the file.
     #[error("failed to read {path}")]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The file is not JSON.
+    /// The file is not valid JSON.
     #[error("{path} is not valid JSON")]
     Json {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where it is not.
+        /// The error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
-    /// The GGUF file is unsound.
+    /// The GGUF file is invalid.
     #[error(transparent)]
     Gguf(#[from] server_gguf::Error),
-    /// Something is wrong with a field.
+    /// A field has an invalid value.
     #[error("{path}: {field} {problem}")]
     Field {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The field or metadata key.
+        /// The name of the field or metadata key.
         field: String,
-        /// What is wrong with it, to be read after its name.
+        /// The problem, as a phrase that follows the name of the field.
         problem: String,
     },
-    /// A folder lacks a file without which there is no model.
+    /// The folder lacks a required file.
     #[error("{folder} has no {file}")]
     NoFile {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
-        /// The file's name.
+        /// The name of the missing file.
         file: &'static str,
     },
 }
+
+/// The reason why a text cannot be tokenized.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("failed to tokenize the text: {0}")]
+pub struct EncodeError(pub(crate) String);

@@ -1,4 +1,4 @@
-//! Reads the JSON files of a model's folder, with errors that name file and field.
+//! Reads the JSON files of a model folder, with errors that name the file and the field.
 
 use std::{
     fs, io,
@@ -14,14 +14,14 @@ use crate::LoadError;
 /// Beyond it: the server does not start.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
-/// A JSON file's content, with its path for errors. An absent file is like an empty object.
+/// The content of a JSON file, with its path for errors. A missing file is the same as an empty object.
 #[derive(Debug)]
 pub(crate) struct JsonFile {
     pub(crate) path: PathBuf,
     pub(crate) value: Value,
 }
 
-/// Reads a text file; `None` if there is none.
+/// Reads a text file; `None` if the file does not exist.
 pub(crate) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
     let failed = |source| LoadError::Read { path: path.to_owned(), source };
     match fs::metadata(path) {
@@ -35,7 +35,7 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
 }
 
 impl JsonFile {
-    /// Reads `folder/name`.
+    /// Reads the file `folder/name`.
     pub(crate) fn read(folder: &Path, name: &str) -> Result<Self, LoadError> {
         let path = folder.join(name);
         let value = match read_text(&path)? {
@@ -46,17 +46,17 @@ impl JsonFile {
         Ok(Self { path, value })
     }
 
-    /// The field, unless it is absent or null.
+    /// The value of the field, unless it is absent or null.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.value.get(field).filter(|value| !value.is_null())
     }
 
-    /// An error about a field.
+    /// Creates an error about a field.
     pub(crate) fn fault(&self, field: &str, problem: &str) -> LoadError {
         LoadError::Field { path: self.path.clone(), field: field.to_owned(), problem: problem.to_owned() }
     }
 
-    /// The field as a number of any kind.
+    /// The field as a number of any type.
     pub(crate) fn f32(&self, field: &str) -> Result<Option<f32>, LoadError> {
         self.get(field)
             .map(|value| value.as_f64().map(|v| v as f32).ok_or_else(|| self.fault(field, "is not a number")))

@@ -1,8 +1,8 @@
-//! Text to tokens and back, and everything else that makes a language model out of a token model: tokenizer,
-//! chat template, incremental detokeniser, stop strings, default generation parameters.
+//! Converts text to tokens and back, and loads everything else that turns a token model into a language model:
+//! the chat template, incremental detokenization, stop strings and default generation parameters.
 //!
-//! It knows no network and no engine. Loading reads files; everything after that is synchronous and pure,
-//! and can be shared between threads.
+//! The crate knows no network and no engine. Loading reads files; everything after that is synchronous and
+//! pure, and can be shared between threads.
 //!
 //! ```text
 //! messages ─► ChatTemplate::render ─► text ─► Tokenizer::encode ─► tokens
@@ -22,11 +22,11 @@ mod vocabulary;
 
 pub use defaults::GenerationDefaults;
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
-pub use error::LoadError;
+pub use error::{EncodeError, LoadError};
 pub use model::{LoadOptions, ModelText, TextSource};
-pub use stop::{Filtered, StopFilter};
+pub use stop::{StopFilter, StopFilterOutput};
 pub use template::{
     Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,
     TemplateError, ToolsPlace, limits as template_limits,
 };
-pub use tokenizer::{ENCODE_MEMORY_PER_BYTE, EncodeError, TEXT_BYTES_MAX, Tokenizer};
+pub use tokenizer::{ENCODE_MEMORY_PER_BYTE, TEXT_BYTES_MAX, Tokenizer};

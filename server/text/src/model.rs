@@ -1,4 +1,4 @@
-//! Loads everything textual of a model, from a GGUF file or from a folder.
+//! Loads the tokenizer, the templates and the defaults of a model from a GGUF file or a folder.
 
 use std::{
     fs,
@@ -15,31 +15,31 @@ use crate::{
     template, tokenizer,
 };
 
-/// The textual side of a model.
+/// The tokenizer, the templates and the defaults of a model.
 #[derive(Debug)]
 pub struct ModelText {
-    /// Text to tokens and back.
+    /// Converts text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// How conversations are written. Base models have none.
+    /// Renders conversations as text; `None` for base models.
     pub chat_template: Option<ChatTemplate>,
-    /// What its publisher recommends.
+    /// The generation parameters that its publisher recommends.
     pub defaults: GenerationDefaults,
-    /// Tokens of prompt and answer together that the model was made for, if it says so.
+    /// The largest number of tokens of prompt and response together, if the model states one.
     pub context_tokens_max: Option<u32>,
-    /// Tokens in the vocabulary as the model's configuration has it: the width of its logits.
+    /// The number of tokens in the vocabulary according to the configuration, which is the width of the logits.
     pub vocabulary_size: u32,
-    /// What the model calls itself, or else the name of its file or folder.
+    /// The name that the model states, or the name of its file or folder.
     pub name: String,
 }
 
-/// What replaces or completes the model's own information.
+/// Options that override or complete the information in the model files.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Of a GGUF file with byte-level BPE: the pre-tokenizer to use instead of the one it names.
+    /// The pre-tokenizer to use instead of the one that a GGUF file with byte-level BPE names.
     pub pre_tokenizer: Option<String>,
 }
 
-/// Where the textual side of a model is, opened: what is known before it is loaded.
+/// An open model file or folder, before its text files are loaded.
 #[derive(Debug)]
 pub struct TextSource(Source);
 
@@ -50,21 +50,22 @@ enum Source {
 }
 
 impl TextSource {
-    /// Opens `path`: a GGUF file, or a folder with `tokenizer.json`.
+    /// Opens `path`, which is a GGUF file or a folder with `tokenizer.json`.
     ///
     /// # Errors
-    /// It is not there, or not what it should be.
+    /// The path does not exist or is not readable, or the file is not a GGUF file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let path = path.as_ref();
-        let about = fs::metadata(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-        Ok(Self(if about.is_dir() {
+        let metadata =
+            fs::metadata(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        Ok(Self(if metadata.is_dir() {
             Source::Folder(path.to_owned())
         } else {
             Source::Gguf(GgufFile::open(path)?)
         }))
     }
 
-    /// As [`ModelText::context_tokens_max`].
+    /// The context length of the model, as in [`ModelText::context_tokens_max`].
     ///
     /// # Errors
     /// The configuration cannot be read.
@@ -75,10 +76,10 @@ impl TextSource {
         }
     }
 
-    /// Loads all of it.
+    /// Loads the tokenizer, the templates and the defaults.
     ///
     /// # Errors
-    /// As [`ModelText::load`].
+    /// The same errors as of [`ModelText::load`].
     pub fn load(&self, options: &LoadOptions) -> Result<ModelText, LoadError> {
         match &self.0 {
             Source::Gguf(file) => ModelText::from_gguf(file, options),
@@ -88,26 +89,26 @@ impl TextSource {
 }
 
 impl ModelText {
-    /// Loads from `path`: a GGUF file, or a folder with `tokenizer.json`.
+    /// Loads the model at `path`, which is a GGUF file or a folder with `tokenizer.json`.
     ///
     /// # Errors
-    /// A file is missing, unreadable or not what it should be; the message names file and field.
+    /// A file is missing, unreadable or invalid; the message names the file and the field.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         Self::load_with(path, &LoadOptions::default())
     }
 
-    /// Like [`ModelText::load`], with options.
+    /// Loads the model at `path`, with options.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors as of [`ModelText::load`].
     pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, LoadError> {
         TextSource::open(path)?.load(options)
     }
 
-    /// Loads from an open GGUF file.
+    /// Loads the model from an open GGUF file.
     ///
     /// # Errors
-    /// As [`ModelText::load`].
+    /// The same errors as of [`ModelText::load`].
     pub fn from_gguf(file: &GgufFile, options: &LoadOptions) -> Result<Self, LoadError> {
         let tokenizer = Arc::new(tokenizer::from_gguf(file, options.pre_tokenizer.as_deref())?);
         let text = |key: &str| file.get(key).and_then(Value::str);
@@ -145,7 +146,7 @@ fn folder_context(config: &JsonFile) -> Option<u32> {
     names.iter().find_map(|name| field(config, name))
 }
 
-/// A number of the configuration, or of its part about text (in models that also see).
+/// A number in the configuration, or in its part about text (in multimodal models).
 fn field(config: &JsonFile, name: &str) -> Option<u32> {
     let value = config.get(name).or_else(|| config.get("text_config")?.get(name))?;
     u32::try_from(value.as_u64()?).ok()
@@ -176,11 +177,11 @@ fn gguf_template(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<ChatTe
         sources.push((name.to_owned(), source.to_owned()));
     }
     let written = |token: Option<u32>| token.map(|token| tokenizer.token_text(token));
-    chat_template(sources, [written(tokenizer.bos()), written(tokenizer.eos())])
+    chat_template(sources, written(tokenizer.bos()), written(tokenizer.eos()))
         .map_err(|problem| fault(KEY, problem))
 }
 
-/// The templates of a folder: files of their own come before fields of the configuration.
+/// The templates of a folder. Separate files take precedence over fields of the configuration.
 fn folder_template(
     folder: &Path,
     config: &JsonFile,
@@ -192,14 +193,15 @@ fn folder_template(
         let text = config.token(field)?.map(str::to_owned);
         Ok(text.or_else(|| token.map(|token| tokenizer.token_text(token))))
     };
-    let special = [written("bos_token", tokenizer.bos())?, written("eos_token", tokenizer.eos())?];
+    let bos = written("bos_token", tokenizer.bos())?;
+    let eos = written("eos_token", tokenizer.eos())?;
     if let Some(source) = json_file::read_text(&path)? {
         let mut sources = vec![(template::DEFAULT.to_owned(), source)];
         sources.extend(additional_templates(&folder.join("additional_chat_templates"))?);
         let fault = |problem| LoadError::Field { path, field: "the template".to_owned(), problem };
-        return chat_template(sources, special).map_err(fault);
+        return chat_template(sources, bos, eos).map_err(fault);
     }
-    // Models that also see keep it in a file of its own.
+    // Multimodal models store the template in a file of its own.
     let own = JsonFile::read(folder, "chat_template.json")?;
     let file = if config.get(FIELD).is_some() { config } else { &own };
     let sources = match file.get(FIELD) {
@@ -215,10 +217,10 @@ fn folder_template(
             .ok_or_else(|| file.fault(FIELD, "has an element without name and template"))?,
         Some(_) => return Err(file.fault(FIELD, "is neither a string nor a list")),
     };
-    chat_template(sources, special).map_err(|problem| file.fault(FIELD, &problem))
+    chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))
 }
 
-/// The templates in files `{name}.jinja` of a folder that need not exist.
+/// The templates in the files `{name}.jinja` of a folder that may not exist.
 fn additional_templates(folder: &Path) -> Result<Vec<(String, String)>, LoadError> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut sources = Vec::new();
@@ -235,7 +237,8 @@ fn additional_templates(folder: &Path) -> Result<Vec<(String, String)>, LoadErro
 
 fn chat_template(
     sources: Vec<(String, String)>,
-    [bos, eos]: [Option<String>; 2],
+    bos: Option<String>,
+    eos: Option<String>,
 ) -> Result<Option<ChatTemplate>, String> {
     if sources.is_empty() {
         return Ok(None);

@@ -1,32 +1,32 @@
-//! Stop strings in text that arrives in pieces.
+//! Finds stop strings in text that arrives in pieces.
 
-/// What became of a piece of text.
+/// The result of filtering a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Filtered {
-    /// This text is certain not to begin a stop string.
+pub enum StopFilterOutput {
+    /// This text is certain not to be part of a stop string.
     Text(String),
-    /// Nothing is certain: all there is may be the beginning of a stop string.
+    /// The text may be the beginning of a stop string and is held back.
     Held,
-    /// A stop string is complete. Nothing more will come.
+    /// A stop string is complete. No more text follows.
     Stopped {
-        /// The text before it, and the stop string itself if it was to be included.
+        /// The text before the stop string, and the stop string itself if the filter includes it.
         text: String,
-        /// Which stop string, as an index into the list the filter was made of.
+        /// The index of the stop string in the list that the filter was created with.
         stop: usize,
     },
 }
 
-/// Finds the stop string that is complete first (of those complete at once: the longest), however the text
-/// is cut into pieces, and holds back no more than the longest suffix of the text that begins a stop string. One that
-/// is complete before the filter heeds any is text like any other.
+/// Finds the stop string that is complete first (the longest of those complete at the same position), however
+/// the text is split, and holds back no more than the longest suffix of the text that begins a stop string.
+/// Stop strings that are complete while the filter is inactive are ordinary text.
 #[derive(Clone, Debug)]
 pub struct StopFilter {
     stops: Vec<Stop>,
     include_stop: bool,
-    /// Text not given out yet: shorter than the longest stop string between calls.
+    /// Text that is held back; between calls it is shorter than the longest stop string.
     held: String,
     stopped: Option<usize>,
-    heeds: bool,
+    is_active: bool,
 }
 
 /// A stop string with its Knuth-Morris-Pratt automaton.
@@ -36,7 +36,7 @@ struct Stop {
     bytes: Vec<u8>,
     /// `fallback[n]`: the length of the longest proper border of the first `n + 1` bytes.
     fallback: Vec<usize>,
-    /// How many of its bytes the text ends with.
+    /// The length of the prefix of the stop string that the text ends with.
     matched: usize,
 }
 
@@ -55,7 +55,7 @@ impl Stop {
         Self { index, bytes, fallback, matched: 0 }
     }
 
-    /// Takes a byte; true if the text now ends with the whole stop string.
+    /// Consumes a byte. Returns true if the text now ends with the whole stop string.
     fn advance(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.bytes[self.matched] != byte {
             self.matched = self.fallback[self.matched - 1];
@@ -64,14 +64,14 @@ impl Stop {
         self.matched == self.bytes.len()
     }
 
-    /// Goes on as if it had not been complete: what ends it may begin the next.
+    /// Continues after a match that does not count. Its end may begin the next match.
     fn pass(&mut self) {
         self.matched = self.fallback[self.matched - 1];
     }
 }
 
 impl StopFilter {
-    /// A filter for one sequence. Empty stop strings match nothing.
+    /// Creates a filter for one sequence. Empty stop strings never match.
     pub fn new<S: AsRef<str>>(stops: impl IntoIterator<Item = S>, include_stop: bool) -> Self {
         let stops = stops
             .into_iter()
@@ -79,24 +79,24 @@ impl StopFilter {
             .filter(|(_, stop)| !stop.as_ref().is_empty())
             .map(|(index, stop)| Stop::new(index, stop.as_ref()))
             .collect();
-        Self { stops, include_stop, held: String::new(), stopped: None, heeds: true }
+        Self { stops, include_stop, held: String::new(), stopped: None, is_active: true }
     }
 
-    /// The same filter, for which no stop string counts until it is to [`heed`](Self::heed) them.
+    /// Makes the filter ignore stop strings until [`activate`](Self::activate) is called.
     #[must_use]
-    pub fn heedless(self) -> Self {
-        Self { heeds: false, ..self }
+    pub fn inactive(self) -> Self {
+        Self { is_active: false, ..self }
     }
 
-    /// Stop strings that are complete from now on count, wherever they began.
-    pub fn heed(&mut self) {
-        self.heeds = true;
+    /// Makes stop strings that are complete from now on count, wherever they begin.
+    pub fn activate(&mut self) {
+        self.is_active = true;
     }
 
-    /// Takes the next piece of text. After a stop, further text is dropped.
-    pub fn push(&mut self, text: &str) -> Filtered {
+    /// Adds the next piece of text. After a stop string, further text is dropped.
+    pub fn push(&mut self, text: &str) -> StopFilterOutput {
         if let Some(stop) = self.stopped {
-            return Filtered::Stopped { text: String::new(), stop };
+            return StopFilterOutput::Stopped { text: String::new(), stop };
         }
         let before = self.held.len();
         for (at, byte) in text.bytes().enumerate() {
@@ -105,7 +105,7 @@ impl StopFilter {
                 if !stop.advance(byte) {
                     continue;
                 }
-                if !self.heeds {
+                if !self.is_active {
                     stop.pass();
                 } else if complete.is_none_or(|(_, length)| stop.bytes.len() > length) {
                     complete = Some((stop.index, stop.bytes.len()));
@@ -116,23 +116,23 @@ impl StopFilter {
                 self.held.push_str(text);
                 self.held.truncate(if self.include_stop { end } else { end - length });
                 self.stopped = Some(stop);
-                return Filtered::Stopped { text: std::mem::take(&mut self.held), stop };
+                return StopFilterOutput::Stopped { text: std::mem::take(&mut self.held), stop };
             }
         }
         self.held.push_str(text);
         let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
         let certain = std::mem::replace(&mut self.held, rest);
-        if certain.is_empty() { Filtered::Held } else { Filtered::Text(certain) }
+        if certain.is_empty() { StopFilterOutput::Held } else { StopFilterOutput::Text(certain) }
     }
 
-    /// The text is interrupted: returns what was held back. No stop string reaches across.
+    /// Interrupts the text and returns what was held back. No stop string spans an interruption.
     pub fn interrupt(&mut self) -> String {
         self.stops.iter_mut().for_each(|stop| stop.matched = 0);
         std::mem::take(&mut self.held)
     }
 
-    /// The text ends: returns what was held back.
+    /// Ends the text and returns what was held back.
     pub fn finish(self) -> String {
         self.held
     }

@@ -104,6 +104,6 @@ fn special_tokens_are_left_out_when_asked() {
 #[test]
 fn special_tokens_that_are_kept_are_text() {
     let tokenizer = tokenizer(false);
-    let mut detokenizer = Detokenizer::new(tokenizer, options(true)).keeping([2].into());
+    let mut detokenizer = Detokenizer::new(tokenizer, options(true)).with_visible_special([2].into());
     assert_eq!([1, byte(b'a'), 2].map(|token| detokenizer.push(token)).concat(), "a</s>");
 }

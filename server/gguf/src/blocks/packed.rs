@@ -1,19 +1,19 @@
-//! The packing of one block of each quantised type. Layouts are those of ggml's `ggml-common.h`.
+//! Unpacks one block of each quantized type. The layouts are those of `ggml-common.h`.
 
 use crate::{TensorType, f16_to_f32};
 
-/// Where one block is unpacked to.
-pub(super) struct Parts<'a> {
-    /// As many as the block has values.
+/// The destination of one unpacked block.
+pub(super) struct UnpackedBlock<'a> {
+    /// One element for each value of the block.
     pub(super) quants: &'a mut [u8],
-    /// As many as the block has groups.
+    /// One element for each group of the block.
     pub(super) scale: &'a mut [f32],
-    /// As many as the block has groups, or empty if the type has no minima.
+    /// One element for each group of the block; empty if the type has no minima.
     pub(super) min: &'a mut [f32],
 }
 
-/// Unpacks one block.
-pub(super) type Unpack = fn(&[u8], &mut Parts<'_>);
+/// A function that unpacks one block.
+pub(super) type Unpack = fn(&[u8], &mut UnpackedBlock<'_>);
 
 /// The function that unpacks a block of `kind`.
 pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
@@ -32,12 +32,12 @@ pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
     })
 }
 
-fn half(block: &[u8], at: usize) -> f32 {
+fn read_half(block: &[u8], at: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
-/// Low nibbles are the first half of the quants, high nibbles the second.
-fn nibbles(packed: &[u8], quants: &mut [u8]) {
+/// Unpacks two quants from each byte: low nibbles are the first half of the quants, high nibbles the second half.
+fn unpack_nibbles(packed: &[u8], quants: &mut [u8]) {
     let (low, high) = quants.split_at_mut(packed.len());
     for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
         *low = byte & 0xf;
@@ -45,57 +45,57 @@ fn nibbles(packed: &[u8], quants: &mut [u8]) {
     }
 }
 
-/// Adds the fifth bits of 32 quants.
-fn fifth_bits(packed: &[u8], quants: &mut [u8]) {
+/// Adds the fifth bit of each of 32 quants.
+fn add_fifth_bits(packed: &[u8], quants: &mut [u8]) {
     let bits = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
     for (index, quant) in quants.iter_mut().enumerate() {
         *quant |= ((bits >> index & 1) << 4) as u8;
     }
 }
 
-fn q4_0(block: &[u8], parts: &mut Parts<'_>) {
-    parts.scale[0] = half(block, 0);
-    nibbles(&block[2..18], parts.quants);
+fn q4_0(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpacked.scale[0] = read_half(block, 0);
+    unpack_nibbles(&block[2..18], unpacked.quants);
 }
 
-fn q4_1(block: &[u8], parts: &mut Parts<'_>) {
-    parts.scale[0] = half(block, 0);
-    parts.min[0] = -half(block, 2);
-    nibbles(&block[4..20], parts.quants);
+fn q4_1(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpacked.scale[0] = read_half(block, 0);
+    unpacked.min[0] = -read_half(block, 2);
+    unpack_nibbles(&block[4..20], unpacked.quants);
 }
 
-fn q5_0(block: &[u8], parts: &mut Parts<'_>) {
-    parts.scale[0] = half(block, 0);
-    nibbles(&block[6..22], parts.quants);
-    fifth_bits(&block[2..6], parts.quants);
+fn q5_0(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpacked.scale[0] = read_half(block, 0);
+    unpack_nibbles(&block[6..22], unpacked.quants);
+    add_fifth_bits(&block[2..6], unpacked.quants);
 }
 
-fn q5_1(block: &[u8], parts: &mut Parts<'_>) {
-    parts.scale[0] = half(block, 0);
-    parts.min[0] = -half(block, 2);
-    nibbles(&block[8..24], parts.quants);
-    fifth_bits(&block[4..8], parts.quants);
+fn q5_1(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpacked.scale[0] = read_half(block, 0);
+    unpacked.min[0] = -read_half(block, 2);
+    unpack_nibbles(&block[8..24], unpacked.quants);
+    add_fifth_bits(&block[4..8], unpacked.quants);
 }
 
-fn q8_0(block: &[u8], parts: &mut Parts<'_>) {
-    parts.scale[0] = half(block, 0);
-    for (quant, &byte) in parts.quants.iter_mut().zip(&block[2..34]) {
+fn q8_0(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpacked.scale[0] = read_half(block, 0);
+    for (quant, &byte) in unpacked.quants.iter_mut().zip(&block[2..34]) {
         *quant = byte ^ 0x80;
     }
 }
 
 /// `scales[16], qs[64], d, dmin`: 4 bits of scale and 4 of minimum for each 16 values.
-fn q2_k(block: &[u8], parts: &mut Parts<'_>) {
-    let (d, d_min) = (half(block, 80), half(block, 82));
+fn q2_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    let (d, d_min) = (read_half(block, 80), read_half(block, 82));
     for (group, &packed) in block[..16].iter().enumerate() {
-        parts.scale[group] = d * f32::from(packed & 0xf);
-        parts.min[group] = d_min * f32::from(packed >> 4);
+        unpacked.scale[group] = d * f32::from(packed & 0xf);
+        unpacked.min[group] = d_min * f32::from(packed >> 4);
     }
-    two_bits(&block[16..80], parts.quants);
+    unpack_two_bits(&block[16..80], unpacked.quants);
 }
 
 /// Each 32 bytes hold 128 quants: 32 in the lowest two bits of each byte, 32 in the next two, and so on.
-fn two_bits(packed: &[u8], quants: &mut [u8]) {
+fn unpack_two_bits(packed: &[u8], quants: &mut [u8]) {
     for (packed, quants) in packed.chunks_exact(32).zip(quants.chunks_exact_mut(128)) {
         for (plane, quants) in quants.chunks_exact_mut(32).enumerate() {
             for (quant, &byte) in quants.iter_mut().zip(packed) {
@@ -106,25 +106,25 @@ fn two_bits(packed: &[u8], quants: &mut [u8]) {
 }
 
 /// `hmask[32], qs[64], scales[12], d`: 6-bit signed scales, third bits in planes of `hmask`.
-fn q3_k(block: &[u8], parts: &mut Parts<'_>) {
-    let d = half(block, 108);
+fn q3_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    let d = read_half(block, 108);
     let packed = &block[96..108];
-    for (group, scale) in parts.scale.iter_mut().enumerate() {
+    for (group, scale) in unpacked.scale.iter_mut().enumerate() {
         let low = if group < 8 { packed[group] & 0xf } else { packed[group - 8] >> 4 };
         let high = packed[8 + group % 4] >> (2 * (group / 4)) & 3;
         *scale = d * f32::from((low | high << 4) as i8 - 32);
     }
-    two_bits(&block[32..96], parts.quants);
-    for (plane, quants) in parts.quants.chunks_exact_mut(32).enumerate() {
+    unpack_two_bits(&block[32..96], unpacked.quants);
+    for (plane, quants) in unpacked.quants.chunks_exact_mut(32).enumerate() {
         for (quant, &byte) in quants.iter_mut().zip(&block[..32]) {
             *quant |= (byte >> plane & 1) << 2;
         }
     }
 }
 
-/// The eight 6-bit scales and minima of Q4_K and Q5_K, from 12 bytes.
-fn scales_and_minima(block: &[u8], scale: &mut [f32], min: &mut [f32]) {
-    let (d, d_min) = (half(block, 0), half(block, 2));
+/// Unpacks the eight 6-bit scales and minima of Q4_K and Q5_K from 12 bytes.
+fn unpack_scales_and_minima(block: &[u8], scale: &mut [f32], min: &mut [f32]) {
+    let (d, d_min) = (read_half(block, 0), read_half(block, 2));
     let packed = &block[4..16];
     for group in 0..8 {
         let (s, m) = if group < 4 {
@@ -141,20 +141,20 @@ fn scales_and_minima(block: &[u8], scale: &mut [f32], min: &mut [f32]) {
 }
 
 /// `d, dmin, scales[12], qs[128]`.
-fn q4_k(block: &[u8], parts: &mut Parts<'_>) {
-    scales_and_minima(block, parts.scale, parts.min);
-    for (packed, quants) in block[16..144].chunks_exact(32).zip(parts.quants.chunks_exact_mut(64)) {
-        nibbles(packed, quants);
+fn q4_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpack_scales_and_minima(block, unpacked.scale, unpacked.min);
+    for (packed, quants) in block[16..144].chunks_exact(32).zip(unpacked.quants.chunks_exact_mut(64)) {
+        unpack_nibbles(packed, quants);
     }
 }
 
 /// `d, dmin, scales[12], qh[32], qs[128]`: fifth bits in planes of `qh`.
-fn q5_k(block: &[u8], parts: &mut Parts<'_>) {
-    scales_and_minima(block, parts.scale, parts.min);
-    for (packed, quants) in block[48..176].chunks_exact(32).zip(parts.quants.chunks_exact_mut(64)) {
-        nibbles(packed, quants);
+fn q5_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    unpack_scales_and_minima(block, unpacked.scale, unpacked.min);
+    for (packed, quants) in block[48..176].chunks_exact(32).zip(unpacked.quants.chunks_exact_mut(64)) {
+        unpack_nibbles(packed, quants);
     }
-    for (plane, quants) in parts.quants.chunks_exact_mut(32).enumerate() {
+    for (plane, quants) in unpacked.quants.chunks_exact_mut(32).enumerate() {
         for (quant, &byte) in quants.iter_mut().zip(&block[16..48]) {
             *quant |= (byte >> plane & 1) << 4;
         }
@@ -162,14 +162,14 @@ fn q5_k(block: &[u8], parts: &mut Parts<'_>) {
 }
 
 /// `ql[128], qh[64], scales[16], d`: signed 8-bit scales, 16 values each.
-fn q6_k(block: &[u8], parts: &mut Parts<'_>) {
-    let d = half(block, 208);
-    for (scale, &byte) in parts.scale.iter_mut().zip(&block[192..208]) {
+fn q6_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    let d = read_half(block, 208);
+    for (scale, &byte) in unpacked.scale.iter_mut().zip(&block[192..208]) {
         *scale = d * f32::from(byte as i8);
     }
     let halves = block[..128].chunks_exact(64).zip(block[128..192].chunks_exact(32));
-    for ((low, high), quants) in halves.zip(parts.quants.chunks_exact_mut(128)) {
-        nibbles(low, quants);
+    for ((low, high), quants) in halves.zip(unpacked.quants.chunks_exact_mut(128)) {
+        unpack_nibbles(low, quants);
         for (plane, quants) in quants.chunks_exact_mut(32).enumerate() {
             for (quant, &byte) in quants.iter_mut().zip(high) {
                 *quant |= (byte >> (2 * plane) & 3) << 4;

@@ -1,11 +1,11 @@
-//! Rounds values to the block formats.
+//! Quantizes values to the block formats.
 
 use crate::{TensorType, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-/// Stores `values` as `kind`, each rounded to the nearest that its group's scale allows.
+/// Encodes `values` as `kind`, each rounded to the nearest value that the scale of its group allows.
 ///
 /// # Panics
-/// If `kind` has no quantiser here, or `values` are not whole blocks.
+/// If this module cannot quantize to `kind`, or `values` are not whole blocks.
 pub fn quantize(kind: TensorType, values: &[f32]) -> Vec<u8> {
     let bytes = kind.bytes_of(values.len() as u64).expect("invariant: values are whole blocks");
     let mut out = Vec::with_capacity(bytes as usize);
@@ -19,20 +19,20 @@ pub fn quantize(kind: TensorType, values: &[f32]) -> Vec<u8> {
             TensorType::Q8_0 => q8_0(block, &mut out),
             TensorType::Q4K | TensorType::Q5K => k_with_minima(kind, block, &mut out),
             TensorType::Q6K => q6_k(block, &mut out),
-            _ => panic!("no quantiser for {kind}"),
+            _ => panic!("quantizing to {kind} is not supported"),
         }
     }
     out
 }
 
-/// Appends a half and gives the value that a reader will see.
+/// Appends `value` as a half and returns the value that a reader will decode.
 fn put_half(value: f32, out: &mut Vec<u8>) -> f32 {
     let bits = f32_to_f16(value);
     out.extend(bits.to_le_bytes());
     f16_to_f32(bits)
 }
 
-/// The nearest integer in `0..=max` to `value / scale`; 0 if the scale is 0.
+/// The integer in `0..=max` nearest to `value / scale`; 0 if the scale is 0.
 fn nearest(value: f32, scale: f32, max: u8) -> u8 {
     if scale == 0.0 { 0 } else { (value / scale).round().clamp(0.0, f32::from(max)) as u8 }
 }
@@ -45,7 +45,7 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().copied().fold(0.0, |largest: f32, v| if v.abs() > largest.abs() { v } else { largest })
 }
 
-/// Quants are packed as the reader's `nibbles` expects: first half low, second half high.
+/// Packs two quants into each byte as the reader expects: the first half in low nibbles, the second half in high ones.
 fn put_nibbles(quants: &[u8], out: &mut Vec<u8>) {
     let (low, high) = quants.split_at(quants.len() / 2);
     out.extend(low.iter().zip(high).map(|(low, high)| (low & 0xf) | (high << 4)));
@@ -58,7 +58,7 @@ fn put_fifth_bits(quants: &[u8], out: &mut Vec<u8>) {
 
 fn symmetric(kind: TensorType, block: &[f32], out: &mut Vec<u8>) {
     let zero = if kind == TensorType::Q4_0 { 8u8 } else { 16 };
-    // The value of the largest magnitude gets the lowest quant, which has no counterpart above.
+    // The value with the largest magnitude maps to the lowest quant, whose range exceeds that of the highest by one.
     let scale = put_half(largest(block) / -f32::from(zero), out);
     let quants: Vec<u8> = block
         .iter()
@@ -123,11 +123,11 @@ fn k_with_minima(kind: TensorType, block: &[f32], out: &mut Vec<u8>) {
 }
 
 fn q6_k(block: &[f32], out: &mut Vec<u8>) {
-    let wanted: Vec<f32> = block.chunks_exact(16).map(|group| largest(group) / -32.0).collect();
+    let exact_scales: Vec<f32> = block.chunks_exact(16).map(|group| largest(group) / -32.0).collect();
     let mut half = Vec::new();
-    let d = put_half(largest(&wanted).abs() / 127.0, &mut half);
+    let d = put_half(largest(&exact_scales).abs() / 127.0, &mut half);
     let scales: Vec<i8> =
-        wanted.iter().map(|scale| if d == 0.0 { 0 } else { (scale / d).round() as i8 }).collect();
+        exact_scales.iter().map(|scale| if d == 0.0 { 0 } else { (scale / d).round() as i8 }).collect();
     let mut quants = Vec::with_capacity(256);
     for (group, values) in block.chunks_exact(16).enumerate() {
         let scale = d * f32::from(scales[group]);

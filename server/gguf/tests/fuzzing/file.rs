@@ -1,5 +1,5 @@
-//! Any bytes as a GGUF file: it opens, and then every tensor can be read and decoded, or it is refused with a reason.
-//! `server/fuzz` feeds it for hours, `main.rs` for seconds.
+//! Checks that arbitrary bytes either open as a GGUF file, whose tensors can then all be read and decoded, or are
+//! rejected with an error message. `server/fuzz` runs this check for hours, `main.rs` for seconds.
 
 use std::cell::OnceCell;
 
@@ -10,30 +10,31 @@ thread_local! {
     static FILE: OnceCell<NamedTempFile> = const { OnceCell::new() };
 }
 
-/// Panics if a promise is broken.
+/// Opens `input` as a GGUF file and panics if the guarantees do not hold.
 pub(crate) fn check(input: &[u8]) {
     FILE.with(|file| {
         let file = file.get_or_init(|| NamedTempFile::new().expect("a temporary file"));
         std::fs::write(file.path(), input).expect("room for a small file");
         match GgufFile::open(file.path()) {
-            Ok(file) => read(&file),
+            Ok(file) => read_all(&file),
             Err(error @ Error::Format { .. }) => assert!(!error.to_string().is_empty()),
             Err(error) => panic!("{error:?}"),
         }
     });
 }
 
-/// Reads all that a file has.
-fn read(file: &GgufFile) {
+/// Reads and decodes everything in a file.
+fn read_all(file: &GgufFile) {
     for (key, value) in file.metadata() {
         // NaN is not equal to itself.
-        assert!(file.get(key).is_some_and(|found| std::ptr::eq(found, value)), "{key}");
-        // Whatever the type is, a conversion answers.
+        assert!(file.get(key).is_some_and(|stored| std::ptr::eq(stored, value)), "{key}");
+        // Conversions do not panic, whatever the type is.
         let _ = (value.i64(), value.u64(), value.u32(), value.f32(), value.i64s(), value.strs());
     }
     let mut bytes = Vec::new();
     for tensor in file.tensors() {
-        file.read_tensor(&tensor.name, &mut bytes).expect("a tensor that was found to be in the file");
+        file.read_tensor(&tensor.name, &mut bytes)
+            .expect("opening the file checked that the tensor lies within it");
         assert_eq!(bytes.len() as u64, tensor.bytes, "{}", tensor.name);
         assert_eq!(tensor.rows() * tensor.row_bytes(), tensor.bytes, "{}", tensor.name);
         let mut values = vec![0.0; tensor.values() as usize];

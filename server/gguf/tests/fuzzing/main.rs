@@ -1,5 +1,5 @@
-//! GGUF files that were changed at random. What is the same every time takes seconds here; `make fuzz` runs for as long as it is
-//! told to.
+//! Checks randomly mutated GGUF files. The seeds are fixed, so each run takes seconds and checks the same files;
+//! `make fuzz` runs for a configurable time.
 
 mod file;
 #[path = "../../../fuzz/mutations.rs"]
@@ -10,7 +10,7 @@ use mutations::{Random, mutated, words};
 const CASES: u64 = 20_000;
 
 #[test]
-fn any_file_is_read_whole_or_refused_with_a_reason() {
+fn any_file_opens_or_is_rejected_with_an_error_message() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/gguf");
     let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();

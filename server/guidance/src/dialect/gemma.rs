@@ -1,62 +1,68 @@
-//! Gemma's way to write objects: bare keys, strings between tokens of their own, as they are.
+//! The arguments of a call in Gemma's notation: keys without quotes, and strings between special tokens,
+//! without escapes.
 
 use serde_json::Value;
 
-use super::{ANY_NAME, Members, Root, others, separated, unsupported};
-use crate::Invalid;
+use super::arguments::{
+    ANY_NAME, LocatedSchema, Members, Root, WrittenMember, others, separated, unsupported,
+};
+use crate::FormError;
 use crate::lark::{Writer, choice, join};
 use crate::schema;
 
-/// What is on both sides of a string.
+/// The delimiter of strings.
 const QUOTE: &str = "<|\"|>";
 /// Nesting depth of the schema of a tool in Gemma's call format.
 ///
 /// Beyond it: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const DEPTH_MAX: usize = 32;
 
-/// The members of an object, between its braces.
+/// Writes the members of an object, without its braces.
 pub(super) fn members(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
     members: &Members<'_>,
-) -> Result<String, Invalid> {
-    written(writer, root, members, 0)
+) -> Result<String, FormError> {
+    members_at_depth(writer, root, members, 0)
 }
 
-fn written(
+fn members_at_depth(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
     members: &Members<'_>,
     depth: usize,
-) -> Result<String, Invalid> {
-    let mut all = Vec::with_capacity(members.named.len());
+) -> Result<String, FormError> {
+    let mut written = Vec::with_capacity(members.named.len());
     for member in &members.named {
         let name = writer.literal(&format!("{}:", member.name))?;
-        let value = value(writer, root, (member.schema, &member.at), depth)?;
-        all.push((join([name, value]), member.is_required));
+        let located = LocatedSchema { schema: member.schema, at: &member.at };
+        let expression = join([name, value(writer, root, located, depth)?]);
+        written.push(WrittenMember { expression, is_required: member.is_required });
     }
     if let Some((schema, at)) = &members.others {
-        let value = value(writer, root, (schema, at), depth)?;
+        let value = value(writer, root, LocatedSchema { schema, at }, depth)?;
         let name = writer.terminal(ANY_NAME);
-        all.push((others(writer, &format!("{name} \":\" {value}"), "\",\""), false));
+        let expression = others(writer, &format!("{name} \":\" {value}"), "\",\"");
+        written.push(WrittenMember { expression, is_required: false });
     }
-    Ok(separated(writer, &all, "\",\""))
+    Ok(separated(writer, &written, "\",\""))
 }
 
 fn value(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
-    (schema, at): (&Value, &str),
+    located: LocatedSchema<'_>,
     depth: usize,
-) -> Result<String, Invalid> {
+) -> Result<String, FormError> {
     if depth > DEPTH_MAX {
-        return Err(Invalid::new(at, format!("nests deeper than {DEPTH_MAX}, or refers to itself")));
+        let problem = format!("is nested deeper than {DEPTH_MAX} levels, or refers to itself");
+        return Err(FormError::new(located.at, problem));
     }
     let mut alternatives = Vec::new();
-    root.alternatives(schema, at, &mut alternatives)?;
+    root.alternatives(located.schema, located.at, &mut alternatives)?;
     let mut all = Vec::with_capacity(alternatives.len());
     for (schema, at) in &alternatives {
-        all.push(alternative(writer, root, (schema, at), depth)?);
+        all.push(alternative(writer, root, LocatedSchema { schema, at }, depth)?);
     }
     let body = choice(&all);
     Ok(writer.rule(&body))
@@ -65,42 +71,43 @@ fn value(
 fn alternative(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
-    (schema, at): (&Value, &str),
+    located: LocatedSchema<'_>,
     depth: usize,
-) -> Result<String, Invalid> {
+) -> Result<String, FormError> {
+    let LocatedSchema { schema, at } = located;
     if let Some(value) = schema.get("const") {
-        return writer.literal(&plain(value));
+        return writer.literal(&literal_value(value));
     }
     if let Some(Value::Array(values)) = schema.get("enum") {
-        let all = values.iter().map(|value| writer.literal(&plain(value)));
+        let all = values.iter().map(|value| writer.literal(&literal_value(value)));
         return Ok(choice(&all.collect::<Result<Vec<_>, _>>()?));
     }
-    root.refuse_saying(schema, at)?;
+    root.reject_json_only_keywords(schema, at)?;
     match schema.get("type").and_then(Value::as_str) {
         Some("string") => string(writer, schema, at),
-        Some("array") => array(writer, root, (schema, at), depth),
+        Some("array") => array(writer, root, located, depth),
         Some("object") => {
-            // It is cloned for an alternative of its own: what it refers to is in the root.
+            // `Members` borrows from this clone of an alternative; references still resolve against the root.
             let inner = Root { schema: root.schema, at: root.at };
             let owned = schema.clone();
             let members = Root { schema: &owned, at }.members(&owned, at)?;
-            let members = written(writer, &inner, &members, depth + 1)?;
+            let members = members_at_depth(writer, &inner, &members, depth + 1)?;
             Ok(join(["\"{\"".to_owned(), members, "\"}\"".to_owned()]))
         }
-        // Words and numbers are as in JSON.
+        // Words and numbers are written as in JSON.
         Some(_) => writer.json(&schema::by_itself(schema, root.schema), at),
         None => any(writer),
     }
 }
 
-/// A value without a schema: a string, or a number or word of JSON.
-fn any(writer: &mut Writer<'_>) -> Result<String, Invalid> {
+/// Writes a value without a schema: a string, or a number or word of JSON.
+fn any(writer: &mut Writer<'_>) -> Result<String, FormError> {
     let string = quoted(writer, "/(?s:.*)/")?;
     let word = writer.json(&serde_json::json!({"type": ["number", "boolean", "null"]}), "")?;
     Ok(format!("({string} | {word})"))
 }
 
-fn string(writer: &mut Writer<'_>, schema: &Value, at: &str) -> Result<String, Invalid> {
+fn string(writer: &mut Writer<'_>, schema: &Value, at: &str) -> Result<String, FormError> {
     if schema.get("pattern").is_some() {
         return Err(unsupported(at, "pattern"));
     }
@@ -113,8 +120,8 @@ fn string(writer: &mut Writer<'_>, schema: &Value, at: &str) -> Result<String, I
     quoted(writer, &text)
 }
 
-/// A text between quotes. Where these are no tokens of their own, it ends with the first.
-fn quoted(writer: &mut Writer<'_>, text: &str) -> Result<String, Invalid> {
+/// Writes a text between quotes. If the quotes are not special tokens, the text ends at the first quote.
+fn quoted(writer: &mut Writer<'_>, text: &str) -> Result<String, FormError> {
     let quote = writer.literal(QUOTE)?;
     if quote.starts_with("<[") {
         let text = writer.terminal(text);
@@ -129,16 +136,18 @@ fn quoted(writer: &mut Writer<'_>, text: &str) -> Result<String, Invalid> {
 fn array(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
-    (schema, at): (&Value, &str),
+    located: LocatedSchema<'_>,
     depth: usize,
-) -> Result<String, Invalid> {
+) -> Result<String, FormError> {
+    let LocatedSchema { schema, at } = located;
     const ANY: &Value = &Value::Bool(true);
     let items = schema.get("items").unwrap_or(ANY);
-    let item = value(writer, root, (items, &format!("{at}.items")), depth + 1)?;
+    let items = LocatedSchema { schema: items, at: &format!("{at}.items") };
+    let item = value(writer, root, items, depth + 1)?;
     let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u32);
     let (min, max) = (count("minItems").unwrap_or(0), count("maxItems"));
     if max.is_some_and(|max| max < min) {
-        return Err(Invalid::new(format!("{at}.maxItems"), "is less than minItems"));
+        return Err(FormError::new(format!("{at}.maxItems"), "must not be less than minItems"));
     }
     let more = |min: u32, max: Option<u32>| match max {
         None => format!("(\",\" {item}){{{min},}}"),
@@ -153,17 +162,17 @@ fn array(
     Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
 }
 
-/// A value as it is written where only it may stand.
-fn plain(value: &Value) -> String {
+/// A value as it appears where no other value is allowed.
+fn literal_value(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{QUOTE}{text}{QUOTE}"),
         Value::Array(values) => {
-            let values: Vec<String> = values.iter().map(plain).collect();
+            let values: Vec<String> = values.iter().map(literal_value).collect();
             format!("[{}]", values.join(","))
         }
         Value::Object(members) => {
             let members: Vec<String> =
-                members.iter().map(|(name, value)| format!("{name}:{}", plain(value))).collect();
+                members.iter().map(|(name, value)| format!("{name}:{}", literal_value(value))).collect();
             format!("{{{}}}", members.join(","))
         }
         value => value.to_string(),

@@ -1,19 +1,19 @@
-//! Arguments between tags: strings as they are, everything else as JSON.
+//! The arguments of a call as tags: strings without quotes, everything else as JSON.
 
 use serde_json::Value;
 
-use super::{ANY_NAME, Dialect, Member, Members, Root, others};
-use crate::Invalid;
+use super::arguments::{ANY_NAME, LocatedSchema, Member, Members, Root, others};
 use crate::lark::{Writer, choice, escape_regex, join, quote, quote_regex};
 use crate::schema;
+use crate::{Dialect, FormError};
 
-/// The parameters of a call.
+/// Writes the parameters of a call.
 pub(super) fn parameters(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
     members: &Members<'_>,
     dialect: Dialect,
-) -> Result<String, Invalid> {
+) -> Result<String, FormError> {
     let mut written = Vec::with_capacity(members.named.len());
     for member in &members.named {
         let begin = writer.literal(&dialect.begin(member.name))?;
@@ -33,7 +33,7 @@ pub(super) fn parameters(
 }
 
 impl Dialect {
-    /// What precedes and follows the name in the tag that begins a parameter.
+    /// The text before and after the name in the tag that begins a parameter.
     fn begin_parts(self) -> (&'static str, &'static str) {
         match self {
             Self::MiniCpm => ("<param name=\"", "\">"),
@@ -54,25 +54,25 @@ impl Dialect {
     }
 }
 
-/// A value, and the tag that ends it.
+/// Writes a value and the tag that ends it.
 fn value(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
     member: &Member<'_>,
     end: &str,
-) -> Result<String, Invalid> {
+) -> Result<String, FormError> {
     if member.schema.is_boolean() {
         return writer.until(end);
     }
     let mut alternatives = Vec::new();
     root.alternatives(member.schema, &member.at, &mut alternatives)?;
-    // Any text takes in what the others would be.
+    // Any text includes what the other alternatives allow.
     if alternatives.iter().any(|(schema, _)| is_any_text(schema)) {
         return writer.until(end);
     }
     let mut written = Vec::with_capacity(alternatives.len());
     for (schema, at) in &alternatives {
-        written.push(alternative(writer, root, (schema, at), end)?);
+        written.push(alternative(writer, root, LocatedSchema { schema, at }, end)?);
     }
     Ok(choice(&written))
 }
@@ -80,9 +80,10 @@ fn value(
 fn alternative(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
-    (schema, at): (&Value, &str),
+    located: LocatedSchema<'_>,
     end: &str,
-) -> Result<String, Invalid> {
+) -> Result<String, FormError> {
+    let LocatedSchema { schema, at } = located;
     let values = match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => Some(std::slice::from_ref(value)),
         (None, Some(Value::Array(values))) => Some(&values[..]),
@@ -104,19 +105,20 @@ fn alternative(
     Ok(join([value, end]))
 }
 
-/// Whether the schema is of a text, and says nothing of it that is looked at. (Formats are remarks here.)
+/// Whether the schema allows any text. Formats are ignored, as annotations.
 fn is_any_text(schema: &Value) -> bool {
     let kind = schema.get("type").and_then(Value::as_str);
-    let says = ["enum", "const", "pattern", "minLength", "maxLength"];
+    let constraints = ["enum", "const", "pattern", "minLength", "maxLength"];
     let is_text = match kind {
         Some(kind) => kind == "string",
         None => !["properties", "items", "additionalProperties"].iter().any(|key| schema.get(key).is_some()),
     };
-    is_text && says.iter().all(|keyword| schema.get(keyword).is_none())
+    is_text && constraints.iter().all(|keyword| schema.get(keyword).is_none())
 }
 
-/// A text of some length that matches a pattern, and its end, as one word, which is over where that is first.
-fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, Invalid> {
+/// Writes a text with length limits and a pattern, followed by its end tag, as one terminal that ends at the
+/// first end tag.
+fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, FormError> {
     let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u64);
     let (min, max) = (count("minLength").unwrap_or(0), count("maxLength"));
     let mut parts = vec![match max {
@@ -137,7 +139,7 @@ fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<St
     let text = writer.terminal(&parts.join(" & "));
     let whole = match writer.literal(end)? == quote(end) {
         true => writer.terminal(&format!("{text} /{}/", escape_regex(end))),
-        // The end has a token of its own, which is in no text.
+        // The end tag has a token of its own, which no text contains.
         false => {
             let end = writer.literal(end)?;
             return Ok(join([text, end]));

@@ -1,4 +1,4 @@
-//! Reads EBNF: rules, literals, classes of characters, groups and repetitions.
+//! Parses EBNF: rules, literals, character classes, groups and repetitions.
 
 use std::collections::HashMap;
 use std::iter::Peekable;
@@ -22,7 +22,7 @@ pub(super) struct Rules {
 #[derive(Debug, PartialEq)]
 pub(super) enum Node {
     Literal(String),
-    /// A character, as a regular expression.
+    /// A character class, as a regular expression.
     Class(String),
     Rule(usize),
     Sequence(Vec<Node>),
@@ -31,29 +31,29 @@ pub(super) enum Node {
 }
 
 impl Node {
-    /// The rules it refers to, some perhaps twice.
+    /// The rules that the node refers to, possibly with duplicates.
     pub(super) fn references(&self) -> Vec<usize> {
-        let mut found = Vec::new();
-        self.add_references(&mut found);
-        found
+        let mut references = Vec::new();
+        self.add_references(&mut references);
+        references
     }
 
-    fn add_references(&self, found: &mut Vec<usize>) {
+    fn add_references(&self, references: &mut Vec<usize>) {
         match self {
             Self::Literal(_) | Self::Class(_) => {}
-            Self::Rule(rule) => found.push(*rule),
+            Self::Rule(rule) => references.push(*rule),
             Self::Sequence(parts) | Self::Choice(parts) => {
-                parts.iter().for_each(|part| part.add_references(found));
+                parts.iter().for_each(|part| part.add_references(references));
             }
-            Self::Repeat(part, ..) => part.add_references(found),
+            Self::Repeat(part, ..) => part.add_references(references),
         }
     }
 }
 
-/// Reads the rules of a grammar.
+/// Parses the rules of a grammar.
 ///
 /// # Errors
-/// What is wrong with it, and in which line.
+/// The grammar is invalid; the message has the line number.
 pub(super) fn rules(text: &str) -> Result<Rules, String> {
     let mut reader =
         Reader { text, letters: text.char_indices().peekable(), names: HashMap::new(), depth: 0 };
@@ -63,12 +63,12 @@ pub(super) fn rules(text: &str) -> Result<Rules, String> {
     while !reader.is_at_end() {
         let Some(name) = reader.name() else { return Err(reader.expected("the name of a rule")) };
         reader.skip_space();
-        if !reader.takes("::=") {
+        if !reader.consume("::=") {
             return Err(reader.expected("::="));
         }
         let rule = reader.rule(&name);
         if defined.insert(rule, bodies.len()).is_some() {
-            return Err(reader.error(&format!("there are two rules named {name}")));
+            return Err(reader.error(&format!("the grammar has two rules named {name}")));
         }
         let body = reader.choice()?;
         bodies.push((rule, body));
@@ -77,7 +77,7 @@ pub(super) fn rules(text: &str) -> Result<Rules, String> {
     bodies.into_iter().for_each(|(rule, body)| by_rule[rule] = Some(body));
     let missing = reader.names.iter().find(|(_, rule)| by_rule[**rule].is_none());
     if let Some((name, _)) = missing {
-        return Err(format!("there is no rule named {name}"));
+        return Err(format!("the grammar has no rule named {name}"));
     }
     Ok(Rules { bodies: by_rule.into_iter().flatten().collect(), by_name: reader.names })
 }
@@ -90,19 +90,19 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The number of the rule of this name.
+    /// The number of the rule with this name.
     fn rule(&mut self, name: &str) -> usize {
         let next = self.names.len();
         *self.names.entry(name.to_owned()).or_insert(next)
     }
 
-    fn place(&mut self) -> usize {
+    fn position(&mut self) -> usize {
         self.letters.peek().map_or(self.text.len(), |(at, _)| *at)
     }
 
     fn rest(&mut self) -> &'a str {
-        let place = self.place();
-        &self.text[place..]
+        let position = self.position();
+        &self.text[position..]
     }
 
     fn is_at_end(&mut self) -> bool {
@@ -117,26 +117,26 @@ impl<'a> Reader<'a> {
         self.letters.next().map(|(_, letter)| letter)
     }
 
-    fn takes(&mut self, text: &str) -> bool {
-        let found = self.rest().starts_with(text);
-        if found {
+    fn consume(&mut self, text: &str) -> bool {
+        let matches = self.rest().starts_with(text);
+        if matches {
             for _ in text.chars() {
                 self.letters.next();
             }
         }
-        found
+        matches
     }
 
     fn error(&mut self, problem: &str) -> String {
-        let place = self.place();
-        let line = 1 + self.text[..place].matches('\n').count();
+        let position = self.position();
+        let line = 1 + self.text[..position].matches('\n').count();
         format!("line {line}: {problem}")
     }
 
     fn expected(&mut self, what: &str) -> String {
         match self.peek() {
-            Some(letter) => self.error(&format!("{what} is expected, not {letter:?}")),
-            None => self.error(&format!("{what} is expected, not the end")),
+            Some(letter) => self.error(&format!("expected {what}, found {letter:?}")),
+            None => self.error(&format!("expected {what}, found the end of the grammar")),
         }
     }
 
@@ -158,11 +158,11 @@ impl<'a> Reader<'a> {
         if name.is_empty() || name.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') {
             return None;
         }
-        self.takes(&name);
+        self.consume(&name);
         Some(name)
     }
 
-    /// Whether the next rule begins here.
+    /// Whether a new rule begins here.
     fn is_at_rule(&mut self) -> bool {
         let rest = self.rest();
         let after = rest
@@ -173,10 +173,10 @@ impl<'a> Reader<'a> {
     fn choice(&mut self) -> Result<Node, String> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            return Err(self.error(&format!("groups nest deeper than {DEPTH_MAX}")));
+            return Err(self.error(&format!("groups are nested deeper than {DEPTH_MAX} levels")));
         }
         let mut parts = vec![self.sequence()?];
-        while self.takes("|") {
+        while self.consume("|") {
             parts.push(self.sequence()?);
         }
         self.depth -= 1;
@@ -219,12 +219,12 @@ impl<'a> Reader<'a> {
             Some('(') => {
                 self.next();
                 if self.peek() == Some('=') {
-                    return Err(self.error("looking ahead is not supported"));
+                    return Err(self.error("lookahead is not supported"));
                 }
                 let inner = self.choice()?;
-                if self.takes(")") { Ok(inner) } else { Err(self.expected("a closing parenthesis")) }
+                if self.consume(")") { Ok(inner) } else { Err(self.expected("a closing parenthesis")) }
             }
-            _ => Err(self.expected("a name, a literal, a class or a group")),
+            _ => Err(self.expected("a name, a literal, a character class or a group")),
         }
     }
 
@@ -247,7 +247,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What is between braces.
+    /// Parses the bounds of a repetition, after the opening brace.
     fn bounds(&mut self) -> Result<(u32, Option<u32>), String> {
         let inner: String = self.rest().chars().take_while(|&letter| letter != '}').collect();
         let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&count| count <= REPEAT_MAX);
@@ -260,16 +260,16 @@ impl<'a> Reader<'a> {
                 min.zip(max).filter(|(min, max)| max.is_none_or(|max| *min <= max))
             }
         };
-        let problem = format!("a count of at most {REPEAT_MAX}, or two, are expected within braces");
+        let problem = format!("expected one or two counts of at most {REPEAT_MAX} in braces");
         let Some(bounds) = bounds else { return Err(self.error(&problem)) };
-        if self.takes(&inner) && self.takes("}") { Ok(bounds) } else { Err(self.error(&problem)) }
+        if self.consume(&inner) && self.consume("}") { Ok(bounds) } else { Err(self.error(&problem)) }
     }
 
     fn literal(&mut self) -> Result<String, String> {
         let mut text = String::new();
         loop {
             match self.next() {
-                None | Some('\n') => return Err(self.error("a literal has no end")),
+                None | Some('\n') => return Err(self.error("the literal is not closed")),
                 Some('"') => return Ok(text),
                 Some('\\') => text.push(self.escaped()?),
                 Some(letter) => text.push(letter),
@@ -277,12 +277,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A class of characters as a regular expression.
+    /// Parses a character class into a regular expression.
     fn class(&mut self) -> Result<String, String> {
-        let mut class = String::from(if self.takes("^") { "[^" } else { "[" });
+        let mut class = String::from(if self.consume("^") { "[^" } else { "[" });
         let empty = class.len();
         loop {
-            if self.takes("]") {
+            if self.consume("]") {
                 break;
             }
             if self.rest().starts_with("\\d")
@@ -303,13 +303,13 @@ impl<'a> Reader<'a> {
             self.next();
             let last = self.class_letter()?;
             if last < first {
-                return Err(self.error(&format!("the range from {first:?} to {last:?} is empty")));
+                return Err(self.error(&format!("the range from {first:?} to {last:?} is reversed")));
             }
             class.push_str(&format!("\\x{{{:x}}}-\\x{{{:x}}}", first as u32, last as u32));
         }
         match (class.len() == empty, empty) {
-            (true, 1) => Err(self.error("a class has no character")),
-            // Anything but nothing.
+            (true, 1) => Err(self.error("the character class is empty")),
+            // A negated empty class matches every character.
             (true, _) => Ok("(?s:.)".to_owned()),
             _ => Ok(class + "]"),
         }
@@ -317,13 +317,13 @@ impl<'a> Reader<'a> {
 
     fn class_letter(&mut self) -> Result<char, String> {
         match self.next() {
-            None => Err(self.error("a class has no end")),
+            None => Err(self.error("the character class is not closed")),
             Some('\\') => self.escaped(),
             Some(letter) => Ok(letter),
         }
     }
 
-    /// What comes after a backslash.
+    /// Parses an escape, after the backslash.
     fn escaped(&mut self) -> Result<char, String> {
         let digits = match self.next() {
             Some('n') => return Ok('\n'),
@@ -333,17 +333,19 @@ impl<'a> Reader<'a> {
             Some('u') => 4,
             Some('U') => 8,
             Some(letter) if !letter.is_alphanumeric() => return Ok(letter),
-            Some(letter) => return Err(self.error(&format!("\\{letter} is no escape"))),
-            None => return Err(self.error("nothing follows a backslash")),
+            Some(letter) => return Err(self.error(&format!("\\{letter} is not a valid escape"))),
+            None => return Err(self.error("the grammar ends with a backslash")),
         };
         let code: String = self.rest().chars().take(digits).collect();
         let letter = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
         match letter.filter(|_| code.len() == digits) {
             Some(letter) => {
-                self.takes(&code);
+                self.consume(&code);
                 Ok(letter)
             }
-            None => Err(self.error(&format!("{digits} hexadecimal digits of a character are expected"))),
+            None => {
+                Err(self.error(&format!("expected the code of a character as {digits} hexadecimal digits")))
+            }
         }
     }
 }
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_rules_are_made_of() {
+    fn parses_all_parts_of_rules() {
         let literal = |text: &str| Node::Literal(text.to_owned());
         assert_eq!(body("root ::= \"a\\n\\x41\\\"\" # a comment\n"), literal("a\nA\""));
         assert_eq!(body("root ::= [^\\]a-z-]"), Node::Class("[^\\x{5d}\\x{61}-\\x{7a}\\x{2d}]".to_owned()));
@@ -375,25 +377,25 @@ mod tests {
     }
 
     #[test]
-    fn tells_what_is_wrong_and_where() {
+    fn errors_name_the_problem_and_the_line() {
         for (text, problem) in [
-            ("root ::= \"a", "line 1: a literal has no end"),
-            ("root ::= a", "there is no rule named a"),
-            ("root ::= \"a\"\n\nroot ::= \"b\"", "line 3: there are two rules named root"),
-            ("\nroot = \"a\"", "line 2: ::= is expected, not '='"),
-            ("root ::= (\"a\"", "line 1: a closing parenthesis is expected, not the end"),
-            ("root ::= [z-a]", "line 1: the range from 'z' to 'a' is empty"),
-            ("root ::= []", "line 1: a class has no character"),
-            ("root ::= \"a\"{3,2}", "line 1: a count of at most 65536, or two, are expected within braces"),
-            ("root ::= \"\\q\"", "line 1: \\q is no escape"),
-            ("root ::= \"\\x4\"", "line 1: 2 hexadecimal digits of a character are expected"),
-            ("root ::= *", "line 1: a name, a literal, a class or a group is expected, not '*'"),
-            ("root ::= \"a\")", "line 1: the name of a rule is expected, not ')'"),
-            ("root ::= (= \"a\")", "line 1: looking ahead is not supported"),
+            ("root ::= \"a", "line 1: the literal is not closed"),
+            ("root ::= a", "the grammar has no rule named a"),
+            ("root ::= \"a\"\n\nroot ::= \"b\"", "line 3: the grammar has two rules named root"),
+            ("\nroot = \"a\"", "line 2: expected ::=, found '='"),
+            ("root ::= (\"a\"", "line 1: expected a closing parenthesis, found the end of the grammar"),
+            ("root ::= [z-a]", "line 1: the range from 'z' to 'a' is reversed"),
+            ("root ::= []", "line 1: the character class is empty"),
+            ("root ::= \"a\"{3,2}", "line 1: expected one or two counts of at most 65536 in braces"),
+            ("root ::= \"\\q\"", "line 1: \\q is not a valid escape"),
+            ("root ::= \"\\x4\"", "line 1: expected the code of a character as 2 hexadecimal digits"),
+            ("root ::= *", "line 1: expected a name, a literal, a character class or a group, found '*'"),
+            ("root ::= \"a\")", "line 1: expected the name of a rule, found ')'"),
+            ("root ::= (= \"a\")", "line 1: lookahead is not supported"),
         ] {
             assert_eq!(rules(text).unwrap_err(), problem, "{text}");
         }
         let deep = format!("root ::= {}", "(".repeat(1000));
-        assert_eq!(rules(&deep).unwrap_err(), "line 1: groups nest deeper than 100");
+        assert_eq!(rules(&deep).unwrap_err(), "line 1: groups are nested deeper than 100 levels");
     }
 }

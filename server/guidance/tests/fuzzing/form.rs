@@ -1,5 +1,5 @@
-//! Any form: it compiles or is told to be wrong with its place, and one that compiles can be followed, whatever is
-//! chosen of what it allows. `server/fuzz` feeds it for hours, `main.rs` for seconds.
+//! Checks that an arbitrary form either compiles or is rejected with the path of the invalid part, and that any
+//! sequence of allowed tokens can be followed. `server/fuzz` runs this check for hours, `main.rs` for seconds.
 
 use std::sync::LazyLock;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 use server_engine::{Guide as _, Progress, TokenSet};
 use server_guidance::{Compiler, Dialect, Form, Guide, Vocabulary, structural_tag};
 
-/// Tokens that are drawn from a form.
+/// Largest number of tokens sampled from a form.
 const TOKENS_MAX: usize = 48;
 
-/// Tokens of several bytes, and special ones.
+/// Tokens of several bytes, and special tokens.
 const LONGER: [(&str, bool); 14] = [
     ("{\"", false),
     ("\":", false),
@@ -34,21 +34,22 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(longer)).expect("a vocabulary"), 1).expect("a trie")
 });
 
-/// Panics if a promise is broken. The first byte says what the rest is.
+/// Compiles and follows the form in `input`, and panics if the guarantees do not hold. The first byte selects the kind
+/// of the form.
 pub(crate) fn check(input: &[u8]) {
     let Some((kind, text)) = input.split_first() else { return };
     let text = String::from_utf8_lossy(text);
     let Some(form) = form(*kind, &text) else { return };
     match COMPILER.compile(&form) {
         Ok(guide) => follow(&guide, input),
-        Err(invalid) => {
-            assert!(invalid.at.starts_with("it"), "{invalid:?} in {form:?}");
-            assert!(!invalid.problem.is_empty(), "{form:?}");
+        Err(error) => {
+            assert!(error.at.starts_with("it"), "{error:?} in {form:?}");
+            assert!(!error.problem.is_empty(), "{form:?}");
         }
     }
 }
 
-/// The form of an input; `None` if it is none that would be compiled.
+/// The form in an input; `None` if the input does not contain one.
 fn form(kind: u8, text: &str) -> Option<Form> {
     let at = || "it".to_owned();
     let json = || serde_json::from_str::<Value>(text).ok();
@@ -59,8 +60,8 @@ fn form(kind: u8, text: &str) -> Option<Form> {
         b'g' => Some(Form::Grammar { text: text.to_owned(), at: at() }),
         b't' => match structural_tag(json()?.as_object()?, "it") {
             Ok(form) => Some(form),
-            Err(invalid) => {
-                assert!(invalid.at.starts_with("it") && !invalid.problem.is_empty(), "{invalid:?}");
+            Err(error) => {
+                assert!(error.at.starts_with("it") && !error.problem.is_empty(), "{error:?}");
                 None
             }
         },
@@ -72,11 +73,12 @@ fn form(kind: u8, text: &str) -> Option<Form> {
     }
 }
 
-/// Draws a text, the input choosing. What is allowed can be committed, and there is always something or an end.
+/// Samples a text, choosing tokens by `input`. Every allowed token can be committed, and unless the output may end,
+/// some token is allowed.
 fn follow(guide: &Guide, input: &[u8]) {
     let vocabulary = COMPILER.vocabulary().len() as u32;
     let mut allowed = TokenSet::new(vocabulary);
-    // What takes more work than a step may is an error of its request, and no more.
+    // Exceeding the work limit of a step is an error of the request only.
     let Ok(mut state) = guide.start() else { return };
     let mut hash =
         input.iter().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));

@@ -1,5 +1,5 @@
-//! Forms that were changed at random. What is the same every time takes seconds here; `make fuzz` goes on for as long as
-//! it may.
+//! Checks randomly mutated forms. The seeds are fixed, so each run takes seconds and checks the same forms; `make fuzz`
+//! runs for a configurable time.
 
 mod form;
 #[path = "../../../fuzz/mutations.rs"]
@@ -10,7 +10,7 @@ use mutations::{Random, mutated, words};
 const CASES: u64 = 15_000;
 
 #[test]
-fn a_form_can_be_followed_or_is_told_to_be_wrong() {
+fn any_form_can_be_followed_or_is_rejected_with_a_path() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/form");
     let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
@@ -19,7 +19,7 @@ fn a_form_can_be_followed_or_is_told_to_be_wrong() {
     let words = words(include_str!("../../../fuzz/dictionaries/form.dict"));
     for seed in 0..CASES {
         let input = mutated(&mut Random::new(seed), &seeds, &words);
-        let told = std::panic::catch_unwind(|| form::check(&input));
-        assert!(told.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
+        let outcome = std::panic::catch_unwind(|| form::check(&input));
+        assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
     }
 }

@@ -1,4 +1,4 @@
-//! Arguments of calls in the ways of models that do not write them as JSON.
+//! The arguments of calls in notations other than JSON.
 
 use serde_json::{Value, json};
 use server_guidance::{Dialect, Form};
@@ -24,7 +24,7 @@ fn weather() -> Value {
 }
 
 #[test]
-fn python_has_names_and_literals() {
+fn python_arguments_have_names_and_literals() {
     check(
         &arguments(Dialect::Python, weather()),
         &[
@@ -56,7 +56,7 @@ fn python_has_names_and_literals() {
 }
 
 #[test]
-fn gemma_has_bare_keys_and_quotes_of_its_own() {
+fn gemma_arguments_have_bare_keys_and_special_quotes() {
     check(
         &arguments(Dialect::Gemma, weather()),
         &[
@@ -92,7 +92,7 @@ fn gemma_has_bare_keys_and_quotes_of_its_own() {
 }
 
 #[test]
-fn tags_have_texts_as_they_are_and_all_else_as_json() {
+fn tagged_arguments_have_plain_texts_and_json_values() {
     let qwen = |parameters: &[(&str, &str)]| -> String {
         parameters
             .iter()
@@ -124,7 +124,7 @@ fn tags_have_texts_as_they_are_and_all_else_as_json() {
 }
 
 #[test]
-fn texts_between_tags_keep_to_lengths_and_patterns() {
+fn tagged_texts_respect_lengths_and_patterns() {
     let schema = json!({
         "properties": {
             "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]+$", "maxLength": 4},

@@ -1,7 +1,7 @@
-//! Each kind of form: what fits and what does not.
+//! Each kind of form, with texts that match and texts that do not.
 
 use serde_json::{Value, json};
-use server_guidance::{Form, Tag, Triggered, limits};
+use server_guidance::{Form, Tag, TriggeredTags, limits};
 
 use crate::support::{Fit, check, compile, draw, fit};
 
@@ -18,17 +18,17 @@ fn grammar(text: &str) -> Form {
 }
 
 #[test]
-fn a_literal_is_itself_and_special_tokens_in_it_are_tokens() {
+fn a_literal_matches_itself_with_its_special_tokens() {
     check(&Form::literal("yes, \"ä\"\n"), &["yes, \"ä\"\n"], &["", "yes", "yes, \"ä\"\nx", "no"]);
     let marked = Form::literal("a<|channel|>b<think>");
     check(&marked, &["a<|channel|>b<think>"], &["a<|channel|>b"]);
-    // The bytes of the token's text are not the token.
+    // The bytes of the text of a special token are not the token.
     let guide = compile(&Form::literal("<think>"));
     assert_eq!(fit(&guide, "<thin"), Fit::NotAfter(0));
 }
 
 #[test]
-fn text_is_anything_but_special_tokens() {
+fn text_matches_anything_but_special_tokens() {
     check(&Form::text(), &["", "a", "{\"日本 🦀\n\n"], &["a<think>", "<|end|>"]);
     let bounded = Form::Text { excludes: vec!["no".to_owned(), "<b".to_owned()], chars_max: Some(5) };
     check(&bounded, &["", "nnnnn", "ääääö", "<a", "on"], &["no", "xnox", "123456", "a<b"]);
@@ -44,13 +44,13 @@ fn a_regular_expression_matches_as_a_whole() {
 }
 
 #[test]
-fn a_choice_is_one_of_its_parts() {
+fn a_choice_matches_one_of_its_parts() {
     let choice = Form::Choice(["red", "green", "re", ""].map(Form::literal).to_vec());
     check(&choice, &["red", "green", "re", ""], &["r", "redgreen", "blue"]);
 }
 
 #[test]
-fn a_choice_may_have_as_many_parts_as_the_limit_says_however_it_is_written() {
+fn every_kind_of_choice_may_have_as_many_parts_as_the_limit() {
     let words: Vec<String> = (0..limits::ELEMENTS_MAX).map(|index| format!("word {index}")).collect();
     let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
     let literals = Form::Choice(words.iter().map(Form::literal).collect());
@@ -66,7 +66,7 @@ fn a_choice_may_have_as_many_parts_as_the_limit_says_however_it_is_written() {
 }
 
 #[test]
-fn parts_follow_each_other_and_repeat() {
+fn sequences_and_repetitions_match_their_parts_in_order() {
     let form = Form::Sequence(vec![
         Form::literal("["),
         Form::Repeat { form: Box::new(regex("[0-9];")), min: 1, max: Some(3) },
@@ -78,12 +78,12 @@ fn parts_follow_each_other_and_repeat() {
 }
 
 #[test]
-fn text_ends_where_its_end_comes_first() {
+fn text_ends_at_the_first_occurrence_of_its_end() {
     let until = Form::Sequence(vec![Form::Until("</a>".to_owned()), Form::literal("!")]);
     check(&until, &["</a>!", "x<</a>!", "</</a>!"], &["</a>", "</a>x</a>!", "!"]);
     let token = Form::Sequence(vec![Form::Until("<|end|>".to_owned()), Form::literal("!")]);
     check(&token, &["<|end|>!", "x<|end|>!"], &["<|end|>", "x!"]);
-    // Any text before a literal is that, too.
+    // The same holds for any text before a literal.
     let sequence = Form::Sequence(vec![Form::text(), Form::literal("STOP")]);
     check(&sequence, &["STOP", "xSTOP", "STSTOP"], &["STOPSTOP", "x"]);
     let excluding = Form::Sequence(vec![
@@ -94,7 +94,7 @@ fn text_ends_where_its_end_comes_first() {
 }
 
 #[test]
-fn json_by_itself_may_be_laid_out_and_json_in_something_is_tight() {
+fn only_json_that_is_the_whole_output_may_have_layout() {
     let schema = json!({
         "type": "object",
         "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "boolean"}}},
@@ -119,19 +119,19 @@ fn json_by_itself_may_be_laid_out_and_json_in_something_is_tight() {
 }
 
 #[test]
-fn json_and_something_else_may_begin_at_the_same_place() {
+fn json_and_another_form_may_begin_at_the_same_position() {
     let number = Form::Sequence(vec![json_form(json!({"type": "integer"})), Form::literal("\nend")]);
     let choice = Form::Choice(vec![json_form(json!({"type": "object"})), Form::literal("none"), number]);
     check(&choice, &["{}", "none", "{\"a\": [1]}", "42\nend"], &["none!", "42", "{}\nend"]);
 }
 
 #[test]
-fn a_grammar_in_lark_is_followed() {
+fn a_lark_grammar_is_followed() {
     let lark = "start: \"SELECT \" column (\", \" column)* \" FROM \" NAME\n\
                 column: NAME | \"count(\" column \")\"\nNAME: /[a-z]+/";
     let text = "SELECT a, count(count(b)) FROM t";
     check(&grammar(lark), &[text], &["SELECT ", "SELECT a FROM ", "SELECT count(a FROM t"]);
-    // Within something else, too, and twice.
+    // The same holds within another form, and for a second use.
     let one = grammar(lark);
     let twice =
         Form::Sequence(vec![Form::literal("<"), one.clone(), Form::literal(">;<"), one, Form::literal(">")]);
@@ -139,7 +139,7 @@ fn a_grammar_in_lark_is_followed() {
 }
 
 #[test]
-fn a_grammar_in_ebnf_is_followed() {
+fn an_ebnf_grammar_is_followed() {
     let arithmetic = "# sums\nroot ::= expression\n\
         expression ::= term (ws [-+] ws term)*\n\
         term ::= factor (ws (\"*\" | \"/\") ws factor)*\n\
@@ -160,7 +160,7 @@ fn a_grammar_in_ebnf_is_followed() {
 fn calls(at_least_one: bool, stop_after_first: bool) -> Form {
     let tag =
         |name: &str, schema: Value| Tag::new(format!("<f={name}>"), json_form(schema), &["</f>".to_owned()]);
-    Form::Triggered(Triggered {
+    Form::TriggeredTags(TriggeredTags {
         triggers: vec!["<f=".to_owned()],
         tags: vec![tag("a", json!({"type": "object"})), tag("b", json!({"type": "integer"}))],
         at_least_one,
@@ -171,7 +171,7 @@ fn calls(at_least_one: bool, stop_after_first: bool) -> Form {
 }
 
 #[test]
-fn text_is_free_until_a_trigger_comes() {
+fn text_is_free_until_a_trigger() {
     check(
         &calls(false, false),
         &["", "text", "a<f", "<f=a>{}</f>", "x<f=b>1</f>y<f=a>{\"k\": []}</f>z", "<f=b>1</f> <f"],
@@ -185,7 +185,7 @@ fn text_is_free_until_a_trigger_comes() {
 #[test]
 fn a_trigger_may_be_a_token() {
     let tag = Tag::new("<|tool_call>call:", json_form(json!({"type": "null"})), &["<tool_call|>".to_owned()]);
-    let form = Form::Triggered(Triggered {
+    let form = Form::TriggeredTags(TriggeredTags {
         triggers: vec!["<|tool_call>".to_owned()],
         tags: vec![tag],
         at_least_one: false,
@@ -199,7 +199,7 @@ fn a_trigger_may_be_a_token() {
 }
 
 #[test]
-fn what_is_drawn_from_a_form_fits_it() {
+fn sampled_texts_match_their_form() {
     let forms = [
         calls(false, false),
         calls(true, true),
@@ -225,10 +225,10 @@ fn what_is_drawn_from_a_form_fits_it() {
 }
 
 #[test]
-fn a_compiled_form_is_kept_and_sequences_do_not_disturb_each_other() {
+fn a_compiled_form_is_cached_and_its_sequences_are_independent() {
     let guide = compile(&json_form(json!({"type": "array", "items": {"type": "string"}})));
     let texts: Vec<Vec<u8>> = (0..600).map(|seed| draw(&guide, seed, 40).bytes).collect();
-    // The same again, after all has been learnt, and more than share it have begun.
+    // The same again, with a warm lexer and more sequences than may share it.
     for (seed, text) in (0..600).zip(&texts).step_by(13) {
         assert_eq!(draw(&guide, seed, 40).bytes, *text);
     }

@@ -1,4 +1,4 @@
-//! Forms as their users see them: which texts fit, and that whatever is drawn at random fits.
+//! Forms as their users see them: which texts match, and that random output matches.
 
 #[cfg(test)]
 mod calls;

@@ -1,4 +1,5 @@
-//! Forms whose lexers grow: each has a limit, and so have all together, and what reaches one concerns no other sequence.
+//! Forms whose lexers grow: each lexer has a limit, all lexers together have one, and a sequence that exceeds a limit
+//! does not affect others.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -12,7 +13,7 @@ fn compiler(limits: Limits) -> Compiler {
     Compiler::with_limits(vocabulary(), limits).unwrap()
 }
 
-/// Its automaton has a state for each of the texts that `length` letters can be.
+/// A form whose automaton has a state for each text of `length` letters.
 fn growing(prefix: &str, length: u32) -> Form {
     Form::Regex { pattern: format!("{prefix}[ab]*a[ab]{{{length}}}"), at: "regex".to_owned() }
 }
@@ -40,7 +41,7 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
     let guide = compiler.compile(&form).unwrap();
     let mut beside = guide.start().unwrap();
     follow(&mut *beside, letters(1, 20)).unwrap();
-    // What it has taken before the next is allowed is not lost either.
+    // Tokens that were committed before the failure are not lost either.
     let mut allowed = TokenSet::new(vocabulary().len() as u32);
     let mut between = guide.start().unwrap();
     between.allow(&mut allowed).unwrap();
@@ -59,7 +60,7 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
 }
 
 #[test]
-fn compiled_forms_that_nobody_uses_are_dropped_by_what_they_take() {
+fn idle_compiled_forms_are_dropped_when_lexers_need_memory() {
     let limits = Limits {
         lexer_bytes_max: 8 << 20,
         cached_lexer_bytes_max: 4 << 20,
@@ -82,7 +83,7 @@ fn compiled_forms_that_nobody_uses_are_dropped_by_what_they_take() {
 }
 
 #[test]
-fn lexers_in_use_have_a_limit_too_and_those_fail_that_take_more_than_their_share() {
+fn lexers_above_the_average_fail_when_all_in_use_exceed_the_limit() {
     let limits = Limits { lexer_bytes_max: 6 << 20, cached_lexer_bytes_max: 3 << 20, ..Limits::default() };
     let compiler = compiler(limits);
     let small: Vec<Guide> =
@@ -113,7 +114,7 @@ fn lexers_in_use_have_a_limit_too_and_those_fail_that_take_more_than_their_share
 }
 
 #[test]
-fn what_exhausts_a_lexer_soon_is_refused_when_it_is_compiled() {
+fn a_form_that_exhausts_its_lexer_at_the_start_is_rejected_when_compiled() {
     let compiler = compiler(Limits { step_fuel: 400, ..Limits::default() });
     let words = |count: u64| -> Vec<String> {
         (1..=count).map(|number| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
@@ -122,7 +123,7 @@ fn what_exhausts_a_lexer_soon_is_refused_when_it_is_compiled() {
         |count| Form::Json { schema: serde_json::json!({"enum": words(count)}), at: "schema".to_owned() };
     let guide = compiler.compile(&form(3)).unwrap();
     follow(&mut *guide.start().unwrap(), format!("\"{}\"", words(3)[1]).into_bytes()).unwrap();
-    let invalid = compiler.compile(&form(1_000)).unwrap_err();
-    assert_eq!(invalid.at, "schema");
-    assert!(invalid.problem.contains("too many expressions"), "{invalid}");
+    let error = compiler.compile(&form(1_000)).unwrap_err();
+    assert_eq!(error.at, "schema");
+    assert!(error.problem.contains("too many expressions"), "{error}");
 }

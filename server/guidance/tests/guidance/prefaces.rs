@@ -11,7 +11,7 @@ fn object() -> Guide {
 }
 
 #[test]
-fn reasoning_may_come_first_and_then_the_form_counts() {
+fn reasoning_may_precede_the_form() {
     let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
     for text in ["{\"a\":1}", "<think>x{}</think>{\"a\":1}", "<think></think>\n{\"a\": 1}"] {
         assert_eq!(fit(&guide, text), Fit::Whole, "{text}");
@@ -20,26 +20,26 @@ fn reasoning_may_come_first_and_then_the_form_counts() {
         assert_eq!(fit(&guide, text), Fit::NotAfter(at), "{text}");
     }
     assert_eq!(fit(&guide, "<think>no end"), Fit::Begun);
-    // Nothing ends the text but its mark.
+    // Only the mark ends the text.
     assert_eq!(fit(&guide, "<think>x<end>"), Fit::NotAfter(8));
     assert_eq!(fit(&guide, "<think>x<|end|>"), Fit::NotAfter(8));
 }
 
 #[test]
-fn reasoning_that_the_prompt_has_begun_comes_first() {
+fn reasoning_that_the_prompt_began_precedes_the_form() {
     let guide = object().after(COMPILER.preface(None, "</think>").unwrap());
     assert_eq!(fit(&guide, "why</think>{\"a\":1}"), Fit::Whole);
     assert_eq!(fit(&guide, "{\"a\":1}"), Fit::Begun);
 }
 
 #[test]
-fn a_mark_that_is_spelled_ends_the_text_too() {
+fn a_mark_spelled_by_several_tokens_ends_the_text() {
     let guide = object().after(COMPILER.preface(None, "\nDone:").unwrap());
     for text in ["why\nDone:{\"a\":1}", "\n\nDone:\n{\"a\":1}", "\nDon\nDone:{\"a\":1}"] {
         assert_eq!(fit(&guide, text), Fit::Whole, "{text}");
     }
     assert_eq!(fit(&guide, "\nDone:x"), Fit::NotAfter(6));
-    // A token that would end the mark and go on does not come, unless what follows is a newline.
+    // A token that completes the mark and continues is not allowed, unless it continues with a newline.
     let guide = object().after(COMPILER.preface(None, "x</think>").unwrap());
     let (_, mut state) = first(&guide);
     let vocabulary = COMPILER.vocabulary();
@@ -58,18 +58,18 @@ fn a_mark_that_is_spelled_ends_the_text_too() {
 }
 
 #[test]
-fn a_token_that_is_not_there_opens_nothing() {
+fn a_preface_needs_a_token_that_opens_it() {
     assert!(COMPILER.preface(Some("<reason>"), "</reason>").is_none());
     assert!(COMPILER.preface(None, "").is_none());
 }
 
 #[test]
-fn what_is_drawn_is_reasoning_and_then_the_form() {
+fn sampled_texts_are_reasoning_followed_by_the_form() {
     let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
     let (mut thought, mut whole) = (0, 0);
     for seed in 0..60 {
         let drawn = draw(&guide, seed, 400);
-        // Reasoning may be anything, no text even.
+        // Reasoning may be any text, even an empty one.
         let text = String::from_utf8_lossy(&drawn.bytes);
         let Some(rest) = text.strip_prefix("<think>") else { continue };
         thought += 1;
@@ -83,7 +83,7 @@ fn what_is_drawn_is_reasoning_and_then_the_form() {
 }
 
 #[test]
-fn a_fork_goes_on_by_itself() {
+fn a_fork_is_independent() {
     let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
     let vocabulary = COMPILER.vocabulary();
     let (_, mut state) = first(&guide);

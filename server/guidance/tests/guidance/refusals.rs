@@ -1,4 +1,4 @@
-//! What cannot be followed is refused, with its place, within limits of time and memory.
+//! Forms that cannot be followed are rejected with the path of the invalid part, within limits on time and memory.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,9 +7,9 @@ use server_guidance::{Dialect, Form, limits};
 
 use crate::support::COMPILER;
 
-fn refused(form: &Form) -> (String, String) {
-    let invalid = COMPILER.compile(form).expect_err("it cannot be followed");
-    (invalid.at, invalid.problem)
+fn rejection(form: &Form) -> (String, String) {
+    let error = COMPILER.compile(form).expect_err("it cannot be followed");
+    (error.at, error.problem)
 }
 
 fn json_form(schema: Value) -> Form {
@@ -17,9 +17,9 @@ fn json_form(schema: Value) -> Form {
 }
 
 #[test]
-fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
+fn an_invalid_schema_is_rejected_with_the_path_of_the_problem() {
     for (schema, place, problem) in [
-        (json!({"type": "strin"}), "schema.type", "\"strin\" is none of"),
+        (json!({"type": "strin"}), "schema.type", "\"strin\" is not one of"),
         (json!({"uniqueItems": true, "type": "array"}), "schema", "uniqueItems"),
         (
             json!({"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"const": 1}}}}}),
@@ -36,32 +36,35 @@ fn a_schema_is_refused_with_the_place_of_what_is_wrong() {
         (
             json!({"$ref": "https://example.org/schema"}),
             "schema",
-            "Resource 'https://example.org/schema' is not in the schema, and nothing is fetched",
+            "Resource 'https://example.org/schema' is not part of the schema, and external schemas are not fetched",
         ),
         (json!({"type": "integer", "minimum": 5, "maximum": 4}), "schema", ""),
         (json!({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]}), "schema", "oneOf"),
     ] {
-        let (at, told) = refused(&json_form(schema.clone()));
-        assert_eq!(at, place, "{told}: {schema}");
-        assert!(told.contains(problem) && !told.is_empty(), "{told}: {schema}");
-        // And where it is a part of something else.
+        let (at, message) = rejection(&json_form(schema.clone()));
+        assert_eq!(at, place, "{message}: {schema}");
+        assert!(message.contains(problem) && !message.is_empty(), "{message}: {schema}");
+        // The same holds for a part of another form.
         let part = Form::Sequence(vec![Form::literal("x"), json_form(schema)]);
-        assert_eq!(refused(&part).0, place);
+        assert_eq!(rejection(&part).0, place);
     }
-    let endless = refused(&json_form(json!({"$ref": "#"})));
-    assert_eq!(endless, ("schema".to_owned(), "nothing can ever be all of what it asks for".to_owned()));
+    let endless = rejection(&json_form(json!({"$ref": "#"})));
+    assert_eq!(
+        endless,
+        ("schema".to_owned(), "the form cannot be satisfied by any finite output".to_owned())
+    );
 }
 
 #[test]
-fn expressions_and_grammars_are_refused_with_their_places() {
+fn invalid_expressions_and_grammars_are_rejected_with_their_paths() {
     let regex = |pattern: &str| Form::Regex {
         pattern: pattern.to_owned(),
         at: "structured_outputs.regex".to_owned(),
     };
     for pattern in ["(", "a(?=b)", "[z-a]", "a{3,2}", "\\1"] {
-        assert_eq!(refused(&regex(pattern)).0, "structured_outputs.regex", "{pattern}");
+        assert_eq!(rejection(&regex(pattern)).0, "structured_outputs.regex", "{pattern}");
         let part = Form::Choice(vec![Form::literal("x"), regex("ok"), regex(pattern)]);
-        assert_eq!(refused(&part).0, "structured_outputs.regex", "{pattern}");
+        assert_eq!(rejection(&part).0, "structured_outputs.regex", "{pattern}");
     }
     let grammar = |text: &str| Form::Grammar { text: text.to_owned(), at: "grammar".to_owned() };
     for text in [
@@ -75,35 +78,35 @@ fn expressions_and_grammars_are_refused_with_their_places() {
         "start: <|no such token|>",
         "start: @other",
     ] {
-        assert_eq!(refused(&grammar(text)).0, "grammar", "{text}");
+        assert_eq!(rejection(&grammar(text)).0, "grammar", "{text}");
     }
-    let endless = refused(&grammar("start: start"));
-    assert_eq!(endless.1, "nothing can ever be all of what it asks for");
+    let endless = rejection(&grammar("start: start"));
+    assert_eq!(endless.1, "the form cannot be satisfied by any finite output");
 }
 
 #[test]
-fn what_is_over_a_limit_is_refused() {
+fn forms_above_a_limit_are_rejected() {
     let long = "x".repeat(limits::REGEX_BYTES_MAX + 1);
-    assert!(refused(&Form::Regex { pattern: long, at: "regex".to_owned() }).1.contains("bytes"));
+    assert!(rejection(&Form::Regex { pattern: long, at: "regex".to_owned() }).1.contains("bytes"));
     let long = format!("start: \"{}\"", "x".repeat(limits::GRAMMAR_BYTES_MAX));
-    assert!(refused(&Form::Grammar { text: long, at: "grammar".to_owned() }).1.contains("bytes"));
+    assert!(rejection(&Form::Grammar { text: long, at: "grammar".to_owned() }).1.contains("bytes"));
     let long = Form::literal("x".repeat(limits::FORM_BYTES_MAX + 1));
-    assert!(refused(&long).1.contains("bytes"));
+    assert!(rejection(&long).1.contains("bytes"));
     let many = Form::Choice(vec![Form::literal("x"); limits::ELEMENTS_MAX + 1]);
-    assert!(refused(&many).1.contains("elements"));
+    assert!(rejection(&many).1.contains("elements"));
     let mut deep = Form::literal("x");
     for _ in 0..=limits::FORM_DEPTH_MAX {
         deep = Form::Sequence(vec![Form::literal("("), deep]);
     }
-    assert!(refused(&deep).1.contains("deeper"));
+    assert!(rejection(&deep).1.contains("deeper"));
     let often = Form::Repeat { form: Box::new(Form::literal("x")), min: limits::REPEAT_MAX + 1, max: None };
-    assert!(refused(&often).1.contains("repetition"));
-    assert!(refused(&Form::literal("")).1.contains("empty"));
+    assert!(rejection(&often).1.contains("repetition"));
+    assert!(rejection(&Form::literal("")).1.contains("empty"));
 }
 
 #[test]
-fn schemas_that_grow_without_bound_are_refused_or_followed_but_never_hang() {
-    // Each way to put one into another doubles what there is.
+fn schemas_that_grow_without_bound_do_not_hang_the_compiler() {
+    // Each nesting doubles the schema.
     let mut doubled = json!({"type": "object", "properties": {"x": {"type": "string"}}});
     for _ in 0..24 {
         doubled = json!({"allOf": [{"anyOf": [doubled.clone(), {"type": "integer"}]}, {"anyOf": [{"type": "object"}, {"minimum": 3}]}]});
@@ -121,13 +124,13 @@ fn schemas_that_grow_without_bound_are_refused_or_followed_but_never_hang() {
         json!({"type": "array", "items": {"type": "integer"}, "minItems": 50_000}),
         json!({"type": "string", "pattern": "^(((a{1,100}){1,100}){1,100}){1,100}$"}),
     ] {
-        // Either is right; that it comes back is what is tried.
+        // The compiler may accept or reject it, but must return.
         let _ = COMPILER.compile(&json_form(schema));
     }
 }
 
 #[test]
-fn arguments_that_a_model_cannot_write_are_refused_with_their_places() {
+fn arguments_that_a_notation_cannot_express_are_rejected_with_their_paths() {
     for (dialect, schema, place) in [
         (
             Dialect::Gemma,
@@ -147,13 +150,13 @@ fn arguments_that_a_model_cannot_write_are_refused_with_their_places() {
         (Dialect::Qwen, json!({"properties": {"a": {"$ref": "#/$defs/x"}}}), "p.properties.a.$ref"),
     ] {
         let form = Form::Value { dialect, schema: schema.clone(), at: "p".to_owned() };
-        let (at, problem) = refused(&form);
+        let (at, problem) = rejection(&form);
         assert_eq!(at, place, "{problem}: {schema}");
     }
 }
 
 #[test]
-fn whatever_is_asked_for_is_compiled_or_refused() {
+fn random_forms_are_compiled_or_rejected_with_a_path() {
     let mut rng = StdRng::seed_from_u64(23);
     let sources = [
         "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^[a-z]{1,3}$\"}},\"required\":[\"a\"]}",
@@ -184,9 +187,9 @@ fn whatever_is_asked_for_is_compiled_or_refused() {
         };
         match COMPILER.compile(&form) {
             Ok(_) => compiled += 1,
-            Err(invalid) => {
+            Err(error) => {
                 refused += 1;
-                assert!(invalid.at.starts_with("at") && !invalid.problem.is_empty(), "{invalid}: {form:?}");
+                assert!(error.at.starts_with("at") && !error.problem.is_empty(), "{error}: {form:?}");
             }
         }
     }

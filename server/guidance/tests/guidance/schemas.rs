@@ -1,4 +1,4 @@
-//! JSON schemas: whatever is drawn from one is valid by another's reading of it, and what is valid can be drawn.
+//! JSON schemas: an independent validator accepts all sampled values, and valid values match.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,7 +7,7 @@ use server_guidance::Form;
 
 use crate::support::{Fit, compile, draw, fit};
 
-/// Schemas of each keyword, some with texts that fit.
+/// Schemas for each keyword, some with texts that match.
 fn written() -> Vec<(Value, &'static [&'static str])> {
     vec![
         (json!({}), &["null", "{\"a\": [1, \"x\"]}"]),
@@ -125,7 +125,7 @@ fn written() -> Vec<(Value, &'static [&'static str])> {
     ]
 }
 
-/// A schema at random, of what requests have in them.
+/// A random schema with the keywords that requests use.
 fn random(rng: &mut StdRng, depth: u32) -> Value {
     match rng.random_range(0..if depth == 0 { 7 } else { 12 }) {
         0 => json!({"type": "boolean"}),
@@ -179,7 +179,7 @@ fn random(rng: &mut StdRng, depth: u32) -> Value {
     }
 }
 
-/// All of them: over 200.
+/// All schemas: more than 200.
 fn all() -> Vec<Value> {
     let mut rng = StdRng::seed_from_u64(11);
     let random = (0..160).map(|_| random(&mut rng, 3));
@@ -190,13 +190,13 @@ fn form(schema: &Value) -> Form {
     Form::Json { schema: schema.clone(), at: "schema".to_owned() }
 }
 
-/// JSON knows no greatest number, but its readers do.
+/// JSON has no largest number, but its parsers do.
 fn is_beyond_numbers(error: &serde_json::Error) -> bool {
     error.to_string().starts_with("number out of range")
 }
 
 #[test]
-fn all_that_is_drawn_from_200_schemas_is_valid() {
+fn values_sampled_from_200_schemas_are_valid() {
     let schemas = all();
     assert!(schemas.len() >= 200);
     let (mut whole, mut cut) = (0, 0);
@@ -230,7 +230,7 @@ fn all_that_is_drawn_from_200_schemas_is_valid() {
 }
 
 #[test]
-fn what_is_valid_fits() {
+fn valid_values_match() {
     for (schema, texts) in written() {
         let guide = compile(&form(&schema));
         let validator = jsonschema::validator_for(&schema).unwrap();
@@ -242,7 +242,7 @@ fn what_is_valid_fits() {
 }
 
 #[test]
-fn what_is_not_valid_does_not_fit() {
+fn invalid_values_do_not_match() {
     for (schema, text) in [
         (json!({"type": "integer", "maximum": 5}), "6"),
         (json!({"type": "string", "maxLength": 2}), "\"abc\""),
@@ -267,7 +267,7 @@ fn what_is_not_valid_does_not_fit() {
 }
 
 #[test]
-fn a_property_may_have_any_name_and_be_of_any_type() {
+fn a_property_may_have_any_name_and_type() {
     let schema =
         json!({"type": "object", "properties": {"format": {"type": "string"}, "type": {"const": 1}}});
     assert_eq!(fit(&compile(&form(&schema)), "{\"format\": \"x\", \"type\": 1}"), Fit::Whole);

@@ -1,4 +1,4 @@
-//! A small vocabulary, texts that are tried on a form, and texts that are drawn from one.
+//! A small vocabulary, a check whether texts match a form, and random texts sampled from a form.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use server_engine::{Choice, Guide as _, GuideState, History, Progress, Sampler, 
 use server_guidance::{Compiler, Form, Guide, Vocabulary};
 use server_scheduler::StopRule;
 
-/// Special tokens, from 256 on.
+/// The special tokens, with ids from 256.
 pub(crate) const SPECIAL: [&str; 14] = [
     "<end>",
     "<think>",
@@ -26,7 +26,7 @@ pub(crate) const SPECIAL: [&str; 14] = [
     "<|constrain|>",
 ];
 
-/// Tokens of several bytes, after those.
+/// Tokens of several bytes, with the ids after those.
 const LONGER: [&str; 40] = [
     "{\"", "\":", "\": ", "\", \"", ", ", "\"}", "\"]", "}}", "]}", "true", "false", "null", "True", "None",
     "  ", "\n\n", "12", "34", "0.", "e5", "-1", "the", " and", "name", "arg", "uments", "value", "type",
@@ -46,18 +46,18 @@ pub(crate) fn compile(form: &Form) -> Guide {
     COMPILER.compile(form).unwrap_or_else(|invalid| panic!("{invalid}: {form:?}"))
 }
 
-/// How a text fits.
+/// How a text matches a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It is whole.
+    /// The text matches the form.
     Whole,
-    /// It may go on so, and has to.
+    /// The text is a proper prefix of a match.
     Begun,
-    /// After so many bytes nothing like the rest may come.
+    /// The text does not match beyond this many bytes.
     NotAfter(usize),
 }
 
-/// How `text` fits, each special token in it taken as one, and else a byte at a time.
+/// Matches `text` against a form, with special tokens as such and everything else byte by byte.
 pub(crate) fn fit(guide: &Guide, text: &str) -> Fit {
     let vocabulary = COMPILER.vocabulary();
     let mut state = guide.start().unwrap();
@@ -86,7 +86,7 @@ pub(crate) fn fit(guide: &Guide, text: &str) -> Fit {
     if ended || state.allow(&mut allowed).unwrap() != Progress::Open { Fit::Whole } else { Fit::Begun }
 }
 
-/// Which of these texts fit as a whole.
+/// Asserts that the form accepts all of `fitting` and none of `others`.
 pub(crate) fn check(form: &Form, fitting: &[&str], others: &[&str]) {
     let guide = compile(form);
     for text in fitting {
@@ -97,22 +97,22 @@ pub(crate) fn check(form: &Form, fitting: &[&str], others: &[&str]) {
     }
 }
 
-/// A text that is drawn from a form, and whether it is whole.
-pub(crate) struct Drawn {
+/// A random text that follows a form, and whether it is complete.
+pub(crate) struct SampledText {
     pub(crate) bytes: Vec<u8>,
     pub(crate) is_whole: bool,
 }
 
-impl Drawn {
-    /// The text, which is one if it is whole.
+impl SampledText {
+    /// The text. A complete text is valid UTF-8.
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.bytes.clone()).expect("a text")
     }
 }
 
-/// Draws a text with logits that are random, but that those that end something are somewhat greater: else strings
-/// are long.
-pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> Drawn {
+/// Samples a text with random logits. Tokens that close something get greater logits, because strings would otherwise be
+/// long.
+pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> SampledText {
     let vocabulary = COMPILER.vocabulary();
     let mut rng = StdRng::seed_from_u64(seed);
     let closes: Vec<f32> = (0..vocabulary.len() as u32)
@@ -135,7 +135,7 @@ pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> Drawn {
         let progress = state.allow(&mut allowed).unwrap_or_else(|error| {
             panic!("{error} after {:?} with seed {seed}", String::from_utf8_lossy(&bytes))
         });
-        // Where it may end it does half of the time.
+        // Where the text may end, it ends with a probability of one half.
         if progress == Progress::Ended || (progress == Progress::MayEnd && rng.random_bool(0.5)) {
             is_whole = true;
             break;
@@ -152,10 +152,10 @@ pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> Drawn {
             break;
         }
     }
-    Drawn { bytes, is_whole }
+    SampledText { bytes, is_whole }
 }
 
-/// What may come at the beginning.
+/// The tokens that are allowed at the beginning.
 pub(crate) fn first(guide: &Guide) -> (TokenSet, Box<dyn GuideState>) {
     let mut state = guide.start().unwrap();
     let mut allowed = TokenSet::new(COMPILER.vocabulary().len() as u32);

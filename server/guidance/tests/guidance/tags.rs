@@ -1,4 +1,4 @@
-//! Structural tags as requests have them.
+//! Structural tags in the format of requests.
 
 use serde_json::{Value, json};
 use server_guidance::structural_tag;
@@ -77,7 +77,7 @@ fn tags_are_followed() {
 }
 
 #[test]
-fn tags_of_the_older_kind_are_followed() {
+fn tags_in_the_older_format_are_followed() {
     accept(
         &json!({
             "type": "structural_tag",
@@ -90,7 +90,7 @@ fn tags_of_the_older_kind_are_followed() {
 }
 
 #[test]
-fn what_is_no_tag_is_told_with_its_place() {
+fn an_invalid_tag_is_rejected_with_the_path_of_the_problem() {
     for (tag, place) in [
         (json!({"type": "structural_tag"}), "r.format"),
         (json!({"type": "structural_tag", "format": 3}), "r.format"),
@@ -108,10 +108,10 @@ fn what_is_no_tag_is_told_with_its_place() {
         (json!({"type": "dispatch", "rules": [["a"]]}), "r.rules[0]"),
         (json!({"type": "structural_tag", "structures": [{"begin": "a", "end": "b"}]}), "r.triggers"),
     ] {
-        let invalid = structural_tag(tag.as_object().unwrap(), "r").unwrap_err();
-        assert_eq!(invalid.at, place, "{}: {tag}", invalid.problem);
+        let error = structural_tag(tag.as_object().unwrap(), "r").unwrap_err();
+        assert_eq!(error.at, place, "{}: {tag}", error.problem);
     }
-    // What is told when it is compiled.
+    // Some errors are found when the form is compiled.
     for (tag, place) in [
         (
             json!({"type": "triggered_tags", "triggers": ["a"], "tags": [{"begin": "b", "content": {"type": "any_text"}, "end": ""}]}),
@@ -123,7 +123,7 @@ fn what_is_no_tag_is_told_with_its_place() {
         ),
     ] {
         let form = structural_tag(tag.as_object().unwrap(), "r").unwrap();
-        let invalid = crate::support::COMPILER.compile(&form).unwrap_err();
-        assert_eq!(invalid.at, place, "{}: {tag}", invalid.problem);
+        let error = crate::support::COMPILER.compile(&form).unwrap_err();
+        assert_eq!(error.at, place, "{}: {tag}", error.problem);
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations and lists of items.
+//! Conversations, lists of items and counts of tokens.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,47 +8,47 @@ use super::{Item, Object};
 /// A conversation, without its items.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
-    /// Names it.
+    /// The identifier of the conversation.
     pub id: String,
-    /// Always [`Object::Conversation`].
+    /// The object type: always [`Object::Conversation`].
     pub object: Object,
-    /// When it was created, in seconds since 1970.
+    /// The time when it was created, in seconds since 1970.
     pub created_at: u64,
-    /// As the client gave it.
+    /// The metadata that the client attached.
     pub metadata: Map<String, Value>,
 }
 
-/// A part of a list of items.
+/// A page of a list of items.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct List {
-    /// Always [`Object::List`].
+    /// The object type: always [`Object::List`].
     pub object: Object,
-    /// The items.
+    /// The items of the page.
     pub data: Vec<Item>,
-    /// The first one's name.
+    /// The identifier of the first item.
     pub first_id: Option<String>,
-    /// The last one's name: the list goes on after it.
+    /// The identifier of the last item, after which the next page begins.
     pub last_id: Option<String>,
-    /// Whether it does.
+    /// Whether there is a next page.
     pub has_more: bool,
 }
 
-/// That something is no more.
+/// The confirmation that an object was deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Deleted {
-    /// Its name.
+pub struct DeletedObject {
+    /// The identifier of the deleted object.
     pub id: String,
-    /// What it was.
+    /// The type of the confirmation.
     pub object: Object,
-    /// Always true.
+    /// Whether it was deleted: always true.
     pub deleted: bool,
 }
 
-/// How many tokens a request's prompt has.
+/// The number of tokens of the prompt of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct InputTokens {
-    /// Always [`Object::InputTokens`].
+    /// The object type: always [`Object::InputTokens`].
     pub object: Object,
-    /// So many.
+    /// The number of tokens of the prompt.
     pub input_tokens: u64,
 }

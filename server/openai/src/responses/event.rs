@@ -5,199 +5,199 @@ use serde::Serialize;
 use super::{Item, Part, Response, SummaryText};
 use crate::ChatTokenLogprob;
 
-/// The types of events.
+/// The types of the events of a stream.
 pub mod kind {
-    /// The first event: the response as it begins.
+    /// The first event: the response was created.
     pub const CREATED: &str = "response.created";
-    /// It is to be made in the background.
+    /// The response is queued for generation in the background.
     pub const QUEUED: &str = "response.queued";
-    /// The model has begun.
+    /// The model began to generate the response.
     pub const IN_PROGRESS: &str = "response.in_progress";
-    /// All of it was said; the last event.
+    /// The last event: the response is complete.
     pub const COMPLETED: &str = "response.completed";
-    /// It was cut off; the last event.
+    /// The last event: the response was cut off.
     pub const INCOMPLETE: &str = "response.incomplete";
-    /// It failed, or was cancelled; the last event.
+    /// The last event: generation failed or was cancelled.
     pub const FAILED: &str = "response.failed";
-    /// An item begins.
+    /// An output item begins.
     pub const ITEM_ADDED: &str = "response.output_item.added";
-    /// An item is as it stays.
+    /// An output item is complete.
     pub const ITEM_DONE: &str = "response.output_item.done";
     /// A part of a message begins.
     pub const PART_ADDED: &str = "response.content_part.added";
-    /// A part of a message is as it stays.
+    /// A part of a message is complete.
     pub const PART_DONE: &str = "response.content_part.done";
-    /// More text.
+    /// The event carries more text of a message.
     pub const TEXT_DELTA: &str = "response.output_text.delta";
-    /// All the text.
+    /// The text of a part of a message is complete.
     pub const TEXT_DONE: &str = "response.output_text.done";
-    /// The reasoning's text begins.
+    /// The text of the reasoning begins.
     pub const SUMMARY_PART_ADDED: &str = "response.reasoning_summary_part.added";
-    /// The reasoning's text is as it stays.
+    /// The text of the reasoning is complete, as a part.
     pub const SUMMARY_PART_DONE: &str = "response.reasoning_summary_part.done";
-    /// More reasoning.
+    /// The event carries more text of the reasoning.
     pub const SUMMARY_DELTA: &str = "response.reasoning_summary_text.delta";
-    /// All the reasoning.
+    /// The text of the reasoning is complete.
     pub const SUMMARY_DONE: &str = "response.reasoning_summary_text.done";
-    /// More of a call's arguments.
+    /// The event carries more arguments of a function call.
     pub const ARGUMENTS_DELTA: &str = "response.function_call_arguments.delta";
-    /// All of a call's arguments.
+    /// The arguments of a function call are complete.
     pub const ARGUMENTS_DONE: &str = "response.function_call_arguments.done";
-    /// More of the input of a custom tool's call.
+    /// The event carries more input of a custom tool call.
     pub const INPUT_DELTA: &str = "response.custom_tool_call_input.delta";
-    /// All of the input of a custom tool's call.
+    /// The input of a custom tool call is complete.
     pub const INPUT_DONE: &str = "response.custom_tool_call_input.done";
-    /// What went wrong.
+    /// An error occurred within the stream.
     pub const ERROR: &str = "error";
 }
 
-/// An event.
+/// An event of a streamed response.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Event<'a> {
-    /// One of [`kind`].
+    /// The type of the event, one of [`kind`].
     pub r#type: &'static str,
-    /// What it is about.
+    /// The data of the event.
     #[serde(flatten)]
     pub data: EventData<'a>,
-    /// From 0, without gaps.
+    /// The number of the event in its stream, from 0 without gaps.
     pub sequence_number: u64,
 }
 
-/// What an event is about.
+/// The data of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum EventData<'a> {
-    /// The response.
+    /// The state of the whole response.
     Response {
-        /// As it is now.
+        /// The response in its current state.
         response: &'a Response,
     },
-    /// An item.
+    /// An output item that begins or is complete.
     Item {
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// As it is now.
+        /// The item in its current state.
         item: &'a Item,
     },
-    /// A part of a message.
+    /// A part of a message that begins or is complete.
     Part {
-        /// The message.
+        /// The identifier of the message.
         item_id: &'a str,
-        /// The message's place in the output.
+        /// The index of the message in the output.
         output_index: usize,
-        /// The part's place in the message.
+        /// The index of the part in the message.
         content_index: usize,
-        /// As it is now.
+        /// The part in its current state.
         part: &'a Part,
     },
-    /// More text.
+    /// More text of a message.
     TextDelta {
-        /// The message.
+        /// The identifier of the message.
         item_id: &'a str,
-        /// The message's place in the output.
+        /// The index of the message in the output.
         output_index: usize,
-        /// The part's place in the message.
+        /// The index of the part in the message.
         content_index: usize,
-        /// The text.
+        /// The new text of the part.
         delta: &'a str,
-        /// Of the tokens of the text, if asked for.
+        /// The log probabilities of the tokens of the text, if requested.
         logprobs: &'a [ChatTokenLogprob],
     },
-    /// All the text.
+    /// The complete text of a part.
     TextDone {
-        /// The message.
+        /// The identifier of the message.
         item_id: &'a str,
-        /// The message's place in the output.
+        /// The index of the message in the output.
         output_index: usize,
-        /// The part's place in the message.
+        /// The index of the part in the message.
         content_index: usize,
-        /// The text.
+        /// The complete text of the part.
         text: &'a str,
-        /// Of the tokens of the text, if asked for.
+        /// The log probabilities of the tokens of the text, if requested.
         logprobs: &'a [ChatTokenLogprob],
     },
-    /// The reasoning's text, as it begins and as it stays.
+    /// The text of the reasoning, when it begins and when it is complete.
     SummaryPart {
-        /// The reasoning.
+        /// The identifier of the reasoning item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The part's place in it.
+        /// The index of the part in the item.
         summary_index: usize,
-        /// As it is now.
+        /// The part in its current state.
         part: &'a SummaryText,
     },
-    /// More reasoning.
+    /// More text of the reasoning.
     SummaryDelta {
-        /// The reasoning.
+        /// The identifier of the reasoning item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The part's place in it.
+        /// The index of the part in the item.
         summary_index: usize,
-        /// The text.
+        /// The new text of the part.
         delta: &'a str,
     },
-    /// All the reasoning.
+    /// The complete text of the reasoning.
     SummaryDone {
-        /// The reasoning.
+        /// The identifier of the reasoning item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The part's place in it.
+        /// The index of the part in the item.
         summary_index: usize,
-        /// The text.
+        /// The complete text of the part.
         text: &'a str,
     },
-    /// More of a call's arguments.
+    /// More arguments of a function call.
     ArgumentsDelta {
-        /// The call's item.
+        /// The identifier of the item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The call.
+        /// The identifier of the call.
         call_id: &'a str,
-        /// The text.
+        /// The new part of the arguments.
         delta: &'a str,
     },
-    /// All of a call's arguments.
+    /// The complete arguments of a function call.
     ArgumentsDone {
-        /// The call's item.
+        /// The identifier of the item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The call.
+        /// The identifier of the call.
         call_id: &'a str,
-        /// The tool.
+        /// The name of the tool.
         name: &'a str,
-        /// The text.
+        /// The complete text of the arguments.
         arguments: &'a str,
     },
-    /// More of the input of a custom tool's call.
+    /// More input of a custom tool call.
     InputDelta {
-        /// The call's item.
+        /// The identifier of the item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The text.
+        /// The new part of the input.
         delta: &'a str,
     },
-    /// All of the input of a custom tool's call.
+    /// The complete input of a custom tool call.
     InputDone {
-        /// The call's item.
+        /// The identifier of the item.
         item_id: &'a str,
-        /// Its place in the output.
+        /// The index of the item in the output.
         output_index: usize,
-        /// The text.
+        /// The complete text of the input.
         input: &'a str,
     },
-    /// What went wrong.
+    /// An error within the stream.
     Error {
-        /// For programs.
+        /// The code for programs.
         code: Option<&'a str>,
-        /// For people.
+        /// The description for people.
         message: &'a str,
-        /// The parameter at fault.
+        /// The parameter that caused the error.
         param: Option<&'a str>,
     },
 }

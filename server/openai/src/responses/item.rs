@@ -1,30 +1,30 @@
-//! Items: what a conversation is made of, given and generated alike.
+//! The items of a conversation, whether a client sent them or the model generated them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ChatTokenLogprob;
 
-/// A part of a conversation.
+/// An item of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Item {
-    /// Somebody says something.
+    /// A message of any author.
     Message(Message),
-    /// The model thinks.
+    /// The reasoning of the model.
     Reasoning(Reasoning),
-    /// The model calls a tool.
+    /// A call of a function by the model.
     FunctionCall(Call),
-    /// The tool answers.
+    /// The result of a function call.
     FunctionCallOutput(CallOutput),
-    /// The model calls a custom tool.
+    /// A call of a custom tool by the model.
     CustomToolCall(CustomCall),
-    /// The custom tool answers.
+    /// The result of a custom tool call.
     CustomToolCallOutput(CallOutput),
 }
 
 impl Item {
-    /// Its name.
+    /// The identifier of the item.
     #[must_use]
     pub fn id(&self) -> &str {
         match self {
@@ -37,7 +37,7 @@ impl Item {
         }
     }
 
-    /// Changes how far it is.
+    /// Changes the state of the item.
     pub fn set_status(&mut self, status: ItemStatus) {
         match self {
             Self::Message(message) => message.status = status,
@@ -49,60 +49,60 @@ impl Item {
     }
 }
 
-/// How far an item is.
+/// The state of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemStatus {
-    /// It is being generated.
+    /// The model is generating the item.
     InProgress,
-    /// It is whole.
+    /// The item is complete.
     Completed,
-    /// It was cut off.
+    /// The item was cut off.
     Incomplete,
 }
 
-/// Somebody says something.
+/// A message of any author.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Names it.
+    /// The identifier of the message.
     pub id: String,
-    /// How far it is.
+    /// The state of the message.
     pub status: ItemStatus,
-    /// What is said.
+    /// The parts of the content.
     pub content: Vec<Part>,
-    /// Who says it: `user`, `assistant`, `system` or `developer`.
+    /// The author: `user`, `assistant`, `system` or `developer`.
     pub role: String,
 }
 
-/// A part of what is said.
+/// A part of the content of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Part {
-    /// A text that was given.
+    /// A text that a client sent.
     InputText {
-        /// The text.
+        /// The text of the part.
         text: String,
     },
-    /// A text that was generated.
+    /// A text that the model generated.
     OutputText {
-        /// Always empty: there is nothing to cite.
+        /// The citations: always empty, because the server has no sources to cite.
         #[serde(default)]
         annotations: Vec<Value>,
-        /// Of the tokens of the text, if asked for.
+        /// The log probabilities of the tokens of the text, if requested.
         #[serde(default)]
         logprobs: Vec<ChatTokenLogprob>,
-        /// The text.
+        /// The text of the part.
         text: String,
     },
-    /// A refusal, which may be given and is not generated.
+    /// A refusal, which clients may send but the server never generates.
     Refusal {
-        /// The text.
+        /// The text of the refusal.
         refusal: String,
     },
 }
 
 impl Part {
-    /// Its text.
+    /// The text of the part, or of the refusal.
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
@@ -112,95 +112,95 @@ impl Part {
     }
 }
 
-/// The model thinks.
+/// The reasoning of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reasoning {
-    /// Names it.
+    /// The identifier of the item.
     pub id: String,
-    /// What is thought: all of it, nothing is summed up.
+    /// The text of the reasoning: all of it, without summarization.
     pub summary: Vec<SummaryText>,
-    /// The same where a client gave it so; absent if it did not.
+    /// The text of the reasoning as a client sent it; absent if the client did not send any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<ReasoningText>>,
-    /// As a client gave it. It cannot be read here.
+    /// The encrypted reasoning that a client sent, which the server cannot read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted_content: Option<String>,
-    /// How far it is; absent if a client gave it without.
+    /// The state of the item; absent if a client sent it without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<ItemStatus>,
 }
 
-/// A part of what is thought.
+/// A part of the summary of the reasoning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "summary_text")]
 pub struct SummaryText {
-    /// The text.
+    /// The text of the part.
     pub text: String,
 }
 
-/// A part of what is thought.
+/// A part of the text of the reasoning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "reasoning_text")]
 pub struct ReasoningText {
-    /// The text.
+    /// The text of the part.
     pub text: String,
 }
 
-/// The model calls a tool.
+/// A call of a function by the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Names the item.
+    /// The identifier of the item.
     pub id: String,
-    /// How far it is.
+    /// The state of the item.
     pub status: ItemStatus,
-    /// The arguments, as the model wrote them: JSON, unless it was cut off.
+    /// The arguments as the model wrote them: JSON, unless generation was cut off.
     pub arguments: String,
-    /// Names the call: the tool's answer refers to it.
+    /// The identifier of the call, which its result refers to.
     pub call_id: String,
-    /// The tool.
+    /// The name of the tool.
     pub name: String,
     /// The namespace that the tool belongs to; absent if it belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
 
-/// The model calls a custom tool, whose input is text and not JSON.
+/// A call of a custom tool by the model. Its input is text instead of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomCall {
-    /// Names the item.
+    /// The identifier of the item.
     pub id: String,
-    /// How far it is.
+    /// The state of the item.
     pub status: ItemStatus,
-    /// What the tool is given.
+    /// The input of the tool.
     pub input: String,
-    /// Names the call: the tool's answer refers to it.
+    /// The identifier of the call, which its result refers to.
     pub call_id: String,
-    /// The tool.
+    /// The name of the tool.
     pub name: String,
     /// The namespace that the tool belongs to; absent if it belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
 
-/// A tool answers.
+/// The result of a tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CallOutput {
-    /// Names the item.
+    /// The identifier of the item.
     pub id: String,
-    /// How far it is.
+    /// The state of the item.
     pub status: ItemStatus,
-    /// Which call it answers.
+    /// The identifier of the call that it answers.
     pub call_id: String,
-    /// The answer.
+    /// The content of the result.
     pub output: Output,
 }
 
-/// What a tool answers.
+/// The content of the result of a tool call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Output {
-    /// A text.
+    /// The result is a text.
     Text(String),
-    /// Several.
+    /// The result is a list of parts.
     Parts(Vec<Part>),
 }

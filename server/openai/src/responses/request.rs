@@ -1,199 +1,164 @@
-//! What requests look like.
+//! Requests to the responses and conversations endpoints.
 
-use std::fmt;
-use std::marker::PhantomData;
-
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Generation;
-use crate::parse::{self, Malformed};
+use crate::parse::{self, RequestError};
+use crate::text_or_list::TextOrList;
 
 /// A request to `/responses`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Request {
-    /// The parameters that it has in common with other endpoints.
+    /// The parameters that all generating endpoints share.
     #[serde(skip)]
     pub generation: Generation,
-    /// What is new in the conversation.
-    pub input: Option<TextOr<InputItem>>,
-    /// What goes before the conversation, in this response only.
+    /// The new items of the conversation.
+    pub input: Option<TextOrList<InputItem>>,
+    /// The instructions that precede the conversation, for this response only.
     pub instructions: Option<String>,
-    /// The response that this one follows.
+    /// The identifier of the response that this one continues.
     pub previous_response_id: Option<String>,
-    /// The conversation it is in: a name, or an object with an `id`.
+    /// The conversation that the response belongs to: an identifier, or an object with an `id`.
     pub conversation: Option<Value>,
-    /// Most tokens to generate.
+    /// The largest number of tokens to generate.
     pub max_output_tokens: Option<u32>,
-    /// Most calls of built-in tools.
+    /// The largest number of calls of built-in tools.
     pub max_tool_calls: Option<u32>,
-    /// The tools the model may call.
+    /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// Which of them.
+    /// The tools that the model may or must choose.
     pub tool_choice: Option<Value>,
-    /// Whether there may be several calls. Default true.
+    /// Whether a response may contain several tool calls; true by default.
     pub parallel_tool_calls: Option<bool>,
-    /// The form of the text.
+    /// The format of the text.
     pub text: Option<TextParameter>,
-    /// How much is thought.
+    /// How much the model should reason.
     pub reasoning: Option<ReasoningParameter>,
     /// What happens if the conversation is too long.
     pub truncation: Option<String>,
-    /// What is wanted beside the usual.
+    /// The optional parts to include in the response.
     pub include: Option<Vec<String>>,
-    /// Of how many of the most probable tokens log probabilities are told.
+    /// The number of most probable tokens whose log probabilities to report.
     pub top_logprobs: Option<u32>,
-    /// Whether log probabilities are told.
+    /// Whether to report log probabilities.
     pub logprobs: Option<bool>,
-    /// Whether the response is made whether or not anybody waits for it.
+    /// Whether to generate the response in the background, even if no client waits for it.
     pub background: Option<bool>,
-    /// Whether it is kept. Default true.
+    /// Whether to store the response; true by default.
     pub store: Option<bool>,
-    /// For the client's own use.
+    /// The metadata that the client attaches for its own use.
     pub metadata: Option<Map<String, Value>>,
-    /// Who asks.
+    /// The user on whose behalf the client sends the request.
     pub user: Option<String>,
-    /// Who asks.
+    /// The newer name of `user`.
     pub safety_identifier: Option<String>,
-    /// What has prompts in common with this one.
+    /// The key that requests with common prompts share.
     pub prompt_cache_key: Option<String>,
-    /// How fast it has to be.
+    /// The requested service tier.
     pub service_tier: Option<String>,
-    /// How long conversations are shortened.
+    /// When and how to compact the conversation.
     pub context_management: Option<Vec<Value>>,
     /// The documents to answer from, for the chat template.
     pub documents: Option<Vec<Map<String, Value>>>,
-    /// More variables for the chat template.
+    /// Additional variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 impl Request {
-    /// Reads a body.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// It is no JSON object, or a field has a wrong type.
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+    /// The body is not a JSON object, or a field has a wrong type.
+    pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
 
-    /// Reads a request from a JSON object.
+    /// Parses a request from a JSON object.
     ///
     /// # Errors
     /// A field has a wrong type.
-    pub fn read(object: &Value) -> Result<Self, Malformed> {
+    pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
-/// The form of the text, asked for and as it is.
+/// The format of the text, in requests and responses.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct TextParameter {
-    /// Plain text, or JSON and of which form.
+    /// The format: plain text, or JSON with an optional schema.
     pub format: Option<Map<String, Value>>,
-    /// How many words are made of it.
+    /// The requested length of the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verbosity: Option<String>,
 }
 
-/// How much is thought, asked for and as it is.
+/// How much the model reasons, in requests and responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct ReasoningParameter {
-    /// `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
+    /// The effort: `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     pub effort: Option<String>,
-    /// `auto`, `concise` or `detailed`.
+    /// The kind of summary: `auto`, `concise` or `detailed`.
     pub summary: Option<String>,
-    /// `summary`, as it was called before.
+    /// The deprecated name of `summary`.
     #[serde(skip_serializing)]
     pub generate_summary: Option<String>,
 }
 
-/// An item as clients give it: which members it must have goes by its type.
+/// An item as a client sends it. The type decides which members are required.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct InputItem {
-    /// `message` if it is not there.
+    /// The type of the item; `message` if absent.
     pub r#type: Option<String>,
-    /// Names it.
+    /// The identifier of the item.
     pub id: Option<String>,
-    /// How far it is.
+    /// The state of the item.
     pub status: Option<String>,
-    /// Who speaks.
+    /// The role of the author of a message.
     pub role: Option<String>,
-    /// What is said, or thought.
-    pub content: Option<TextOr<InputPart>>,
-    /// What is thought.
+    /// The content of a message, or the text of reasoning.
+    pub content: Option<TextOrList<InputPart>>,
+    /// The summary of reasoning.
     pub summary: Option<Vec<InputPart>>,
-    /// What is thought, in a way that cannot be read here.
+    /// The encrypted reasoning, which the server cannot read.
     pub encrypted_content: Option<String>,
-    /// Names a call.
+    /// The identifier of a call.
     pub call_id: Option<String>,
-    /// The tool that is called.
+    /// The name of the tool that is called.
     pub name: Option<String>,
     /// The namespace of the tool that is called.
     pub namespace: Option<String>,
-    /// With what.
+    /// The arguments of a function call.
     pub arguments: Option<String>,
-    /// With what, where the tool is a custom one.
+    /// The input of a custom tool call.
     pub input: Option<String>,
-    /// What it answers.
-    pub output: Option<TextOr<InputPart>>,
+    /// The result of a tool call.
+    pub output: Option<TextOrList<InputPart>>,
 }
 
-/// A part of what is said. Which kinds can be served is for the server to say.
+/// A part of the content of a message. The server decides which types it supports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct InputPart {
-    /// `input_text`, `output_text`, `input_image` and so on.
+    /// The type of the part, such as `input_text`, `output_text` or `input_image`.
     pub r#type: Option<String>,
-    /// The text.
+    /// The text of the part.
     pub text: Option<String>,
     /// The text of a refusal.
     pub refusal: Option<String>,
 }
 
-/// A text, or a list of something.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TextOr<T> {
-    /// A text.
-    Text(String),
-    /// A list.
-    List(Vec<T>),
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Read<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Read<T> {
-            type Value = TextOr<T>;
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a string or an array of objects")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<TextOr<T>, E> {
-                Ok(TextOr::Text(text.to_owned()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<TextOr<T>, A::Error> {
-                let mut read = Vec::new();
-                while let Some(element) = elements.next_element()? {
-                    read.push(element);
-                }
-                Ok(TextOr::List(read))
-            }
-        }
-        deserializer.deserialize_any(Read(PhantomData))
-    }
-}
-
-/// A request to `/conversations`, to create one or to change one.
+/// A request to `/conversations`, to create or change a conversation.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ConversationRequest {
-    /// For the client's own use.
+    /// The metadata that the client attaches for its own use.
     pub metadata: Option<Map<String, Value>>,
-    /// What it begins with.
+    /// The first items of the conversation.
     pub items: Option<Vec<InputItem>>,
 }
 
@@ -201,26 +166,26 @@ pub struct ConversationRequest {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ItemsRequest {
-    /// What is added.
+    /// The items to add.
     pub items: Option<Vec<InputItem>>,
 }
 
 impl ConversationRequest {
-    /// Reads a body; none at all is an empty one.
+    /// Parses a request body; an empty body is an empty request.
     ///
     /// # Errors
-    /// It is no JSON object, or a field has a wrong type.
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+    /// The body is not a JSON object, or a field has a wrong type.
+    pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         if body.is_empty() { Ok(Self::default()) } else { parse::fields(&parse::object(body)?) }
     }
 }
 
 impl ItemsRequest {
-    /// Reads a body.
+    /// Parses a request body.
     ///
     /// # Errors
-    /// It is no JSON object, or a field has a wrong type.
-    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+    /// The body is not a JSON object, or a field has a wrong type.
+    pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         parse::fields(&parse::object(body)?)
     }
 }

@@ -1,22 +1,22 @@
 use expect_test::expect;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
 #[test]
-fn a_wrong_type_is_told_by_where_it_is() {
-    let wrong = |body: Value| Request::parse(body.to_string().as_bytes()).unwrap_err().message;
-    expect!["input[1].content[0].text: 1 is not a string"].assert_eq(&wrong(json!({
+fn errors_name_the_path_of_a_value_of_a_wrong_type() {
+    let error = |body: Value| Request::parse(body.to_string().as_bytes()).unwrap_err().message;
+    expect!["input[1].content[0].text: 1 is not a string"].assert_eq(&error(json!({
         "input": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "input_text", "text": 1}]}]
     })));
-    expect!["input: 3 is not a string or an array of objects"].assert_eq(&wrong(json!({"input": 3})));
+    expect!["input: 3 is not a string or an array of objects"].assert_eq(&error(json!({"input": 3})));
     expect![[r#"text.format: "json" is not an object"#]]
-        .assert_eq(&wrong(json!({"text": {"format": "json"}})));
-    expect![[r#"temperature: "hot" is not a number"#]].assert_eq(&wrong(json!({"temperature": "hot"})));
+        .assert_eq(&error(json!({"text": {"format": "json"}})));
+    expect![[r#"temperature: "hot" is not a number"#]].assert_eq(&error(json!({"temperature": "hot"})));
 }
 
 #[test]
-fn items_are_read_as_they_were_written() {
+fn items_parse_and_serialize_without_a_change() {
     let items = json!([
         {"type": "message", "id": "msg_1", "status": "completed", "content": [
             {"type": "output_text", "annotations": [], "logprobs": [], "text": "a"},
@@ -35,7 +35,7 @@ fn items_are_read_as_they_were_written() {
 }
 
 #[test]
-fn an_event_has_its_type_first_and_its_number_last() {
+fn an_event_serializes_its_type_first_and_its_number_last() {
     let data = EventData::TextDelta {
         item_id: "msg_1",
         output_index: 0,

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
-use server_guidance::{Dialect, Form, Tag, Triggered, Vocabulary};
+use server_guidance::{Dialect, Form, Tag, TriggeredTags, Vocabulary};
 use server_parsers::ToolFormat;
 
 use crate::prepare::conversation::Conversation;
@@ -84,7 +84,7 @@ impl<'a> Calls<'a> {
         triggers.sort_unstable();
         triggers.dedup();
         let tags = tags.into_iter().map(|Written { mark, rest }| Tag { begin: mark.to_owned(), rest });
-        Some(Form::Triggered(Triggered {
+        Some(Form::TriggeredTags(TriggeredTags {
             triggers,
             tags: tags.collect(),
             at_least_one: false,

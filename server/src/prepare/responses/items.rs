@@ -2,7 +2,7 @@
 
 use server_openai::responses::{
     Call, CallOutput, CustomCall, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
-    ReasoningText, SummaryText, TextOr,
+    ReasoningText, SummaryText, TextOrList,
 };
 
 use crate::error::Error;
@@ -104,9 +104,9 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
     let at = format!("{at}.content");
     let content = match item.content {
         None => return Err(Error::missing(at)),
-        Some(TextOr::Text(text)) => vec![part(text)],
-        Some(TextOr::List(parts)) if parts.is_empty() => return Err(Error::invalid(at, "is empty")),
-        Some(TextOr::List(parts)) => read_parts(parts, &at, part)?,
+        Some(TextOrList::Text(text)) => vec![part(text)],
+        Some(TextOrList::List(parts)) if parts.is_empty() => return Err(Error::invalid(at, "is empty")),
+        Some(TextOrList::List(parts)) => read_parts(parts, &at, part)?,
     };
     Ok(Item::Message(Message {
         id: name(item.id, "msg", ids),
@@ -147,8 +147,8 @@ fn reasoning(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error
     let summary = texts(item.summary.unwrap_or_default(), format!("{at}.summary"))?;
     let content = match item.content {
         None => None,
-        Some(TextOr::Text(text)) => Some(vec![text]),
-        Some(TextOr::List(parts)) => Some(texts(parts, format!("{at}.content"))?),
+        Some(TextOrList::Text(text)) => Some(vec![text]),
+        Some(TextOrList::List(parts)) => Some(texts(parts, format!("{at}.content"))?),
     };
     let content = content.map(|content| content.into_iter().map(|text| ReasoningText { text }).collect());
     Ok(Item::Reasoning(Reasoning {
@@ -188,8 +188,10 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
     let at = format!("{at}.output");
     let output = match item.output {
         None => return Err(Error::missing(at)),
-        Some(TextOr::Text(text)) => Output::Text(text),
-        Some(TextOr::List(parts)) => Output::Parts(read_parts(parts, &at, |text| Part::InputText { text })?),
+        Some(TextOrList::Text(text)) => Output::Text(text),
+        Some(TextOrList::List(parts)) => {
+            Output::Parts(read_parts(parts, &at, |text| Part::InputText { text })?)
+        }
     };
     // OVMS's clients may leave it out.
     let call_id = item.call_id.unwrap_or_default();

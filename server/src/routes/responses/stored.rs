@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
-use server_openai::responses::{Deleted, Item, List, Object, Response as Made, ResponseError, Status};
+use server_openai::responses::{DeletedObject, Item, List, Object, Response as Made, ResponseError, Status};
 
 use super::context::{self, Chain, Part, damaged};
 use super::query::{Offer, Page, Selection};
@@ -59,7 +59,7 @@ pub(in crate::routes) async fn delete(
         if !(removed || was_live) {
             return Err(unknown(&id));
         }
-        let deleted = Deleted { id: id.clone(), object: Object::Response, deleted: true };
+        let deleted = DeletedObject { id: id.clone(), object: Object::Response, deleted: true };
         Ok(Json(deleted).into_response())
     })
     .await

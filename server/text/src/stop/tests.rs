@@ -1,6 +1,6 @@
 use super::*;
 
-/// The same, by searching every prefix of the whole text.
+/// The expected result, found by searching every prefix of the whole text.
 fn naive(text: &str, stops: &[&str], include_stop: bool) -> (String, Option<usize>) {
     for end in 0..=text.len() {
         let prefix = &text.as_bytes()[..end];
@@ -23,14 +23,14 @@ fn filtered(pieces: &[&str], stops: &[&str], include_stop: bool) -> (String, Opt
     for piece in pieces {
         seen.push_str(piece);
         match filter.push(piece) {
-            Filtered::Text(piece) => {
+            StopFilterOutput::Text(piece) => {
                 assert!(!piece.is_empty());
                 text.push_str(&piece);
             }
-            Filtered::Held => {}
-            Filtered::Stopped { text: last, stop } => return (text + &last, Some(stop)),
+            StopFilterOutput::Held => {}
+            StopFilterOutput::Stopped { text: last, stop } => return (text + &last, Some(stop)),
         }
-        // What is held back is exactly the longest suffix that begins a stop string.
+        // The filter holds back exactly the longest suffix that begins a stop string.
         let begins = |suffix: &str| stops.iter().any(|s| s.len() > suffix.len() && s.starts_with(suffix));
         let held = &seen[text.len()..];
         let longest = (0..=seen.len()).filter(|&at| seen.is_char_boundary(at)).map(|at| &seen[at..]);
@@ -39,7 +39,7 @@ fn filtered(pieces: &[&str], stops: &[&str], include_stop: bool) -> (String, Opt
     (text + &filter.finish(), None)
 }
 
-/// A small generator: deterministic, good enough to mix cases.
+/// A small deterministic generator of random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -50,7 +50,7 @@ impl Dice {
 }
 
 #[test]
-fn any_cutting_gives_what_a_search_of_the_whole_text_gives() {
+fn any_splitting_gives_the_same_result_as_a_search_of_the_whole_text() {
     const ALPHABET: [&str; 5] = ["a", "b", "é", "\n", "😀"];
     let mut dice = Dice(8);
     for _ in 0..20_000 {
@@ -79,45 +79,45 @@ fn any_cutting_gives_what_a_search_of_the_whole_text_gives() {
 }
 
 #[test]
-fn text_that_cannot_begin_a_stop_string_is_given_out_at_once() {
+fn text_that_cannot_begin_a_stop_string_passes_immediately() {
     let mut filter = StopFilter::new(["\n\nUser:"], false);
-    assert_eq!(filter.push("Hello"), Filtered::Text("Hello".into()));
-    assert_eq!(filter.push("\n"), Filtered::Held);
-    assert_eq!(filter.push("\n"), Filtered::Held);
-    assert_eq!(filter.push("\nUs"), Filtered::Text("\n".into()));
-    assert_eq!(filter.push("ual"), Filtered::Text("\n\nUsual".into()));
-    assert_eq!(filter.push("\n\nUser: x"), Filtered::Stopped { text: String::new(), stop: 0 });
-    assert_eq!(filter.push("more"), Filtered::Stopped { text: String::new(), stop: 0 });
+    assert_eq!(filter.push("Hello"), StopFilterOutput::Text("Hello".into()));
+    assert_eq!(filter.push("\n"), StopFilterOutput::Held);
+    assert_eq!(filter.push("\n"), StopFilterOutput::Held);
+    assert_eq!(filter.push("\nUs"), StopFilterOutput::Text("\n".into()));
+    assert_eq!(filter.push("ual"), StopFilterOutput::Text("\n\nUsual".into()));
+    assert_eq!(filter.push("\n\nUser: x"), StopFilterOutput::Stopped { text: String::new(), stop: 0 });
+    assert_eq!(filter.push("more"), StopFilterOutput::Stopped { text: String::new(), stop: 0 });
     assert_eq!(filter.finish(), "");
 }
 
 #[test]
 fn without_stop_strings_everything_passes() {
     let mut filter = StopFilter::new([""; 1], false);
-    assert_eq!(filter.push("abc"), Filtered::Text("abc".into()));
-    assert_eq!(filter.push(""), Filtered::Held);
+    assert_eq!(filter.push("abc"), StopFilterOutput::Text("abc".into()));
+    assert_eq!(filter.push(""), StopFilterOutput::Held);
     assert_eq!(filter.finish(), "");
 }
 
 #[test]
-fn no_stop_string_reaches_across_an_interruption() {
+fn no_stop_string_spans_an_interruption() {
     let mut filter = StopFilter::new(["abc"], false);
-    assert_eq!(filter.push("xab"), Filtered::Text("x".to_owned()));
+    assert_eq!(filter.push("xab"), StopFilterOutput::Text("x".to_owned()));
     assert_eq!(filter.interrupt(), "ab");
-    assert_eq!(filter.push("c"), Filtered::Text("c".to_owned()));
-    assert_eq!(filter.push("abc"), Filtered::Stopped { text: String::new(), stop: 0 });
+    assert_eq!(filter.push("c"), StopFilterOutput::Text("c".to_owned()));
+    assert_eq!(filter.push("abc"), StopFilterOutput::Stopped { text: String::new(), stop: 0 });
 }
 
 #[test]
-fn what_is_complete_before_any_counts_is_text_and_may_begin_the_next() {
-    let mut filter = StopFilter::new(["aba", "xy"], false).heedless();
-    assert_eq!(filter.push("1xy2ab"), Filtered::Text("1xy2".into()));
-    // The end of the one that did not count is held back, since it begins another.
-    assert_eq!(filter.push("a"), Filtered::Text("ab".into()));
-    filter.heed();
-    assert_eq!(filter.push("ba3"), Filtered::Stopped { text: String::new(), stop: 0 });
-    let mut filter = StopFilter::new(["ab"], true).heedless();
-    assert_eq!(filter.push("ab"), Filtered::Text("ab".into()));
-    filter.heed();
-    assert_eq!(filter.push("cab"), Filtered::Stopped { text: "cab".into(), stop: 0 });
+fn a_stop_string_that_is_complete_before_activation_is_text() {
+    let mut filter = StopFilter::new(["aba", "xy"], false).inactive();
+    assert_eq!(filter.push("1xy2ab"), StopFilterOutput::Text("1xy2".into()));
+    // The end of the ignored stop string is held back, because it may begin another one.
+    assert_eq!(filter.push("a"), StopFilterOutput::Text("ab".into()));
+    filter.activate();
+    assert_eq!(filter.push("ba3"), StopFilterOutput::Stopped { text: String::new(), stop: 0 });
+    let mut filter = StopFilter::new(["ab"], true).inactive();
+    assert_eq!(filter.push("ab"), StopFilterOutput::Text("ab".into()));
+    filter.activate();
+    assert_eq!(filter.push("cab"), StopFilterOutput::Stopped { text: "cab".into(), stop: 0 });
 }

@@ -1,4 +1,4 @@
-//! The template engine, set up so that it does what Jinja does in `transformers`.
+//! The template engine, configured to behave like Jinja in `transformers`.
 
 use minijinja::{
     AutoEscape, Environment, Error, ErrorKind, Output, State, Value,
@@ -31,7 +31,7 @@ pub(super) fn new() -> Environment<'static> {
     environment
 }
 
-/// Python's strings and dictionaries are sequences too, and nothing is not.
+/// In Python, strings and dictionaries are sequences too, and `None` is not.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }
@@ -45,7 +45,7 @@ fn format(output: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Resu
     written.map_err(|error| Error::new(ErrorKind::WriteFailure, "failed to write").with_source(error))
 }
 
-/// Methods of Python's strings, dictionaries and lists.
+/// Implements methods of Python strings, dictionaries and lists.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), name) {
         (Some(text), "removeprefix") => {
@@ -82,15 +82,15 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
     }
 }
 
-/// Replaces the tags `{% generation %}` and `{% endgeneration %}`, which mark what the model is trained on and
-/// print nothing, by tags that do nothing either. White space control stays.
+/// Replaces the tags `{% generation %}` and `{% endgeneration %}`, which mark training targets and print
+/// nothing, with tags that have no effect. Whitespace control stays.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         result.push_str(before);
-        // From behind the opening on: in `{%}` the two share a character.
+        // Search behind the opening: in `{%}` the two delimiters share a character.
         let Some(end) = tag[2..].find("%}") else {
             rest = tag;
             break;

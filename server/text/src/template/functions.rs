@@ -10,24 +10,24 @@ use minijinja::{
 
 use super::{limits, python, strftime};
 
-/// What a template said through `raise_exception`.
+/// An exception that a template raised with `raise_exception`.
 #[derive(Debug)]
-pub(super) struct Raised(pub(super) String);
+pub(super) struct RaisedException(pub(super) String);
 
-impl fmt::Display for Raised {
+impl fmt::Display for RaisedException {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Raised {}
+impl std::error::Error for RaisedException {}
 
 thread_local! {
-    /// The time of the rendering that this thread does.
+    /// The time of the rendering on this thread.
     static NOW: Cell<SystemTime> = const { Cell::new(SystemTime::UNIX_EPOCH) };
 }
 
-/// Calls `render` with `now` as the time that `strftime_now` tells.
+/// Calls `render` with `now` as the result of `strftime_now`.
 pub(super) fn at_time<T>(now: SystemTime, render: impl FnOnce() -> T) -> T {
     NOW.set(now);
     render()
@@ -37,14 +37,14 @@ pub(super) fn at_time<T>(now: SystemTime, render: impl FnOnce() -> T) -> T {
 pub(super) fn raise_exception(message: Value) -> Result<Value, Error> {
     let message = python::str(&message);
     Err(Error::new(ErrorKind::InvalidOperation, "the template raised an exception")
-        .with_source(Raised(message)))
+        .with_source(RaisedException(message)))
 }
 
 pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
     strftime::utc(NOW.get(), format).map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
 }
 
-/// `tojson` as `transformers` defines it: Python's `json.dumps`, nothing escaped for HTML.
+/// The filter `tojson` as `transformers` defines it: `json.dumps` of Python, without escaping for HTML.
 #[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments so")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent = match options.get::<Option<Value>>("indent")? {
@@ -69,7 +69,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     bounded(style.write(&value))
 }
 
-/// A text that is no longer than the whole output may be: filters in a row would multiply it.
+/// Rejects a text longer than the output limit: chained filters would multiply it.
 fn bounded(text: String) -> Result<String, Error> {
     if text.len() <= limits::OUTPUT_BYTES_MAX {
         return Ok(text);
@@ -97,14 +97,14 @@ fn indent(value: &Value) -> Result<String, Error> {
 /// Beyond it: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;
 
-/// `text | format(…)`.
+/// The filter `text | format(…)`.
 #[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments so")]
 pub(super) fn printf(text: &str, arguments: Rest<Value>) -> Result<String, Error> {
     check_widths(text)?;
     formatting::format(FormatStyle::Printf, text, &arguments)
 }
 
-/// `text | indent(…)`: all that the engine's takes.
+/// The filter `text | indent(…)`, with all parameters of the engine's filter.
 pub(super) fn indented(
     text: StringInput<'_>,
     width: Option<usize>,
@@ -122,7 +122,8 @@ pub(super) fn indented(
     filters::indent(text, width, first, blank, options)
 }
 
-/// Numbers in a text that formats others are widths and precisions; with `*` these are among the arguments.
+/// Rejects large numbers in a format string, which are widths and precisions, and `*`, which takes them from
+/// the arguments.
 pub(super) fn check_widths(format: &str) -> Result<(), Error> {
     let mut numbers = format.split(|letter: char| !letter.is_ascii_digit()).filter(|part| !part.is_empty());
     let is_wide = |number: &str| number.parse::<usize>().map_or(true, |number| number > WIDTH_MAX);
@@ -133,7 +134,7 @@ fn too_wide() -> Error {
     Error::new(ErrorKind::InvalidOperation, "a width must be a number of at most 4096")
 }
 
-/// `join` with Python's way of writing what is not a string.
+/// The filter `join`, which writes values that are not strings as Python does.
 pub(super) fn join(value: &Value, separator: Option<&str>, attribute: Option<&str>) -> Result<String, Error> {
     if value.is_undefined() {
         return Ok(String::new());

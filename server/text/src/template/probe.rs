@@ -1,93 +1,94 @@
-//! What a template can show of tools, found out by trying: templates do not say. Each trial is a conversation
-//! with a call of a tool that has a name of its own, and what counts is whether that comes out.
+//! Determines by trial rendering what a template supports of tools, because templates do not declare it. Each
+//! trial renders a conversation with a tool call that has a unique name and checks whether that name is in the
+//! output.
 
 use serde_json::{Value as Json, json};
 
 use super::{ChatTemplate, RenderInput, limits};
 
-/// What a template can show of tools and calls.
+/// What a template supports of tools and calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// Where it looks for tools.
+    /// The place where the template reads tools.
     pub tools: ToolsPlace,
-    /// How it wants calls and their results; `None` if it shows neither.
+    /// The format of calls and their results; `None` if the template renders neither.
     pub calls: Option<CallStyle>,
-    /// The member of an assistant's message that it takes for what was thought before: the first of
-    /// `reasoning_content`, `reasoning` and `thinking` that it shows, or the first if it shows none.
+    /// The member of an assistant message that the template renders as reasoning: the first of
+    /// `reasoning_content`, `reasoning` and `thinking` that it renders, or the first if it renders none.
     pub thoughts: &'static str,
-    /// Whether it fails on a tool that has no description.
+    /// Whether the template fails on tools without a description.
     pub needs_descriptions: bool,
 }
 
 impl Abilities {
-    /// Of a model without a template.
+    /// The capabilities of a model without a template.
     pub const NONE: Self =
         Self { tools: ToolsPlace::Nowhere, calls: None, thoughts: THOUGHTS[0], needs_descriptions: false };
 }
 
-/// Where a template looks for tools.
+/// The place where a template reads tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolsPlace {
-    /// In the variable `tools`.
+    /// The variable `tools` of the template.
     Variable,
-    /// In the member `tools` of the system's message, as text.
+    /// The member `tools` of the system message, as text.
     SystemMessage,
-    /// Nowhere.
+    /// The template does not render tools.
     Nowhere,
 }
 
-/// How a template wants the calls of an assistant's message.
+/// The format that a template expects of the calls in an assistant message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallStyle {
-    /// The form of the arguments.
+    /// The format of the arguments.
     pub arguments: Arguments,
-    /// The content of a message that has calls and no text.
+    /// The content of a message that has calls but no text.
     pub content: NoText,
-    /// What calls may be named.
+    /// The format of call identifiers.
     pub ids: CallIds,
-    /// How many calls there may be in a message.
+    /// The number of calls that a message may have.
     pub count: CallCount,
 }
 
-/// The form of a call's arguments.
+/// The format of the arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arguments {
-    /// An object.
+    /// The arguments are an object.
     Object,
-    /// The JSON of one.
+    /// The arguments are a string with the JSON of an object.
     Text,
 }
 
 /// The content of a message without text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoText {
-    /// An empty string.
+    /// The content is an empty string.
     Empty,
-    /// Nothing.
+    /// The content is `null`.
     Null,
 }
 
-/// What calls may be named.
+/// The format of call identifiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallIds {
-    /// Anything.
+    /// The template accepts any identifier.
     Any,
-    /// Nine letters and digits.
+    /// The template accepts exactly nine letters and digits.
     Nine,
 }
 
-/// How many calls a message may have.
+/// The number of calls that a message may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallCount {
-    /// One.
+    /// A message has at most one call.
     One,
-    /// Any number.
+    /// A message may have any number of calls.
     Many,
 }
 
 impl CallCount {
-    /// How many calls it is found out with.
-    fn tried(self) -> usize {
+    /// The number of calls to try.
+    fn trial_calls(self) -> usize {
         match self {
             Self::One => 1,
             Self::Many => KEYS.len(),
@@ -101,19 +102,19 @@ const KEY: &str = "zqkey";
 const KEYS: [&str; 2] = ["zqkey0", "zqkey1"];
 const RESULT: &str = "zqresult";
 const THOUGHT: &str = "zqthought";
-/// What templates call a thought, the most usual first.
+/// The members that templates read reasoning from, the most common first.
 const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl ChatTemplate {
-    /// Finds out what the template can show of tools.
+    /// Determines by trial rendering what the template supports of tools.
     pub fn abilities(&self) -> Abilities {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(limits::TRIAL_STEPS_MAX));
         let (bos_token, eos_token) = (self.bos_token.clone(), self.eos_token.clone());
-        Self { environment, names: self.names.clone(), bos_token, eos_token }.found_out()
+        Self { environment, names: self.names.clone(), bos_token, eos_token }.probe()
     }
 
-    fn found_out(&self) -> Abilities {
+    fn probe(&self) -> Abilities {
         let calls = self.call_style();
         let tools = self.tools_place();
         let mut bare = tool();
@@ -126,7 +127,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Thoughts are shown before a call alone, or in the last message alone: both are tried.
+    /// Some templates render reasoning only before a call, others only in the last message, so this tries both.
     fn thoughts_member(&self, calls: Option<CallStyle>) -> &'static str {
         let shows = |member: &&&str| {
             let mut before_call =
@@ -150,15 +151,15 @@ impl ChatTemplate {
         if self.shows_tool(&tool()) {
             return ToolsPlace::Variable;
         }
-        let told = [
+        let messages = [
             json!({"role": "system", "content": "x", "tools": TOOL}),
             json!({"role": "user", "content": "x"}),
         ];
-        let shows = self.trial(&told, None).is_some_and(|text| text.contains(TOOL));
+        let shows = self.trial(&messages, None).is_some_and(|text| text.contains(TOOL));
         if shows { ToolsPlace::SystemMessage } else { ToolsPlace::Nowhere }
     }
 
-    /// Whether a tool comes out of the variable, without the system's message or with one.
+    /// Whether the template renders a tool of the variable `tools`, with or without a system message.
     fn shows_tool(&self, tool: &Json) -> bool {
         let [system, user] = ["system", "user"].map(|role| json!({"role": role, "content": "x"}));
         let tools = std::slice::from_ref(tool);
@@ -172,31 +173,32 @@ impl ChatTemplate {
             for content in [NoText::Empty, NoText::Null] {
                 for arguments in [Arguments::Object, Arguments::Text] {
                     let one = CallStyle { arguments, content, ids, count: CallCount::One };
-                    let Some(bytes) = self.shown_bytes(one) else { continue };
-                    // Some make a turn of its own of an empty text.
+                    let Some(bytes) = self.rendered_bytes(one) else { continue };
+                    // Some templates render an empty text as a separate turn.
                     let null = CallStyle { content: NoText::Null, ..one };
-                    let is_less = self.shown_bytes(null).is_some_and(|null| null < bytes);
+                    let is_less = self.rendered_bytes(null).is_some_and(|null| null < bytes);
                     let one = if is_less { null } else { one };
                     let many = CallStyle { count: CallCount::Many, ..one };
-                    return Some(if self.shown_bytes(many).is_some() { many } else { one });
+                    return Some(if self.rendered_bytes(many).is_some() { many } else { one });
                 }
             }
         }
         None
     }
 
-    /// How long a conversation with calls in this style is, if these and their results come out as they are.
-    fn shown_bytes(&self, style: CallStyle) -> Option<usize> {
+    /// The length of the rendered conversation with calls in this style, if the template renders the calls and
+    /// their results unchanged.
+    fn rendered_bytes(&self, style: CallStyle) -> Option<usize> {
         let text = self.trial(&conversation(style), Some(&[tool()]))?;
-        // As Python writes it, or within a string of JSON, it is not what the model is to write.
-        let spoiled = [format!("'{KEY}"), format!("\\\"{KEY}")];
-        let shown = KEYS[..style.count.tried()].iter().all(|key| text.contains(key))
+        // The model should not write arguments in Python notation or within a JSON string.
+        let misquoted = [format!("'{KEY}"), format!("\\\"{KEY}")];
+        let is_rendered = KEYS[..style.count.trial_calls()].iter().all(|key| text.contains(key))
             && text.contains(RESULT)
-            && !spoiled.iter().any(|spoiled| text.contains(spoiled.as_str()));
-        shown.then_some(text.len())
+            && !misquoted.iter().any(|key| text.contains(key.as_str()));
+        is_rendered.then_some(text.len())
     }
 
-    /// `None` if the template refuses.
+    /// Renders a trial conversation; `None` if the template rejects it.
     fn trial(&self, messages: &[Json], tools: Option<&[Json]>) -> Option<String> {
         let input = RenderInput { messages, tools, add_generation_prompt: true, ..RenderInput::default() };
         self.render(&input).ok()
@@ -205,7 +207,7 @@ impl ChatTemplate {
 
 /// A question, calls in this style, and their results.
 fn conversation(style: CallStyle) -> Vec<Json> {
-    let count = style.count.tried();
+    let count = style.count.trial_calls();
     let id = |index: usize| match style.ids {
         CallIds::Any => format!("call_abcdefghijklmnopqrstuv{index:02}"),
         CallIds::Nine => format!("abcdefg{index:02}"),
@@ -271,7 +273,7 @@ mod tests {
     };
 
     #[test]
-    fn templates_of_the_families_are_told_apart() {
+    fn templates_of_model_families_are_distinguished() {
         assert_eq!(golden("qwen3"), shown(ToolsPlace::Variable, Some(OBJECTS)));
         let one = CallStyle { count: CallCount::One, ..OBJECTS };
         assert_eq!(golden("llama3"), shown(ToolsPlace::Variable, Some(one)));
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_go_as_text_where_a_template_joins_strings() {
+    fn arguments_are_text_for_templates_that_concatenate_strings() {
         let source = "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}\
             {{ '```json\\n' + c.function.arguments + '```' }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
         let style = CallStyle { arguments: Arguments::Text, ..OBJECTS };
@@ -294,21 +296,21 @@ mod tests {
     }
 
     #[test]
-    fn a_message_with_calls_has_no_content_where_a_template_asks_for_none() {
+    fn a_message_with_calls_has_no_content_if_the_template_requires_none() {
         let source = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}\
             {{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}";
         assert_eq!(abilities(source).calls, Some(CallStyle { content: NoText::Null, ..OBJECTS }));
     }
 
     #[test]
-    fn an_empty_text_is_left_out_where_it_would_be_a_turn_of_its_own() {
+    fn an_empty_text_is_omitted_if_it_would_be_a_separate_turn() {
         let source = "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\
             {% if m.content is not none %}<turn>{{ m.content }}{% endif %}{% endfor %}";
         assert_eq!(abilities(source).calls, Some(CallStyle { content: NoText::Null, ..OBJECTS }));
     }
 
     #[test]
-    fn a_template_that_adds_descriptions_up_needs_them() {
+    fn a_template_that_concatenates_descriptions_needs_them() {
         let source = "{% for t in tools %}{{ t.function.name }}{{ 'JOIN' }}{% endfor %}";
         assert!(!abilities(source).needs_descriptions);
         let joined = source.replace("'JOIN'", "'// ' + t.function.description");
@@ -316,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_go_by_the_name_that_a_template_shows() {
+    fn reasoning_uses_the_member_that_the_template_renders() {
         let source = "{% for m in messages %}{{ m.content }}{% if m.NAME is string %}{{ m.NAME }}{% endif %}{% endfor %}";
         for name in THOUGHTS {
             assert_eq!(abilities(&source.replace("NAME", name)).thoughts, name);
         }
         assert_eq!(abilities(&source.replace("NAME", "idea")).thoughts, "reasoning_content");
-        // gpt-oss: before a call, and not beside content.
+        // gpt-oss renders it before a call, but not together with content.
         let harmony = "{% for m in messages %}{% if m.tool_calls and m.thinking %}{% if m.content %}{{ \
             raise_exception('both') }}{% endif %}{{ m.thinking }}{% endif %}{{ m.tool_calls }}{{ m.content }}{% endfor %}";
         assert_eq!(abilities(harmony).thoughts, "thinking");

@@ -1,11 +1,11 @@
-//! Values as Python writes them: `str`, `repr` and `json.dumps`.
+//! Formats values as Python does: `str`, `repr` and `json.dumps`.
 
 use std::fmt::Write as _;
 
 use minijinja::{Value, value::ValueKind};
 use serde_json::Value as Json;
 
-/// `str(value)`, with nothing for what is undefined (as Jinja has it).
+/// `str(value)`, with an empty text for undefined values (as in Jinja).
 pub(super) fn str(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -94,15 +94,15 @@ fn float(value: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// How `json.dumps` writes.
+/// The options of `json.dumps`.
 pub(super) struct JsonStyle {
-    /// What a level is indented by; everything on one line if `None`.
+    /// The indentation of a level; `None` writes everything on one line.
     pub(super) indent: Option<String>,
-    /// Between items, and between key and value.
+    /// The separators between items, and between key and value.
     pub(super) separators: [String; 2],
-    /// Escape what is not ASCII.
+    /// Whether to escape non-ASCII characters.
     pub(super) ensure_ascii: bool,
-    /// Keys in order.
+    /// Whether to sort keys.
     pub(super) sort_keys: bool,
 }
 
@@ -123,7 +123,7 @@ impl JsonStyle {
             },
             Json::String(value) => self.string(value, text),
             Json::Array(items) => {
-                self.items(['[', ']'], depth, items.iter(), text, |item, text| {
+                self.items("[]", depth, items.iter(), text, |item, text| {
                     self.value(item, depth + 1, text);
                 });
             }
@@ -132,7 +132,7 @@ impl JsonStyle {
                 if self.sort_keys {
                     items.sort_by_key(|(key, _)| *key);
                 }
-                self.items(['{', '}'], depth, items.into_iter(), text, |(key, value), text| {
+                self.items("{}", depth, items.into_iter(), text, |(key, value), text| {
                     self.string(key, text);
                     text.push_str(&self.separators[1]);
                     self.value(value, depth + 1, text);
@@ -143,14 +143,15 @@ impl JsonStyle {
 
     fn items<T>(
         &self,
-        [open, close]: [char; 2],
+        brackets: &str,
         depth: usize,
         items: impl ExactSizeIterator<Item = T>,
         text: &mut String,
         write: impl Fn(T, &mut String),
     ) {
+        let (open, close) = brackets.split_at(1);
         let empty = items.len() == 0;
-        text.push(open);
+        text.push_str(open);
         for (index, item) in items.enumerate() {
             if index > 0 {
                 text.push_str(&self.separators[0]);
@@ -161,7 +162,7 @@ impl JsonStyle {
         if !empty {
             self.new_line(depth, text);
         }
-        text.push(close);
+        text.push_str(close);
     }
 
     fn new_line(&self, depth: usize, text: &mut String) {

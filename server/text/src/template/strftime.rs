@@ -1,4 +1,4 @@
-//! `strftime` in UTC, as far as chat templates use it.
+//! `strftime` in UTC, with the directives that chat templates use.
 
 use std::{
     fmt::Write as _,
@@ -21,7 +21,7 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// A point in time, taken apart.
+/// A point in time as calendar fields.
 struct Date {
     year: i64,
     month: usize,
@@ -41,7 +41,7 @@ impl Date {
         };
         let days = seconds.div_euclid(86_400);
         let of_day = seconds.rem_euclid(86_400);
-        // Count days from 1 March of year 0, in eras of 400 years: leap days come last then.
+        // Count days from 1 March of year 0, in eras of 400 years, so that leap days come last.
         let shifted = days + 719_468;
         let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
         let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -65,7 +65,7 @@ impl Date {
     }
 }
 
-/// `time` in UTC by `format`; or what is wrong with the format.
+/// Formats `time` in UTC. The error describes an invalid format.
 pub(super) fn utc(time: SystemTime, format: &str) -> Result<String, String> {
     let date = Date::of(time);
     let mut text = String::new();
@@ -122,7 +122,7 @@ fn write(date: &Date, directive: char, padded: bool, text: &mut String) -> Optio
     Some(())
 }
 
-/// Writes a letter of a composed directive, or what stands between them.
+/// Writes a letter of a composed directive, or a separator.
 fn part(date: &Date, c: char, text: &mut String) {
     if c.is_ascii_alphabetic() {
         let _ = write(date, c, true, text);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         check(0, "%Y-%m-%d %H:%M:%S %A %j", "1970-01-01 00:00:00 Thursday 001");
         check(951_782_399, "%F %T %a", "2000-02-28 23:59:59 Mon");
         check(951_782_400, "%d %B %Y", "29 February 2000");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_directives_are_refused() {
+    fn unknown_directives_are_rejected() {
         assert!(utc(UNIX_EPOCH, "%Q").is_err());
         assert!(utc(UNIX_EPOCH, "50%").is_err());
     }

@@ -1,6 +1,6 @@
 use std::time::{Duration, UNIX_EPOCH};
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn named(sources: &[(&str, &str)]) -> ChatTemplate {
     ChatTemplate::new(sources, Some("<s>".to_owned()), Some("</s>".to_owned())).unwrap()
 }
 
-/// What is wrong with how the cases of a golden file render, against what Python's Jinja makes of them.
+/// The differences between the output for the cases of a golden file and the output of Python's Jinja.
 fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
     let now = UNIX_EPOCH + Duration::from_secs(golden["now_seconds"].as_u64().unwrap());
     let mut wrong = Vec::new();
@@ -35,14 +35,15 @@ fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
             Err(_) => case["failed"] == true,
         };
         if !as_expected {
-            let rendered = rendered.map_err(|error| chain(&error));
+            let rendered = rendered.map_err(|error| chat::chain(&error));
             wrong.push(format!("{name} {}\n{rendered:?}\n{}", case["conversation"], case["text"]));
         }
     }
     wrong
 }
 
-/// `golden/templates.json`: templates that use what those of Llama 3, Qwen 3, Gemma 3, Mistral and Phi use.
+/// `golden/templates.json` holds templates with the features that Llama 3, Qwen 3, Gemma 3, Mistral and Phi
+/// use.
 #[test]
 fn templates_render_as_in_python() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/golden/templates.json")).unwrap();
@@ -56,7 +57,7 @@ fn family(name: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// `golden/families.json`, which `golden/families.py` writes.
+/// `golden/families.json` is written by `golden/families.py`.
 #[test]
 fn templates_of_model_families_render_as_in_python() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/golden/families.json")).unwrap();
@@ -65,7 +66,7 @@ fn templates_of_model_families_render_as_in_python() {
 }
 
 #[test]
-fn what_templates_of_model_families_show_is_found_out() {
+fn the_capabilities_of_model_families_are_determined() {
     let style = |arguments, content, ids, count| CallStyle { arguments, content, ids, count };
     let usual = style(Arguments::Object, NoText::Empty, CallIds::Any, CallCount::Many);
     let nine = Some(CallStyle { ids: CallIds::Nine, ..usual });
@@ -105,7 +106,7 @@ fn what_templates_of_model_families_show_is_found_out() {
 }
 
 #[test]
-fn extra_variables_win_over_all_others() {
+fn extra_variables_take_precedence() {
     let template = single("{{ bos_token }} {{ tools }} {{ x }}");
     let extra = json!({"bos_token": "B", "tools": "T", "x": 1});
     let input = RenderInput { extra: extra.as_object(), ..RenderInput::default() };
@@ -113,7 +114,7 @@ fn extra_variables_win_over_all_others() {
 }
 
 #[test]
-fn the_template_for_tools_is_used_when_there_are_tools() {
+fn the_tool_template_is_used_for_requests_with_tools() {
     let template = named(&[(DEFAULT, "plain"), ("tool_use", "tools"), ("rag", "rag")]);
     let tools = [json!({})];
     let render = |tools, name| {
@@ -139,7 +140,8 @@ fn a_template_cannot_run_forever() {
 
 #[test]
 fn widths_are_bounded() {
-    let render = |source: &str| single(source).render(&RenderInput::default()).map_err(|error| chain(&error));
+    let render =
+        |source: &str| single(source).render(&RenderInput::default()).map_err(|error| chat::chain(&error));
     let fitting = "{{ '%5.1f|%-3s' | format(1.25, 'a') }}{{ '{:>3}'.format('b') }}{{ 'c\nd' | indent(2, true) }}{{ 'e\nf' | indent(width=1) }}";
     assert_eq!(render(fitting).unwrap(), "  1.2|a    b  c\n  de\n f");
     for wide in [
@@ -154,20 +156,20 @@ fn widths_are_bounded() {
 }
 
 #[test]
-fn filters_in_a_row_cannot_multiply_a_text_without_end() {
+fn chained_filters_cannot_multiply_a_text_without_bound() {
     let joined = format!("{{{{ 'ab'{} }}}}", " | join('-----------------')".repeat(40));
     let rendered = single(&joined).render(&RenderInput::default());
-    assert!(chain(&rendered.unwrap_err()).contains("too long"));
+    assert!(chat::chain(&rendered.unwrap_err()).contains("too long"));
 }
 
 #[test]
-fn what_the_engine_panics_at_is_an_error() {
+fn a_panic_of_the_engine_is_an_error() {
     let rendered = single("{{ messages }}{{ ''[::-1] }}").render(&RenderInput::default());
     assert!(matches!(rendered, Ok(_) | Err(RenderError::Engine)), "{rendered:?}");
 }
 
 #[test]
-fn marks_of_generation_keep_their_white_space_control() {
+fn generation_tags_keep_their_whitespace_control() {
     let replaced = environment::without_generation_tags("a {%- generation -%} b {% endgeneration +%} {% x");
     assert_eq!(replaced, "a {%- if true -%} b {% endif +%} {% x");
     for other in ["{% generations %}", "{%}", "{%} {% x %}", "{%", "{%-%}"] {
@@ -176,7 +178,7 @@ fn marks_of_generation_keep_their_white_space_control() {
 }
 
 #[test]
-fn a_source_that_is_no_template_is_refused() {
+fn an_invalid_source_is_rejected() {
     let new = |source: String| ChatTemplate::new([(DEFAULT.to_owned(), source)], None, None);
     assert!(matches!(new("{% for %}".to_owned()), Err(TemplateError::Syntax(_))));
     assert!(matches!(new("x".repeat(limits::SOURCE_BYTES_MAX + 1)), Err(TemplateError::TooLong)));

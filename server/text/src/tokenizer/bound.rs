@@ -1,5 +1,5 @@
-//! A lower bound on the number of tokens of a text, computed without tokenizing it, so that a prompt that cannot fit
-//! is refused before memory and time are spent on it.
+//! A lower bound on the number of tokens of a text, computed without tokenizing it, so that a prompt that
+//! cannot fit is rejected before it costs memory and time.
 //!
 //! Each byte of a text counts for `1 / L`, where `L` is the length of the longest vocabulary entry that contains this
 //! byte. An entry of `n` bytes then counts for at most `n * 1 / n = 1`, so a text has at least as many tokens as its
@@ -27,7 +27,7 @@ const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r \u{85}\u{a0}\u{1680}\u{2000}\u{2001}
 pub(super) struct TokenBound {
     /// The part of a token that each byte counts for.
     weights: [f64; 256],
-    /// Whether text is brought into Unicode's normalization form C before it is cut into tokens.
+    /// Whether the tokenizer applies the normalization form C of Unicode.
     composes: bool,
 }
 
@@ -81,7 +81,7 @@ impl TokenBound {
         for (id, text) in (0..).zip(pieces.tokens) {
             entries.add(&[vocabulary.bytes(id), text.as_bytes(), text.replace(' ', SPACE).as_bytes()]);
         }
-        // One character without a piece becomes one token at least: bytes, or the unknown token.
+        // A character without a piece becomes at least one token: bytes, or the unknown token.
         entries.each_byte_at_least(char::MAX_LEN_UTF8);
         if pieces.options.remove_extra_whitespaces {
             entries.drop_bytes(b" ");
@@ -92,13 +92,13 @@ impl TokenBound {
         entries.bound(false)
     }
 
-    /// The least number of tokens that `text` can have.
+    /// The smallest number of tokens that `text` can have.
     pub(super) fn min_tokens(&self, text: &str) -> usize {
         let bytes = text.as_bytes();
         let mut counts = [0_u64; 256];
         let mut composed = 0_u64;
         for (index, &byte) in bytes.iter().enumerate() {
-            // Composition changes no ASCII character that another one follows.
+            // Composition changes no ASCII character that is followed by another one.
             let is_fixed = byte.is_ascii() && bytes.get(index + 1).is_none_or(u8::is_ascii);
             if is_fixed || !self.composes {
                 counts[usize::from(byte)] += 1;
@@ -108,23 +108,23 @@ impl TokenBound {
         }
         let fixed: f64 = counts.iter().zip(&self.weights).map(|(&count, weight)| count as f64 * weight).sum();
         let composed = composed as f64 / NFC_SHRINKAGE * self.least_weight();
-        // Rounding must not make the bound greater than it is.
+        // Rounding must not increase the bound.
         ((fixed + composed) * (1.0 - 1e-9)) as usize
     }
 
-    /// The least weight of a byte that occurs in UTF-8.
+    /// The smallest weight of a byte that occurs in UTF-8.
     fn least_weight(&self) -> f64 {
         let occurs = |byte: &u8| !matches!(byte, 0xc0 | 0xc1 | 0xf5..);
         (0..=255).filter(occurs).map(|byte| self.weights[usize::from(byte)]).fold(1.0, f64::min)
     }
 }
 
-/// The steps between a text and the model that cuts its words into tokens.
+/// The steps between a text and the model that splits its words into tokens.
 #[derive(Debug, Default)]
 struct Steps {
     byte_level: bool,
     composes: bool,
-    /// Spaces are written as [`SPACE`].
+    /// Whether spaces are written as [`SPACE`].
     marks_spaces: bool,
 }
 
@@ -194,7 +194,7 @@ impl Entries {
         }
     }
 
-    /// These bytes may be dropped from a text, or become part of a token of any length.
+    /// Marks bytes that may be dropped from a text, or become part of a token of any length.
     fn drop_bytes(&mut self, bytes: &[u8]) {
         self.dropped.extend(bytes);
     }

@@ -1,4 +1,4 @@
-//! The tokenizer that a GGUF file's metadata describes.
+//! The tokenizer in the metadata of a GGUF file.
 
 use server_gguf::{GgufFile, Value};
 use tokenizers::{
@@ -8,7 +8,9 @@ use tokenizers::{
 };
 
 use super::{
-    Added, Encoder, Pipeline, TokenBound, Tokenizer,
+    bound::TokenBound,
+    encoder::{AddedTokens, Encoder, Tokenizer},
+    pipeline::Pipeline,
     pre::{self, Pre},
     spm::{self, Kind, Options, Pieces, Spm},
 };
@@ -24,7 +26,7 @@ const KINDS: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// Builds the tokenizer of `file`. `pre_tokenizer` replaces the name that the file gives.
+/// Builds the tokenizer of `file`. `pre_tokenizer` replaces the name in the file.
 pub(crate) fn from_gguf(file: &GgufFile, pre_tokenizer: Option<&str>) -> Result<Tokenizer, LoadError> {
     let metadata = Metadata { file };
     match metadata.require(MODEL, Value::str, "is not a string")? {
@@ -37,7 +39,7 @@ pub(crate) fn from_gguf(file: &GgufFile, pre_tokenizer: Option<&str>) -> Result<
     }
 }
 
-/// Byte-level BPE, as GPT-2 introduced it.
+/// Byte-level BPE, as introduced by GPT-2.
 fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<Tokenizer, LoadError> {
     let name = match pre_tokenizer {
         Some(name) => name,
@@ -76,7 +78,7 @@ fn set_pre(inner: &mut tokenizers::Tokenizer, pre: &Pre) -> Result<(), tokenizer
     Ok(())
 }
 
-/// SentencePiece's alphabet with merges instead of scores (Gemma 4).
+/// The alphabet of SentencePiece with merges instead of scores (Gemma 4).
 fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     let tokens = metadata.tokens()?;
     let kinds = metadata.kinds(tokens.len())?;
@@ -204,7 +206,7 @@ impl<'a> Metadata<'a> {
         Ok(tokens)
     }
 
-    /// What each token is for; without information all are normal.
+    /// The kind of each token; without information, all tokens are normal.
     fn kinds(&self, tokens: usize) -> Result<Vec<Kind>, LoadError> {
         let Some(numbers) = self.optional(KINDS, Value::i64s, "is not an array of integers")? else {
             return Ok(vec![Kind::Normal; tokens]);
@@ -226,7 +228,7 @@ impl<'a> Metadata<'a> {
         let merges = merges
             .iter()
             .map(|merge| {
-                // The second half never begins with a space, the first may be one in raw alphabets.
+                // The second half never begins with a space; the first half may be a space in raw alphabets.
                 let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
                 let (left, right) = merge.split_at(at?);
                 Some((left.to_owned(), right[1..].to_owned()))
@@ -236,7 +238,7 @@ impl<'a> Metadata<'a> {
         Ok(BPE::builder().vocab_and_merges(vocab, merges))
     }
 
-    /// A pipeline around byte pairs; `set` gives it what comes before them.
+    /// Builds a pipeline for BPE; `set` configures the steps before it.
     fn pipeline(
         &self,
         builder: BpeBuilder,
@@ -260,7 +262,7 @@ impl<'a> Metadata<'a> {
         build().map_err(|error: tokenizers::Error| self.fault(MERGES, format!("cannot be used: {error}")))
     }
 
-    /// The file's special tokens, or else `defaults`: beginning, end and unknown.
+    /// The special tokens in the file, or else `defaults`: beginning, end and unknown.
     fn special_tokens(
         &self,
         tokens: &[String],
@@ -270,7 +272,7 @@ impl<'a> Metadata<'a> {
             let id = self.optional(key, Value::u32, "is not a token id")?;
             match id {
                 Some(id) if (id as usize) < tokens.len() => Ok(Some(id)),
-                // Writers put the largest number where there is no such token.
+                // Writers use the largest number if there is no such token.
                 Some(u32::MAX) => Ok(None),
                 Some(id) => Err(self.fault(key, format!("is {id}, but there are {} tokens", tokens.len()))),
                 None => Ok(default.filter(|&id| (id as usize) < tokens.len())),
@@ -284,7 +286,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    fn added(&self, special: &SpecialTokens, adds_bos: bool) -> Result<Added, LoadError> {
+    fn added(&self, special: &SpecialTokens, adds_bos: bool) -> Result<AddedTokens, LoadError> {
         let wanted = |key: &str, default: bool, id: Option<u32>| -> Result<Option<u32>, LoadError> {
             match (self.optional(key, Value::bool, "is not a boolean")?, id) {
                 (Some(true), None) => Err(self.fault(key, "is true, but there is no such token".to_owned())),
@@ -293,7 +295,7 @@ impl<'a> Metadata<'a> {
                 (None, id) => Ok(id.filter(|_| default)),
             }
         };
-        Ok(Added::Tokens {
+        Ok(AddedTokens::Tokens {
             before: wanted("tokenizer.ggml.add_bos_token", adds_bos, special.bos)?,
             after: wanted("tokenizer.ggml.add_eos_token", false, special.eos)?,
         })

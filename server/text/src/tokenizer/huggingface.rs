@@ -1,5 +1,5 @@
-//! The tokenizer of a model's folder, as `transformers` would use it: `tokenizer.json`, with what
-//! `tokenizer_config.json` and `special_tokens_map.json` add to it.
+//! The tokenizer of a model folder, as `transformers` would use it: `tokenizer.json`, completed by
+//! `tokenizer_config.json` and `special_tokens_map.json`.
 
 use std::path::Path;
 
@@ -7,7 +7,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-use super::{Added, Encoder, Pipeline, TokenBound, Tokenizer};
+use super::{
+    bound::TokenBound,
+    encoder::{AddedTokens, Encoder, Tokenizer},
+    pipeline::Pipeline,
+};
 use crate::{
     LoadError,
     json_file::{self, JsonFile},
@@ -65,14 +69,14 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
     })
 }
 
-/// The part of a `tokenizer.json` that is looked at here.
+/// The part of a `tokenizer.json` that this module reads.
 #[derive(Deserialize)]
 struct Outline {
     #[serde(default)]
     decoder: Value,
 }
 
-/// Tokens that only `tokenizer_config.json` knows.
+/// Adds tokens that are in `tokenizer_config.json` only.
 fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) -> Result<(), LoadError> {
     const FIELD: &str = "added_tokens_decoder";
     let Some(tokens) = config.get(FIELD).and_then(Value::as_object) else { return Ok(()) };
@@ -93,20 +97,21 @@ fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) ->
     Ok(())
 }
 
-/// For these classes the configuration's flags win over the post-processor.
-fn added(config: &JsonFile, bos: Option<u32>, eos: Option<u32>) -> Result<Added, LoadError> {
+/// The tokens to add around a text. For these classes the flags of the configuration override the
+/// post-processor.
+fn added(config: &JsonFile, bos: Option<u32>, eos: Option<u32>) -> Result<AddedTokens, LoadError> {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
     let class = class.strip_suffix("Fast").unwrap_or(class);
     if !matches!(class, "LlamaTokenizer" | "CodeLlamaTokenizer" | "GemmaTokenizer" | "CohereTokenizer") {
-        return Ok(Added::PostProcessor);
+        return Ok(AddedTokens::PostProcessor);
     }
     let (add_bos, add_eos) = (config.bool("add_bos_token")?, config.bool("add_eos_token")?);
     if add_bos.is_none() && add_eos.is_none() {
-        return Ok(Added::PostProcessor);
+        return Ok(AddedTokens::PostProcessor);
     }
-    // The class' own defaults.
+    // These are the defaults of the class.
     let (add_bos, add_eos) = (add_bos.unwrap_or(true), add_eos.unwrap_or(false));
-    Ok(Added::Tokens { before: bos.filter(|_| add_bos), after: eos.filter(|_| add_eos) })
+    Ok(AddedTokens::Tokens { before: bos.filter(|_| add_bos), after: eos.filter(|_| add_eos) })
 }
 
 fn vocabulary(
@@ -134,14 +139,14 @@ fn vocabulary(
     Ok(vocabulary)
 }
 
-/// A decoder that gives each token its bytes, whatever stands beside it.
+/// A decoder that maps each token to its bytes, independent of the tokens around it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Decoder {
-    /// Applied to a token's text, in order.
+    /// The operations on the text of a token, in order.
     replace: Vec<(String, String)>,
     byte_fallback: bool,
     byte_level: bool,
-    /// A space at the start of the whole text is taken away.
+    /// Whether a space at the start of the whole text is removed.
     strip_start: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A pipeline of the `tokenizers` crate, usable with and without recognising special tokens.
+//! A pipeline of the `tokenizers` crate, with and without parsing of special tokens.
 
 use std::{
     collections::HashMap,
@@ -12,21 +12,21 @@ use tokenizers::{
     PreTokenizerWrapper, Token, TokenizerImpl,
 };
 
-use super::EncodeError;
+use crate::error::EncodeError;
 
 type Inner =
     TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// The crate can be told to take special tokens for text only once and for all, so there are two pipelines;
-/// they share the model, which is nearly all of the memory.
+/// In the `tokenizers` crate, parsing of special tokens is a property of the pipeline, so this holds two
+/// pipelines. They share the model, which is nearly all of the memory.
 pub(super) struct Pipeline {
     parsing_special: Inner,
     plain: Inner,
 }
 
 impl Pipeline {
-    /// Takes over what a `tokenizer.json` describes. Truncation and padding are not taken over: a server
-    /// refuses long prompts, it does not cut them.
+    /// Copies the pipeline that a `tokenizer.json` describes, without truncation and padding: a server rejects
+    /// long prompts instead of truncating them.
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> Result<Self, tokenizers::Error> {
         let mut added: AddedVocabulary = tokenizer.get_added_vocabulary().clone();
         added.set_encode_special_tokens(false);

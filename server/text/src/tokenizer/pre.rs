@@ -1,6 +1,6 @@
-//! The named pre-tokenizers of GGUF files: how text is cut into words before byte pairs are merged.
+//! The named pre-tokenizers of GGUF files, which split text into words before byte pairs are merged.
 //!
-//! A GGUF file carries no regular expressions, only a name (`tokenizer.ggml.pre`). The expressions are those
+//! A GGUF file contains no regular expressions, only a name (`tokenizer.ggml.pre`). The expressions are those
 //! of the `tokenizer.json` files that the names stand for.
 
 use tokenizers::{
@@ -18,14 +18,14 @@ use tokenizers::{
 pub(super) struct Pre {
     steps: &'static [Step],
     nfc: bool,
-    /// Whether a word that is a token is that token, whatever the merges say.
+    /// Whether a word that is a token becomes that token regardless of the merges.
     pub(super) ignore_merges: bool,
-    /// Whether the beginning token is added unless the file says otherwise.
+    /// Whether the beginning token is added by default.
     pub(super) adds_bos: bool,
 }
 
 enum Step {
-    /// What matches is a word, and what lies between matches is one.
+    /// Matches are words, and so are the parts between them.
     Regex(&'static str),
     /// Each digit is a word.
     Digits,
@@ -33,8 +33,8 @@ enum Step {
 
 use Step::{Digits as D, Regex as R};
 
-// Two expressions have a look behind that the originals lack: it changes no match, but without it the same run
-// of white space would be looked through from each of its places.
+// Two expressions have a lookbehind that the originals lack. It changes no match; without it, the expression
+// would scan the same run of whitespace again from each position.
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -53,7 +53,7 @@ const CJK: &str = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+";
 const CJK_KANA: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
 const BLOOM: &str = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+";
 
-/// The pre-tokenizer of that name, if it is known.
+/// The pre-tokenizer with this name, if it is known.
 pub(super) fn named(name: &str) -> Option<Pre> {
     let plain = |steps| Pre { steps, nfc: false, ignore_merges: false, adds_bos: false };
     let nfc = |steps| Pre { nfc: true, ..plain(steps) };
@@ -104,12 +104,12 @@ pub(super) fn named(name: &str) -> Option<Pre> {
 }
 
 impl Pre {
-    /// What is done to text before it is cut.
+    /// The normalization of text before it is split.
     pub(super) fn normalizer(&self) -> Option<NormalizerWrapper> {
         self.nfc.then_some(NormalizerWrapper::NFC(NFC))
     }
 
-    /// Cuts text, and writes the words in the byte-level alphabet.
+    /// Splits text and writes the words in the byte-level alphabet.
     pub(super) fn pre_tokenizer(&self) -> Result<PreTokenizerWrapper, tokenizers::Error> {
         let mut steps = Vec::new();
         for step in self.steps {

@@ -1,5 +1,5 @@
-//! SentencePiece's BPE as GGUF files carry it: pieces with scores. Of all neighbours whose joining is a piece,
-//! the pair with the highest score is joined, the leftmost of equals, until none is left.
+//! The BPE of SentencePiece in GGUF files: pieces with scores. While two neighbors can be merged into a piece,
+//! the pair with the highest score is merged, the leftmost first among equals.
 
 use std::{
     cmp::Ordering,
@@ -9,13 +9,13 @@ use std::{
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-use super::EncodeError;
+use crate::error::EncodeError;
 use crate::vocabulary::fallback_byte;
 
 /// How SentencePiece writes a space.
 pub(super) const SPACE: &str = "\u{2581}";
 
-/// What a token is for; the numbers are those of `tokenizer.ggml.token_type`.
+/// The kind of a token; the numbers are those of `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,
@@ -199,10 +199,10 @@ impl Verbatim {
     }
 }
 
-/// No neighbour.
+/// No neighbor.
 const NONE: usize = usize::MAX;
 
-/// A stretch of the text. An empty one was joined to its left neighbour.
+/// A stretch of the text. An empty one was joined to its left neighbor.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: usize,
@@ -211,7 +211,7 @@ struct Symbol {
     next: usize,
 }
 
-/// Two neighbours that can be joined.
+/// Two neighbors that can be joined.
 struct Pair {
     score: f32,
     left: usize,

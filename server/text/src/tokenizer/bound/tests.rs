@@ -32,9 +32,9 @@ fn text_that_composition_may_shorten_counts_for_less() {
     assert_eq!(bound.min_tokens(&"x".repeat(1000)), 999);
 }
 
-/// The shrinkage is that of the longest spelling of each composed character.
+/// The assumed shrinkage is that of the longest spelling of each composed character.
 #[test]
-fn composition_shortens_no_character_more_than_accounted_for() {
+fn composition_shortens_no_character_more_than_assumed() {
     let decomposed = |character: char| {
         let mut text = NormalizedString::from(character.to_string());
         NFD.normalize(&mut text).unwrap();
@@ -62,7 +62,7 @@ fn composition_shortens_no_character_more_than_accounted_for() {
 }
 
 #[test]
-fn steps_that_may_drop_text_are_not_accounted_for() {
+fn steps_that_may_drop_text_give_no_bound() {
     let known = |step: serde_json::Value| Steps::default().add(&step);
     for step in [
         json!(null),

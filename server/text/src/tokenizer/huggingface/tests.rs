@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn decoders_that_work_token_by_token_are_understood() {
+fn decoders_that_work_token_by_token_are_supported() {
     let decoder = Decoder::parse(&json!({"type": "ByteLevel", "add_prefix_space": true})).unwrap();
     assert_eq!(decoder.bytes("ĠÃ"), [b' ', 0xc3]);
     assert!(!decoder.strip_start);
@@ -22,7 +22,7 @@ fn decoders_that_work_token_by_token_are_understood() {
 }
 
 #[test]
-fn other_decoders_are_refused() {
+fn other_decoders_are_rejected() {
     for decoder in [
         json!(null),
         json!({"type": "WordPiece"}),

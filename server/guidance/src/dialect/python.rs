@@ -1,0 +1,38 @@
+//! The arguments of a call as Python keyword arguments. Values are written as in JSON, except for words that stand alone.
+
+use serde_json::Value;
+
+use super::arguments::{ANY_NAME, Members, Root, WrittenMember, others, separated};
+use crate::FormError;
+use crate::lark::{Writer, join};
+use crate::schema;
+
+/// Writes the arguments between the parentheses of a call.
+pub(super) fn members(
+    writer: &mut Writer<'_>,
+    root: &Root<'_>,
+    members: &Members<'_>,
+) -> Result<String, FormError> {
+    let mut written = Vec::with_capacity(members.named.len());
+    for member in &members.named {
+        let name = writer.literal(&format!("{}=", member.name))?;
+        let expression = join([name, value(writer, root, member.schema, &member.at)?]);
+        written.push(WrittenMember { expression, is_required: member.is_required });
+    }
+    if let Some((schema, at)) = &members.others {
+        let value = value(writer, root, schema, at)?;
+        let expression = others(writer, &format!("{ANY_NAME} \"=\" {value}"), "\", \"");
+        written.push(WrittenMember { expression, is_required: false });
+    }
+    Ok(separated(writer, &written, "\", \""))
+}
+
+fn value(writer: &mut Writer<'_>, root: &Root<'_>, schema: &Value, at: &str) -> Result<String, FormError> {
+    match schema.get("type").and_then(Value::as_str) {
+        Some("boolean") if schema.get("enum").is_none() && schema.get("const").is_none() => {
+            Ok("(\"True\" | \"False\")".to_owned())
+        }
+        Some("null") => Ok("\"None\"".to_owned()),
+        _ => writer.json(&schema::by_itself(schema, root.schema), at),
+    }
+}

@@ -1,0 +1,145 @@
+//! The tokenizer of a model, which combines an encoder and a vocabulary.
+
+use super::{bound::TokenBound, pipeline::Pipeline, spm::Spm};
+use crate::{error::EncodeError, vocabulary::Vocabulary};
+
+/// Size of a text to tokenize; the limit that follows from `--max-tokenizer-memory` is usually lower. The
+/// regular expressions of pre-tokenizers count their steps and fail above ten million steps within one word.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const TEXT_BYTES_MAX: usize = 8 << 20;
+
+/// Largest memory use of [`Tokenizer::encode`], in bytes per byte of the text. If each byte is a word and a
+/// token, a word costs three strings and their alignment: 373 bytes were measured.
+pub const ENCODE_MEMORY_PER_BYTE: usize = 400;
+
+/// The tokenizer of a model. Threads can share it.
+#[derive(Debug)]
+pub struct Tokenizer {
+    pub(super) encoder: Encoder,
+    pub(super) vocabulary: Vocabulary,
+    pub(super) added: AddedTokens,
+    pub(super) bound: TokenBound,
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Option<u32>,
+    pub(super) pad: Option<u32>,
+    /// Whether every text is tokenized as if it began with a space.
+    pub(super) space_prefix: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Encoder {
+    Pipeline(Box<Pipeline>),
+    Spm(Box<Spm>),
+}
+
+/// The tokens that are added around a text on request.
+#[derive(Debug)]
+pub(super) enum AddedTokens {
+    /// The tokens that the post-processor of the pipeline adds.
+    PostProcessor,
+    /// The tokens before and after the text.
+    Tokens { before: Option<u32>, after: Option<u32> },
+}
+
+impl Tokenizer {
+    /// Converts `text` to tokens.
+    ///
+    /// With `add_special`, the result includes the tokens that the model expects at the beginning and the end
+    /// of a text. Use it for plain prompts, but not for rendered chat templates, which write these tokens
+    /// themselves. With `parse_special`, special tokens that are spelled out in the text become those tokens;
+    /// otherwise they are text. The time is linear in the length of the text (times the logarithm of the
+    /// longest word).
+    ///
+    /// # Errors
+    /// The text is longer than [`TEXT_BYTES_MAX`], or the vocabulary has no token for a part of it (which
+    /// hardly any model lacks).
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, EncodeError> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(EncodeError(format!("it is longer than {TEXT_BYTES_MAX} bytes")));
+        }
+        let post_process = add_special && matches!(self.added, AddedTokens::PostProcessor);
+        let mut tokens = match &self.encoder {
+            Encoder::Pipeline(pipeline) => pipeline.encode(text, post_process, parse_special)?,
+            Encoder::Spm(spm) => spm.encode(text, parse_special)?,
+        };
+        if let AddedTokens::Tokens { before, after } = self.added
+            && add_special
+        {
+            tokens.splice(0..0, before);
+            tokens.extend(after);
+        }
+        Ok(tokens)
+    }
+
+    /// A lower bound on the number of tokens of `text`, without tokenizing it, in linear time and without
+    /// memory.
+    ///
+    /// It is 0 for tokenizers that may drop text.
+    pub fn min_tokens(&self, text: &str) -> usize {
+        self.bound.min_tokens(text)
+    }
+
+    /// Converts `tokens` to text. Bytes that are not UTF-8 become U+FFFD. A leading space that the tokenizer
+    /// adds to every text is removed.
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {
+        let kept = tokens.iter().filter(|&&token| !(skip_special && self.is_special(token)));
+        let bytes: Vec<u8> = kept.flat_map(|&token| self.token_bytes(token)).copied().collect();
+        let own_space = if self.space_prefix { bytes.strip_prefix(b" ") } else { None };
+        String::from_utf8_lossy(own_space.unwrap_or(&bytes)).into_owned()
+    }
+
+    /// The bytes that a token stands for, which are often not whole characters. Empty for a token that does not
+    /// exist.
+    pub fn token_bytes(&self, token: u32) -> &[u8] {
+        self.vocabulary.bytes(token)
+    }
+
+    /// The text of a token for people: bytes that are not UTF-8 become U+FFFD.
+    pub fn token_text(&self, token: u32) -> String {
+        String::from_utf8_lossy(self.token_bytes(token)).into_owned()
+    }
+
+    /// The token that has this spelling in the vocabulary, special tokens included.
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        match &self.encoder {
+            Encoder::Pipeline(pipeline) => pipeline.token_id(text),
+            Encoder::Spm(spm) => spm.token_id(text),
+        }
+    }
+
+    /// Whether a token is not text, such as the end of a turn.
+    pub fn is_special(&self, token: u32) -> bool {
+        self.vocabulary.is_special(token)
+    }
+
+    /// The highest token id plus one. The logits of the model may be wider.
+    pub fn vocabulary_size(&self) -> u32 {
+        self.vocabulary.len() as u32
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The token that pads shorter lists of a batch, if the model files name one.
+    pub fn pad(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// Whether [`Tokenizer::decode`] removes a leading space.
+    pub fn has_space_prefix(&self) -> bool {
+        self.space_prefix
+    }
+}
