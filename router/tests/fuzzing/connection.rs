@@ -65,7 +65,8 @@ impl Running {
     fn new() -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (app, server, tasks, found) = runtime.block_on(async {
-            let args = Args::try_parse_from(["router", "--max-body-bytes=1KiB", "--max-buffered-body-bytes=1MiB"]);
+            let args =
+                Args::try_parse_from(["router", "--max-body-bytes=1KiB", "--max-buffered-body-bytes=1MiB"]);
             let app = App::new(args.expect("these options exist"), None);
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
             let http = listener.local_addr().expect("it is bound");

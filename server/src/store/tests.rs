@@ -245,7 +245,9 @@ fn a_record_that_is_larger_than_the_store_is_refused_and_a_damaged_one_is_an_err
 fn a_damaged_file_of_the_servers_number_does_not_keep_it_from_starting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keeper");
-    for damaged in [&b"\xff\x80\n"[..], b"", b"\n00", b"\n+000000000000001\n", b"\n0000000000000000\n", &[0; 5000]] {
+    for damaged in
+        [&b"\xff\x80\n"[..], b"", b"\n00", b"\n+000000000000001\n", b"\n0000000000000000\n", &[0; 5000]]
+    {
         std::fs::write(&path, damaged).unwrap();
         let given = Store::open(&config(Some(folder.path()))).unwrap().keeper();
         assert!(given > 0xff, "{damaged:?} is no number: {given}");

@@ -112,7 +112,8 @@ fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
             locked.filter_map(Value::as_str).filter_map(|locked| locked.split(' ').next()).collect();
         let is_locked = |dependency: &str| locked.contains(&dependency);
         for dependency in required(&manifest).into_iter().filter(|dependency| !is_locked(dependency)) {
-            let message = format!("does not know that {name} depends on {dependency}: build the fuzz targets");
+            let message =
+                format!("does not know that {name} depends on {dependency}: build the fuzz targets");
             findings.push(Finding::new(&path, message));
         }
     }
@@ -121,7 +122,8 @@ fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
 
 /// The dependencies that a crate has on every platform and with any features.
 fn required(manifest: &Table) -> Vec<String> {
-    let kinds = ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
+    let kinds =
+        ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
     let is_optional = |value: &Value| value.get("optional").and_then(Value::as_bool) == Some(true);
     let name = |(name, value): (&String, &Value)| {
         value.get("package").and_then(Value::as_str).unwrap_or(name).to_owned()

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use server_engine::sim::expected_tokens;
-use server_engine::{Engine, EngineHandle, Extras, SleepLevel, SpillConfig, SpillIdentity, SpillStats, TokenId};
+use server_engine::{
+    Engine, EngineHandle, Extras, SleepLevel, SpillConfig, SpillIdentity, SpillStats, TokenId,
+};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -111,8 +113,7 @@ impl Spilled {
 fn start(folder: &Path) -> Engine {
     let setup = Setup::new(16);
     let runner = Box::new(setup.runner());
-    let identity =
-        SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
+    let identity = SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
     let spill = SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity };
     let extras = Extras { spill: Some(spill), ..Extras::default() };
     Engine::start_with(setup.engine, runner, extras, Box::new(|_| {})).expect("it has no fault")

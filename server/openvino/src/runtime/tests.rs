@@ -20,7 +20,8 @@ fn ir(operation: &str, opset: &str, attributes: &str) -> String {
             port(0)
         )
         .unwrap();
-        writeln!(edges, "<edge from-layer=\"{id}\" from-port=\"0\" to-layer=\"6\" to-port=\"{id}\"/>").unwrap();
+        writeln!(edges, "<edge from-layer=\"{id}\" from-port=\"0\" to-layer=\"6\" to-port=\"{id}\"/>")
+            .unwrap();
     }
     let inputs: String = (0..INPUTS.len()).map(port).collect();
     writeln!(
