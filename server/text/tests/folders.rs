@@ -90,6 +90,17 @@ fn the_tokenizer_of_a_folder_works_as_it_describes_itself() {
     assert_eq!(model.defaults.eos, [98]);
 }
 
+/// Every prompt would begin with this token, and every request be rejected.
+#[test]
+fn a_post_processor_that_adds_an_unknown_token_is_refused() {
+    let folder = Folder::new();
+    let text = fs::read_to_string(folder.0.path().join("tokenizer.json")).unwrap();
+    let mut file: Json = serde_json::from_str(&text).unwrap();
+    file["post_processor"]["special_tokens"]["<s>"]["ids"] = json!([100]);
+    folder.write("tokenizer.json", &file);
+    folder.refused(&["tokenizer.json", "post_processor adds token 100", "has 100 tokens"]);
+}
+
 #[test]
 fn flags_of_llama_tokenizers_win_over_the_post_processor() {
     let folder = Folder::new();

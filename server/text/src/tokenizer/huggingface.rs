@@ -57,7 +57,7 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
     let added = added(config, bos, eos)?;
     let pipeline =
         Pipeline::new(&inner).map_err(|error| fault("the tokenizer", format!("cannot be used: {error}")))?;
-    Ok(Tokenizer {
+    let tokenizer = Tokenizer {
         encoder: Encoder::Pipeline(Box::new(pipeline)),
         bound: TokenBound::of_pipeline(&inner, &vocabulary),
         vocabulary,
@@ -66,7 +66,20 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
         eos,
         pad,
         space_prefix: decoder.strip_start,
-    })
+    };
+    check_added(&tokenizer).map_err(|problem| fault("post_processor", problem))?;
+    Ok(tokenizer)
+}
+
+/// Checks that the vocabulary has the tokens that are added around every text. A post-processor names them by number.
+fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
+    // A tokenizer that cannot encode the empty text says so with every request.
+    let added = tokenizer.encode("", true, false).unwrap_or_default();
+    let size = tokenizer.vocabulary_size();
+    match added.into_iter().find(|token| *token >= size) {
+        Some(unknown) => Err(format!("adds token {unknown}, but the vocabulary has {size} tokens")),
+        None => Ok(()),
+    }
 }
 
 /// The part of a `tokenizer.json` that this module reads.
