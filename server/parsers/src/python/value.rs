@@ -5,7 +5,6 @@ use super::string::{Escapes, PythonString, Text};
 use crate::json::{NESTING_MAX, Verdict, escape, quoted};
 use crate::literal::is_space;
 use crate::schema::Types;
-use crate::typed::typed;
 
 /// A value on its way.
 #[derive(Debug)]
@@ -14,6 +13,8 @@ pub(crate) struct PythonValue {
     state: State,
     /// What the value may be, where the tool says it. It counts for the value itself, not within it.
     types: Types,
+    /// Converts a string to JSON of a type that the tool allows, where the tool allows no strings.
+    convert: fn(&str, Types) -> String,
     /// Text that is not passed on before it is whole.
     held: String,
     /// Whether a comma is due before what comes next in the brackets.
@@ -66,7 +67,7 @@ enum Role {
 
 /// What a string is that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closing {
+pub(crate) enum ClosingContext {
     /// All of the value.
     Argument,
     /// A key of a dictionary.
@@ -77,11 +78,12 @@ pub(crate) enum Closing {
 
 impl PythonValue {
     /// Nothing of it has come. Space may precede it.
-    pub(crate) fn new(types: Types) -> Self {
+    pub(crate) fn new(types: Types, convert: fn(&str, Types) -> String) -> Self {
         Self {
             open: Vec::new(),
             state: State::Value,
             types,
+            convert,
             held: String::new(),
             is_comma_due: false,
             meant: String::new(),
@@ -138,12 +140,12 @@ impl PythonValue {
     }
 
     /// What a string would be that `letter` closes; `None` if it closes none.
-    pub(crate) fn closing(&self, letter: char) -> Option<Closing> {
+    pub(crate) fn closing(&self, letter: char) -> Option<ClosingContext> {
         let State::Text { string, role } = &self.state else { return None };
         let closing = match (self.open.last(), role) {
-            (None, _) => Closing::Argument,
-            (Some(_), Role::Key) => Closing::Key,
-            (Some(frame), _) => Closing::Item(frame.close),
+            (None, _) => ClosingContext::Argument,
+            (Some(_), Role::Key) => ClosingContext::Key,
+            (Some(frame), _) => ClosingContext::Item(frame.close),
         };
         string.is_closed_by(letter).then_some(closing)
     }
@@ -278,7 +280,7 @@ impl PythonValue {
                 self.value_is_whole()
             }
             Role::Held => {
-                to.push_str(&typed(&self.held, self.types));
+                to.push_str(&(self.convert)(&self.held, self.types));
                 self.value_is_whole()
             }
         }

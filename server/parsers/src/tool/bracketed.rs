@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Tools;
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::python_calls::{Ending, PythonCalls};
 use crate::tool::{Calls, JsonCalls, Mark, ObjectRule, Step};
@@ -14,7 +14,7 @@ static LFM2: [Mark; 1] = [Mark::anywhere("<|tool_call_start|>")];
 
 /// Calls in either form.
 #[derive(Debug)]
-pub(crate) struct Bracketed {
+pub(crate) struct BracketedCalls {
     tools: Arc<Tools>,
     marks: &'static [Mark],
     /// The markers that close what the marks open. They may be missing.
@@ -36,7 +36,7 @@ enum State {
     Close(Literal),
 }
 
-impl Bracketed {
+impl BracketedCalls {
     pub(crate) fn llama3(tools: &Arc<Tools>) -> Self {
         Self::new(&LLAMA3, &[None, Some("<|python_end|>"), None, None], tools)
     }
@@ -90,7 +90,7 @@ impl Bracketed {
     }
 }
 
-impl Calls for Bracketed {
+impl Calls for BracketedCalls {
     fn marks(&self) -> &'static [Mark] {
         self.marks
     }
@@ -112,9 +112,9 @@ impl Calls for Bracketed {
                 self.after(step, letter, out)
             }
             State::Close(literal) => match literal.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => Step::Done,
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => Step::Done,
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             _ if is_space(letter) => Step::More,
             State::Lead if letter == '{' => self.json("{", out),

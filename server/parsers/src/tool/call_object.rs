@@ -2,7 +2,7 @@
 //! passed on as they come, as soon as the name is known.
 
 use crate::json::{JsonString, JsonValue, Pieces, Verdict};
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::Step;
 
@@ -121,9 +121,9 @@ impl CallObject {
                 }
             }
             State::Null(word) => match word.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.no_arguments(out),
-                Matched::Not => Step::TEXT,
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.no_arguments(out),
+                LiteralStep::Not => Step::TEXT,
             },
             State::Other(value) => {
                 let verdict = value.step(letter, &mut self.pieces.written);

@@ -2,7 +2,7 @@
 //! JSON forms of llama3 and mistral.
 
 use crate::json::{JsonValue, Verdict};
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::{CallObject, Calls, Mark, ObjectRule, Step};
 
@@ -223,9 +223,9 @@ impl Calls for JsonCalls {
                 Verdict::Over | Verdict::Bad => Step::TEXT,
             },
             State::Close(literal) => match literal.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => Step::Done,
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => Step::Done,
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             State::Tail => self.in_tail(letter, out),
             _ if is_space(letter) => Step::More,

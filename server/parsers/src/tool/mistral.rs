@@ -1,6 +1,6 @@
 //! mistral and devstral: `[TOOL_CALLS]` before an array of objects, or before a name and its arguments.
 
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
 use crate::tool::{Calls, JsonArguments, JsonCalls, Mark, ObjectRule, Step};
@@ -161,12 +161,12 @@ impl Calls for Mistral {
                 self.bracket(letter, open, out)
             }
             State::Tag { rest, id, open } => match rest.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => {
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => {
                     let state = if *id { State::Id } else { State::Args };
                     self.go(state)
                 }
-                Matched::Not => again(*open, letter, out),
+                LiteralStep::Not => again(*open, letter, out),
             },
             State::Id if is_of_name(letter) => Step::More,
             State::Id if letter == '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
@@ -174,9 +174,9 @@ impl Calls for Mistral {
             State::Id => Step::TEXT,
             State::Args => self.args(letter, out),
             State::Null(word) => match word.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::NullEnd),
-                Matched::Not => Step::TEXT,
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::NullEnd),
+                LiteralStep::Not => Step::TEXT,
             },
             // A longer word.
             State::NullEnd if is_of_name(letter) => Step::TEXT,
@@ -185,13 +185,13 @@ impl Calls for Mistral {
                 Step::TEXT
             }
             State::Next { rest, open } => match rest.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => {
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => {
                     out.call_without_arguments(&self.name);
                     out.open(MARKER);
                     self.go(State::Lead)
                 }
-                Matched::Not => again(*open, letter, out),
+                LiteralStep::Not => again(*open, letter, out),
             },
             State::Arguments(arguments) => arguments.step(letter, out),
         }

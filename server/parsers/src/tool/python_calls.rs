@@ -5,7 +5,7 @@ mod ahead;
 
 use std::sync::Arc;
 
-use ahead::{Ahead, Member, Sight, Skipped};
+use ahead::{Lookahead, Member, QuoteVerdict, SkippedMember, begins_name, continues_name};
 
 use crate::Tools;
 use crate::json::{Verdict, quoted};
@@ -13,6 +13,7 @@ use crate::literal::is_space;
 use crate::out::Out;
 use crate::python::PythonValue;
 use crate::tool::Step;
+use crate::typed::typed;
 
 /// A list of calls on its way.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub(crate) struct PythonCalls {
     /// Whether there was a call.
     any: bool,
     /// After a quote that may end a string.
-    ahead: Option<Ahead>,
+    ahead: Option<Lookahead>,
     /// The bytes that were open before the call.
     open: usize,
 }
@@ -69,7 +70,7 @@ enum State {
     /// After a call.
     After,
     /// In a member of the list that is no call.
-    Skipped(Skipped),
+    Skipped(SkippedMember),
     /// After it.
     AfterSkipped,
 }
@@ -188,7 +189,7 @@ impl PythonCalls {
         if self.ending != Ending::MarkedBracket || self.has_begun || !is_in_call {
             return None;
         }
-        let mut skipped = Skipped::default();
+        let mut skipped = SkippedMember::default();
         let mut member = Member::More;
         for letter in out.open_from(self.open)?.chars() {
             if member != Member::More {
@@ -207,14 +208,14 @@ impl PythonCalls {
     /// A character after a quote.
     fn look_ahead(&mut self, letter: char, out: &mut Out) -> Step {
         let Some(mut ahead) = self.ahead.take() else { return Step::TEXT };
-        let sight = ahead.step(letter);
-        if sight == Sight::More {
+        let verdict = ahead.step(letter);
+        if verdict == QuoteVerdict::More {
             self.ahead = Some(ahead);
             return Step::More;
         }
         // Only the quote counts as read: what follows is read once more.
         out.unread_bytes(ahead.held.len() + letter.len_utf8());
-        if sight == Sight::Closes {
+        if verdict == QuoteVerdict::Closes {
             let step = self.value_letter(ahead.quote, out);
             debug_assert_eq!(step, Step::More, "a quote ends a string");
         } else if let State::InValue(value) = &mut self.state {
@@ -269,7 +270,7 @@ impl PythonCalls {
         self.lead.push_str(if self.has_begun { "," } else { "{" });
         self.lead.push_str(&quoted(&self.key));
         self.lead.push(':');
-        self.state = State::InValue(PythonValue::new(self.tools.types(&self.name, &self.key)));
+        self.state = State::InValue(PythonValue::new(self.tools.types(&self.name, &self.key), typed));
         self.in_value(letter, out)
     }
 
@@ -278,7 +279,7 @@ impl PythonCalls {
             && let Some(closing) = value.closing(letter)
         {
             let parentheses = 1 + u8::from(self.is_printed);
-            self.ahead = Some(Ahead::new(letter, closing, parentheses, self.is_list()));
+            self.ahead = Some(Lookahead::new(letter, closing, parentheses, self.is_list()));
             return Step::More;
         }
         self.value_letter(letter, out)
@@ -352,12 +353,4 @@ impl PythonCalls {
             _ => Step::look_again(out, letter),
         }
     }
-}
-
-fn begins_name(letter: char) -> bool {
-    letter.is_alphabetic() || letter == '_'
-}
-
-fn continues_name(letter: char) -> bool {
-    letter.is_alphanumeric() || matches!(letter, '_' | '.' | '-')
 }

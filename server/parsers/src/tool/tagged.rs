@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::Tools;
 use crate::json::quoted;
-use crate::literal::{Chosen, OneOf, is_space};
+use crate::literal::{ChoiceStep, LiteralChoice, is_space};
 use crate::out::Out;
 use crate::tool::tagged_value::{TaggedValue, ValueRule, ValueStep};
 use crate::tool::{Calls, Mark, Step};
@@ -53,7 +53,7 @@ static MINICPM5: Dialect = Dialect {
 
 /// Calls on their way.
 #[derive(Debug)]
-pub(crate) struct Tagged {
+pub(crate) struct TaggedCalls {
     dialect: &'static Dialect,
     tools: Arc<Tools>,
     state: State,
@@ -68,16 +68,16 @@ pub(crate) struct Tagged {
 enum State {
     /// Before a function's tag.
     Lead,
-    Function(OneOf),
+    Function(LiteralChoice),
     FunctionName(Name),
     /// Between arguments.
     Between,
-    Part(OneOf),
+    Part(LiteralChoice),
     ArgumentName(Name),
     Value(TaggedValue),
     /// After a function, before what closes the whole, which may be missing.
     Tail,
-    Close(OneOf),
+    Close(LiteralChoice),
 }
 
 /// A name in a tag.
@@ -112,7 +112,7 @@ impl Name {
     }
 }
 
-impl Tagged {
+impl TaggedCalls {
     /// `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
     pub(crate) fn qwen3coder(tools: &Arc<Tools>) -> Self {
         Self::new(&QWEN3CODER, tools)
@@ -212,7 +212,7 @@ impl Tagged {
     }
 }
 
-impl Calls for Tagged {
+impl Calls for TaggedCalls {
     fn marks(&self) -> &'static [Mark] {
         self.dialect.marks
     }
@@ -242,31 +242,31 @@ impl Calls for Tagged {
             },
             State::Lead | State::Between | State::Tail if is_space(letter) => Step::More,
             State::Lead => {
-                self.state = State::Function(OneOf::new(self.dialect.function));
+                self.state = State::Function(LiteralChoice::new(self.dialect.function));
                 self.step(letter, out)
             }
             State::Between => {
-                self.state = State::Part(OneOf::new(self.dialect.parts));
+                self.state = State::Part(LiteralChoice::new(self.dialect.parts));
                 self.step(letter, out)
             }
             State::Tail => {
-                self.state = State::Close(OneOf::new(&self.dialect.parts[2..]));
+                self.state = State::Close(LiteralChoice::new(&self.dialect.parts[2..]));
                 self.step(letter, out)
             }
             State::Function(tag) => match tag.step(letter) {
-                Chosen::More => Step::More,
-                Chosen::Whole(_) => self.go(State::FunctionName(Name::default())),
-                Chosen::Not => Step::look_again(out, letter),
+                ChoiceStep::More => Step::More,
+                ChoiceStep::Whole(_) => self.go(State::FunctionName(Name::default())),
+                ChoiceStep::Not => Step::look_again(out, letter),
             },
             State::Part(tag) => match tag.step(letter) {
-                Chosen::More => Step::More,
-                Chosen::Whole(part) => self.part(part, out),
-                Chosen::Not => Step::Stop { again: tag.fitted() },
+                ChoiceStep::More => Step::More,
+                ChoiceStep::Whole(part) => self.part(part, out),
+                ChoiceStep::Not => Step::Stop { again: tag.fitted() },
             },
             State::Close(tag) => match tag.step(letter) {
-                Chosen::More => Step::More,
-                Chosen::Whole(_) => Step::Done,
-                Chosen::Not => Step::look_again(out, letter),
+                ChoiceStep::More => Step::More,
+                ChoiceStep::Whole(_) => Step::Done,
+                ChoiceStep::Not => Step::look_again(out, letter),
             },
         }
     }

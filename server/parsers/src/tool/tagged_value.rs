@@ -2,8 +2,8 @@
 //! so that a value may speak of tags.
 
 use crate::json::escape;
-use crate::literal::{Chosen, OneOf, is_space};
-use crate::scanner::{Found, Scanner};
+use crate::literal::{ChoiceStep, LiteralChoice, is_space};
+use crate::scanner::{ScanEvent, Scanner};
 use crate::schema::Types;
 use crate::typed::{partial, typed};
 
@@ -77,7 +77,7 @@ struct After {
     /// All of it.
     read: String,
     /// What has to follow, once there was more than space.
-    next: Option<OneOf>,
+    next: Option<LiteralChoice>,
 }
 
 impl TaggedValue {
@@ -119,18 +119,18 @@ impl TaggedValue {
             after.read.push(letter);
             return ValueStep::More;
         }
-        let next = after.next.get_or_insert_with(|| OneOf::new(self.rule.ends[after.end].1));
+        let next = after.next.get_or_insert_with(|| LiteralChoice::new(self.rule.ends[after.end].1));
         match next.step(letter) {
-            Chosen::More => {
+            ChoiceStep::More => {
                 after.read.push(letter);
                 ValueStep::More
             }
-            Chosen::Whole(next) => {
+            ChoiceStep::Whole(next) => {
                 let end = after.end;
                 self.close(to);
                 ValueStep::End { end, next }
             }
-            Chosen::Not => {
+            ChoiceStep::Not => {
                 // The tag was text. What follows it may begin another one, which is no longer than a tag: what
                 // is looked at anew is bounded, but for space, which begins nothing.
                 let (end, read) = (after.end, std::mem::take(&mut after.read));
@@ -172,11 +172,11 @@ impl TaggedValue {
             let markers = cdata.map(|cdata| (usize::MAX, cdata)).into_iter().chain(ends.enumerate());
             match self.scanner.settle(markers) {
                 None => return,
-                Some(Found::Letter(letter)) => self.text(letter, to),
-                Some(Found::Marker(usize::MAX)) => {
+                Some(ScanEvent::Letter(letter)) => self.text(letter, to),
+                Some(ScanEvent::Marker(usize::MAX)) => {
                     self.cdata(if in_cdata { State::Within } else { State::Cdata }, to)
                 }
-                Some(Found::Marker(end)) => {
+                Some(ScanEvent::Marker(end)) => {
                     self.state = State::Ended(After { end, read: String::new(), next: None });
                 }
             }
