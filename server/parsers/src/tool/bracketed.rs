@@ -1,4 +1,4 @@
-//! llama3 and lfm2: a list of Python calls in brackets, or JSON objects, with markers or without.
+//! The formats llama3 and lfm2: a list of Python calls in brackets, or JSON objects, with or without markers.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ static LLAMA3: [Mark; 4] =
     [Mark::anywhere("<|python_tag|>"), Mark::anywhere("<|python_start|>"), Mark::bare("{"), Mark::bare("[")];
 static LFM2: [Mark; 1] = [Mark::anywhere("<|tool_call_start|>")];
 
-/// Calls in either form.
+/// The parser of calls in either form.
 #[derive(Debug)]
 pub(crate) struct BracketedCalls {
     tools: Arc<Tools>,
     marks: &'static [Mark],
-    /// The markers that close what the marks open. They may be missing.
+    /// The optional closing marker of each mark.
     closes: &'static [Option<&'static str>],
     close: Option<&'static str>,
     object_rule: ObjectRule,
@@ -55,7 +55,7 @@ impl BracketedCalls {
         Step::More
     }
 
-    /// JSON begins: `begun` has come of it.
+    /// Begins JSON calls, of which `begun` has been read.
     fn json(&mut self, begun: &str, out: &mut Out) -> Step {
         let mut json = JsonCalls::plain(self.object_rule);
         for letter in begun.chars() {
@@ -69,15 +69,15 @@ impl BracketedCalls {
         matches!(&self.state, State::Python(python) if python.is_between())
     }
 
-    /// What became of the calls decides what is next.
+    /// Continues after a step of the inner parser.
     fn after(&mut self, step: Step, letter: char, out: &mut Out) -> Step {
         match step {
             Step::Done => {
                 out.commit();
                 if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
             }
-            // The marker is read as any space and separator before it: it makes them none of the text, and makes good
-            // for the bracket of a list that is not closed.
+            // The closing marker belongs to the calls, with the whitespace and the separator before it, and replaces a
+            // missing closing bracket.
             Step::Stop { again }
                 if (again > 0 || self.is_between_calls())
                     && self.close.is_some_and(|close| close.starts_with(letter)) =>

@@ -1,4 +1,4 @@
-//! deepseek: calls between tokens, with the arguments in a JSON block (V3, R1) or plain (V3.1).
+//! The format deepseek: calls between tokens, with the arguments in a JSON block (V3, R1) or plain (V3.1).
 
 use crate::literal::{ChoiceStep, Literal, LiteralChoice, LiteralStep, is_space};
 use crate::out::Out;
@@ -7,20 +7,20 @@ use crate::tool::{Calls, JsonArguments, Mark, Step};
 
 static MARKS: [Mark; 2] = [Mark::anywhere("<｜tool▁calls▁begin｜>"), Mark::anywhere(CALL_BEGIN)];
 const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
-/// What may follow the arguments of a call.
+/// The tokens that may follow the arguments of a call.
 const NEXT: [&str; 3] = ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", CALL_BEGIN];
 
-/// The type of a call in the older form.
+/// The type of a call in the older notation.
 const FUNCTION: &str = "function";
 
-/// Calls on their way.
+/// The parser of the calls.
 #[derive(Debug)]
 pub(crate) struct DeepSeek {
     state: State,
-    /// What precedes the separator: the name, or a type if the name follows.
+    /// The text before the separator: the name, or a type if the name follows.
     head: String,
     name: String,
-    /// What the block is written in.
+    /// The language of the block.
     language: String,
 }
 
@@ -30,24 +30,24 @@ enum State {
     Lead,
     CallBegin(Literal),
     Head,
-    /// After what precedes the separator, and space.
+    /// After the text before the separator, and whitespace.
     AfterHead,
-    /// The bytes that were open before it.
+    /// The number of open bytes before the separator.
     Separator(Literal, usize),
     /// After the separator.
     Body,
-    /// The name in the older form.
+    /// In the name in the older notation.
     Name,
-    /// After the name: a block's opening, or the arguments.
+    /// After the name, before the opening of a block or the arguments.
     Block,
     Fence(Literal),
-    /// In what the block is written in, and `null`.
+    /// In the language of the block, or `null`.
     Language,
     /// In the fence that closes a block without arguments.
     EmptyFence(Literal),
-    /// Where only a token may follow: the call has no arguments.
+    /// After a call without arguments, where only a token may follow.
     Empty,
-    /// In the token that follows a call without arguments, which was read when so many bytes were open.
+    /// In the token after a call without arguments; `open` is the number of open bytes before it.
     EmptyToken(LiteralChoice, usize),
     Arguments(JsonArguments),
     /// After the arguments.
@@ -89,7 +89,7 @@ impl DeepSeek {
         .filter(|name| !name.is_empty())
     }
 
-    /// A token where arguments belong.
+    /// Begins a token in the place of arguments.
     fn empty(&mut self, letter: char, out: &Out) -> Step {
         let mut token = LiteralChoice::new(&NEXT);
         if letter != '<' || self.name_without_arguments().is_none() {
@@ -112,7 +112,7 @@ impl DeepSeek {
         self.token(chosen, letter, out)
     }
 
-    /// In what the block is written in. A block that closes without arguments has none, or `null`.
+    /// Reads the language of the block. A block without arguments is empty or contains `null`.
     fn in_language(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '{' => {
@@ -151,7 +151,7 @@ impl DeepSeek {
         }
     }
 
-    /// In or after the name in the older form.
+    /// Reads the name in the older notation, or the text after it.
     fn name(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '`' => self.go(State::Fence(Literal::new("``"))),

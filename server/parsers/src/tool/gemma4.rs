@@ -1,4 +1,4 @@
-//! gemma4: `<|tool_call>call:f{…}<tool_call|>`; and Gemma 3's code blocks with Python calls.
+//! The format gemma4: `<|tool_call>call:f{…}<tool_call|>`; and the code blocks of Gemma 3 with Python calls.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ static MARKS: [Mark; 4] = [
 ];
 const FENCE: &str = "```";
 
-/// Calls on their way.
+/// The parser of the calls.
 #[derive(Debug)]
 pub(crate) struct Gemma4 {
     tools: Arc<Tools>,
     state: State,
-    /// What closes the calls.
+    /// The marker that closes the calls.
     close: &'static str,
     name: String,
     json: String,
@@ -96,7 +96,7 @@ impl Gemma4 {
         }
         if !self.json.is_empty() {
             out.arguments(&self.json);
-            // A comma is passed on with what follows it.
+            // A comma is passed on together with the text after it.
             if letter == ',' && object.is_after_comma() {
                 out.read(letter);
             }
@@ -153,7 +153,7 @@ impl Calls for Gemma4 {
             0 => State::Lead,
             1 => State::Block,
             _ => {
-                // Such a token is no text, and no more than that.
+                // The token is not text and has no other effect.
                 out.commit();
                 State::TurnEnd
             }

@@ -1,5 +1,5 @@
-//! qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
-//! first argument, or with its end: until then it may be prose.
+//! The formats qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
+//! first argument, or with its end; until then it may be prose.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::out::Out;
 use crate::tool::tagged_value::{TaggedValue, ValueRule, ValueStep};
 use crate::tool::{Calls, Mark, Step};
 
-/// How a format writes its tags.
+/// The tags of a format.
 #[derive(Debug)]
 struct Dialect {
     marks: &'static [Mark],
-    /// The beginning of a function's tag, up to its name, where the mark is not that already.
+    /// The beginning of the tag of a function, up to its name, unless the mark already is that tag.
     function: &'static [&'static str],
-    /// What may follow a function's tag: an argument's, and all else ends the function. The last ends the
-    /// whole as well, if `closes`.
+    /// The tags that may follow the tag of a function: the first begins an argument, the others end the function. If
+    /// `closes` is set, the last one also ends the calls.
     parts: &'static [&'static str],
     closes: bool,
     value: ValueRule,
-    /// Whether a name without quotes may have space in it.
+    /// Whether a name without quotes may contain whitespace.
     space_in_names: bool,
 }
 
@@ -34,7 +34,7 @@ static QWEN3CODER: Dialect = Dialect {
     value: ValueRule {
         ends: &[
             ("</parameter>", &["<parameter=", "</function>", "</tool_call>"]),
-            // Where the argument's own tag is missing.
+            // The closing tag of the argument is missing.
             ("</function>", &["</tool_call>"]),
         ],
         has_cdata: false,
@@ -51,14 +51,14 @@ static MINICPM5: Dialect = Dialect {
     space_in_names: false,
 };
 
-/// Calls on their way.
+/// The parser of the calls.
 #[derive(Debug)]
 pub(crate) struct TaggedCalls {
     dialect: &'static Dialect,
     tools: Arc<Tools>,
     state: State,
     function: String,
-    /// The arguments there were: of those with the same name the first counts.
+    /// The names of the arguments so far. The first argument with a name counts.
     names: HashSet<String>,
     has_begun: bool,
     json: String,
@@ -75,7 +75,7 @@ enum State {
     Part(LiteralChoice),
     ArgumentName(Name),
     Value(TaggedValue),
-    /// After a function, before what closes the whole, which may be missing.
+    /// After a function, before the optional tag that ends the calls.
     Tail,
     Close(LiteralChoice),
 }
@@ -85,14 +85,14 @@ enum State {
 struct Name {
     text: String,
     quote: Option<char>,
-    /// Nothing but the tag's end may follow.
+    /// Whether only the end of the tag may follow.
     is_whole: bool,
-    /// The tag ends with a slash.
+    /// Whether the tag ends with a slash.
     is_alone: bool,
 }
 
 impl Name {
-    /// Takes the next character. [`Step::Done`] is the tag's end.
+    /// Reads the next character. [`Step::Done`] is the tag's end.
     fn step(&mut self, letter: char, space_in_names: bool) -> Step {
         match letter {
             '\n' | '<' => return Step::TEXT,
@@ -150,17 +150,17 @@ impl TaggedCalls {
         self.go(State::Between)
     }
 
-    /// A tag between arguments, by its place in the list.
+    /// Processes a tag between arguments, by its index in the list.
     fn part(&mut self, part: usize, out: &mut Out) -> Step {
         if part == 0 {
             return self.go(State::ArgumentName(Name::default()));
         }
         let step = self.function_is_whole(out);
-        // The last tag closes the whole.
+        // The last tag ends the calls.
         if part == 2 { Step::Done } else { step }
     }
 
-    /// The function is whole; what closes the whole may follow.
+    /// Completes the function; the tag that ends the calls may follow.
     fn function_is_whole(&mut self, out: &mut Out) -> Step {
         if self.has_begun {
             out.arguments("}");
@@ -195,12 +195,12 @@ impl TaggedCalls {
         self.json.clear();
         let step = value.step(letter, &mut self.json);
         out.worked(value.take_work());
-        // What a value holds back comes back as part of the value, never as text.
+        // Text that a value holds back becomes part of the value, never content.
         out.arguments(&self.json);
         match step {
             ValueStep::More => Step::More,
             ValueStep::End { end: 0, next } => {
-                // The tag that follows is not understood yet.
+                // The tag after the value is not interpreted yet.
                 self.dialect.parts[next].chars().for_each(|letter| out.read(letter));
                 self.part(next, out)
             }
@@ -280,7 +280,7 @@ impl Calls for TaggedCalls {
                 self.function_is_whole(out);
             }
         }
-        // What is left of a call that has begun is the beginning of a tag.
+        // The rest of a call that has begun is the beginning of a tag.
         if self.has_begun {
             out.commit();
         }
