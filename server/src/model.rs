@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use server_engine::TokenId;
 use server_guidance::{Compiler, Vocabulary, VocabularyError};
-use server_parsers::{Formats, Incompatible, ReasoningFormat, ToolFormat, Tools};
+use server_parsers::{Formats, IncompatibleFormats, ReasoningFormat, ToolFormat, Tools};
 use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 
 use crate::args::NamedAdapter;
@@ -82,7 +82,7 @@ impl Model {
         self,
         tool: Option<ToolFormat>,
         reasoning: Option<ReasoningFormat>,
-    ) -> Result<Self, Incompatible> {
+    ) -> Result<Self, IncompatibleFormats> {
         let formats = self.detected(tool, reasoning);
         formats.check()?;
         Ok(self.reads(formats))
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(formats(HARMONY, Some(ToolFormat::None), None), Ok(["none", "gptoss"]));
         assert_eq!(formats(HARMONY, Some(ToolFormat::Hermes3), None), Ok(["hermes3", "none"]));
         let refused = formats("plain", Some(ToolFormat::Hermes3), Some(ReasoningFormat::Gptoss));
-        assert!(refused.unwrap_err().contains("does not go with"));
+        assert!(refused.unwrap_err().contains("is not compatible with"));
     }
 
     #[test]

@@ -1,33 +1,34 @@
-//! What a parser gives out.
+//! The output of a parser.
 
-/// What is new in an answer. Text is never empty.
+/// The new part of a response. Its text is never empty.
 ///
 /// # Guarantees
-/// Joined (adjacent deltas of a kind put together), the deltas of an answer are the same however its text was
-/// cut into pieces. What was given out is never taken back.
+/// With adjacent deltas of a kind joined, the deltas of a response are the same however its text is split.
+/// Deltas are never revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
     /// Text for the reader.
     Content(String),
-    /// What the model thought before, or between.
+    /// Text of the reasoning of the model.
     Reasoning(String),
-    /// A call begins.
+    /// The beginning of a tool call.
     ToolCallBegin {
-        /// Which call of the answer: 0, 1, 2 and so on.
+        /// The index of the call in the response: 0, 1, 2 and so on.
         index: u32,
-        /// The tool, whether or not it was offered. Not empty.
+        /// The name of the tool, whether or not it was offered; never empty.
         name: String,
     },
-    /// More of the arguments, as JSON. It belongs to the call that began last.
+    /// More of the arguments, as JSON, of the call that began last.
     ToolCallArguments {
-        /// The call's.
+        /// The index of the call.
         index: u32,
-        /// All such text of a call, joined, is the beginning of a JSON object.
+        /// The text. The texts of a call, joined, are the beginning of a JSON object.
         text: String,
     },
-    /// The arguments are a whole JSON object. A call that was cut off, or went wrong half way, has no end.
+    /// The end of a call whose arguments are a complete JSON object. A call that was cut off or is malformed
+    /// has no end.
     ToolCallEnd {
-        /// The call's.
+        /// The index of the call.
         index: u32,
     },
 }

@@ -1,21 +1,21 @@
-//! Which formats a chat template speaks: told by what it writes into a conversation, from the particular to
-//! the general, since some markers occur in several families.
+//! Detects the formats of a model from its chat template, by markers in the order from specific to general,
+//! because some markers occur in several families.
 
 use crate::{Formats, ReasoningFormat, ToolFormat};
 
-/// A family, told by its template.
+/// A model family, identified by its template.
 struct Family {
-    /// One of these lists, with all of its texts in the template.
+    /// The template contains all texts of one of these lists.
     told_by: &'static [&'static [&'static str]],
     tool: ToolFormat,
-    /// How its models reason: the first of these with one of its texts in the template.
+    /// The reasoning format: the first of these with one of its texts in the template.
     reasoning: &'static [(ReasoningFormat, &'static [&'static str])],
 }
 
 const THINK: &[&str] = &["<think>", "</think>"];
-/// Magistral's tags, where there are no others of the family.
+/// The tags of Magistral, where the family has no others.
 const MAGISTRAL: &[&str] = &["[THINK]", "[/THINK]"];
-/// How models reason that write calls as Mistral's do, or in no way that is known.
+/// The reasoning formats of models that write calls as Mistral does, or in no known format.
 const MISTRAL: &[(ReasoningFormat, &[&str])] =
     &[(ReasoningFormat::Mistral, MAGISTRAL), (ReasoningFormat::Qwen3, THINK)];
 
@@ -41,7 +41,7 @@ const FAMILIES: [Family; 14] = [
         reasoning: &[(ReasoningFormat::MiniCpm5, THINK)],
     },
     Family {
-        // The last is LFM 2.5's, which names none of its tokens.
+        // The last text is that of LFM 2.5, whose template contains none of its tokens.
         told_by: &[
             &["<|tool_call_start|>"],
             &["<|tool_list_start|>"],
@@ -91,7 +91,8 @@ const FAMILIES: [Family; 14] = [
 ];
 
 impl Formats {
-    /// The formats of the models whose chat template has this source; `none` where it tells nothing.
+    /// Detects the formats of the models whose chat template has this source; `none` if they cannot be
+    /// detected.
     pub fn detect(template: &str) -> Self {
         let has_all = |texts: &&[&str]| texts.iter().all(|text| template.contains(text));
         let family = FAMILIES.iter().find(|family| family.told_by.iter().any(has_all));
@@ -106,7 +107,7 @@ impl Formats {
 mod tests {
     use super::*;
 
-    /// What is told by a template, and shown as flags would say it.
+    /// The detected formats, as flags name them.
     fn detected(template: &str) -> (&'static str, &'static str) {
         let formats = Formats::detect(template);
         formats.check().unwrap();
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_is_told_by_its_template() {
+    fn a_family_is_detected_from_its_template() {
         for (template, tool, reasoning) in [
             (
                 "{{- \"<|start|>assistant<|channel|>\" + channel + \"<|message|>\" + text + \"<|end|>\" }}",
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_can_be_told() {
+    fn every_format_can_be_detected() {
         for tool in ToolFormat::ALL {
             assert!(FAMILIES.iter().any(|family| family.tool == tool), "{}", tool.name());
         }

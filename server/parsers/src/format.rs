@@ -1,66 +1,66 @@
-//! The names of the formats, which may be combined, and which special tokens they need to see.
+//! The names of the formats, their compatible combinations and the special tokens that they need.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Tools;
 
-/// How a model writes calls of tools.
+/// The format in which a model writes tool calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
-    /// Calls are text.
+    /// The model has no tool format: calls are ordinary text.
     #[default]
     None,
-    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen 2.5, Qwen 3.
+    /// The format of Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": …, "arguments": …}</tool_call>`.
     Hermes3,
-    /// `{"name": …, "parameters": …}` or `[f(a=1)]`: Llama 3 and 4.
+    /// The formats of Llama 3 and 4: `{"name": …, "parameters": …}` or `[f(a=1)]`.
     Llama3,
-    /// `[TOOL_CALLS][{"name": …, "arguments": …}]` or `[TOOL_CALLS]f[ARGS]{…}`: Mistral.
+    /// The formats of Mistral: `[TOOL_CALLS][{"name": …, "arguments": …}]` or `[TOOL_CALLS]f[ARGS]{…}`.
     Mistral,
-    /// `[TOOL_CALLS]f[ARGS]{…}`: Devstral.
+    /// The format of Devstral: `[TOOL_CALLS]f[ARGS]{…}`.
     Devstral,
-    /// `functools[{"name": …, "arguments": …}]` or the same between tokens: Phi 4 mini.
+    /// The format of Phi 4 mini: `functools[{"name": …, "arguments": …}]`, or the same between tokens.
     Phi4,
-    /// Harmony: gpt-oss.
+    /// The Harmony format of gpt-oss.
     Gptoss,
-    /// `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`: Qwen 3 Coder.
+    /// The format of Qwen 3 Coder: `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
     Qwen3Coder,
-    /// `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`: LFM 2.
+    /// The format of LFM 2: `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
     Lfm2,
-    /// `<|tool_call>call:f{a:1}<tool_call|>`: Gemma 4; and Gemma 3's code blocks.
+    /// The format of Gemma 4, `<|tool_call>call:f{a:1}<tool_call|>`, and the code blocks of Gemma 3.
     Gemma4,
-    /// `<function name="f"><param name="a">…</param></function>`: MiniCPM 5.
+    /// The format of MiniCPM 5: `<function name="f"><param name="a">…</param></function>`.
     MiniCpm5,
-    /// `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a JSON block: DeepSeek V3 and R1.
+    /// The format of DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a JSON block.
     DeepSeek,
-    /// `<|tool_call|>[{"name": …, "arguments": …}]` or as Hermes: Granite.
+    /// The formats of Granite: `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes.
     Granite,
 }
 
-/// How a model writes its reasoning.
+/// The format in which a model writes its reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReasoningFormat {
-    /// Reasoning is text.
+    /// The model has no reasoning format: reasoning is ordinary text.
     #[default]
     None,
-    /// `<think>…</think>`: Qwen 3 and many others.
+    /// The tags `<think>…</think>` of Qwen 3 and many other models.
     Qwen3,
-    /// `<think>…</think>`: DeepSeek R1.
+    /// The tags `<think>…</think>` of DeepSeek R1.
     DeepSeek,
-    /// Harmony's analysis channel: gpt-oss.
+    /// The analysis channel of Harmony, the format of gpt-oss.
     Gptoss,
-    /// `<|channel>thought … <channel|>`: Gemma 4.
+    /// The channel of Gemma 4: `<|channel>thought … <channel|>`.
     Gemma4,
-    /// `<think>…</think>`: MiniCPM 5.
+    /// The tags `<think>…</think>` of MiniCPM 5.
     MiniCpm5,
-    /// `Here is my thought process:` or `<think>`: Granite.
+    /// The phrase `Here is my thought process:` or the tag `<think>` of Granite.
     Granite,
-    /// `[THINK]…[/THINK]`: Magistral.
+    /// The tags `[THINK]…[/THINK]` of Magistral.
     Mistral,
 }
 
 impl ToolFormat {
-    /// All of them.
+    /// All tool formats, in the order of their documentation.
     pub const ALL: [Self; 13] = [
         Self::None,
         Self::Hermes3,
@@ -77,7 +77,7 @@ impl ToolFormat {
         Self::Granite,
     ];
 
-    /// What it is called in flags.
+    /// The name of the format in flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -96,8 +96,8 @@ impl ToolFormat {
         }
     }
 
-    /// Texts of tokens that have to be in the text even if special tokens are left out of it: without them
-    /// the format cannot be read.
+    /// The texts of the special tokens that must stay in the text even if other special tokens are left out,
+    /// because the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
             Self::None | Self::Hermes3 | Self::Qwen3Coder => &[],
@@ -124,7 +124,7 @@ const HARMONY_TOKENS: [&str; 7] =
     ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
 
 impl ReasoningFormat {
-    /// All of them.
+    /// All reasoning formats, in the order of their documentation.
     pub const ALL: [Self; 8] = [
         Self::None,
         Self::Qwen3,
@@ -136,7 +136,7 @@ impl ReasoningFormat {
         Self::Mistral,
     ];
 
-    /// What it is called in flags.
+    /// The name of the format in flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -150,8 +150,8 @@ impl ReasoningFormat {
         }
     }
 
-    /// Texts of tokens that have to be in the text even if special tokens are left out of it: without them
-    /// the format cannot be read.
+    /// The texts of the special tokens that must stay in the text even if other special tokens are left out,
+    /// because the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
             Self::None => &[],
@@ -164,86 +164,87 @@ impl ReasoningFormat {
     }
 }
 
-/// How a model writes calls and reasoning.
+/// The formats in which a model writes tool calls and reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Formats {
-    /// Calls of tools.
+    /// The format of tool calls.
     pub tool: ToolFormat,
-    /// Reasoning.
+    /// The format of the reasoning.
     pub reasoning: ReasoningFormat,
 }
 
 impl Formats {
-    /// Whether the two can be read together.
+    /// Checks that the two formats can be parsed together.
     ///
     /// # Errors
-    /// Harmony frames the whole text: it goes with itself and with `none`.
-    pub fn check(self) -> Result<(), Incompatible> {
+    /// Harmony frames the whole text, so it is compatible only with itself and with `none`.
+    pub fn check(self) -> Result<(), IncompatibleFormats> {
         let tool_fits = matches!(self.tool, ToolFormat::None | ToolFormat::Gptoss);
         let reasoning_fits = matches!(self.reasoning, ReasoningFormat::None | ReasoningFormat::Gptoss);
         if self.is_harmony() && !(tool_fits && reasoning_fits) {
-            return Err(Incompatible { tool: self.tool, reasoning: self.reasoning });
+            return Err(IncompatibleFormats { tool: self.tool, reasoning: self.reasoning });
         }
         Ok(())
     }
 
-    /// What of it is read in an answer to a request with these tools: without tools no calls.
+    /// The formats to parse in a response to a request with these tools: without tools, no tool format.
     #[must_use]
     pub fn with_tools(self, tools: &Tools) -> Self {
         if tools.is_empty() { Self { tool: ToolFormat::None, ..self } } else { self }
     }
 
-    /// Texts of tokens that have to be in the text that is parsed, even if other special tokens are left out
-    /// of it: see [`Formats::with_tools`] for those of a request. Those of them that a tokenizer does not have, or does not hold for special, do not matter.
+    /// The texts of the special tokens that must stay in the parsed text even if other special tokens are left
+    /// out; see [`Formats::with_tools`] for those of a request. Texts that are not special tokens of the
+    /// tokenizer have no effect.
     pub fn special_tokens(self) -> impl Iterator<Item = &'static str> {
         self.tool.special_tokens().iter().chain(self.reasoning.special_tokens()).copied()
     }
 
-    /// Whether a special token with this text has to stay in the text that is parsed: whether it is one of
-    /// [`Formats::special_tokens`] or a part of one, since tokenizers differ in where a marker ends.
+    /// Whether a special token with this text must stay in the parsed text: whether it is one of
+    /// [`Formats::special_tokens`] or a part of one, because tokenizers differ in where a marker ends.
     pub fn needs_token(self, text: &str) -> bool {
         !text.is_empty() && self.special_tokens().any(|marker| marker.contains(text))
     }
 
-    /// Whether the whole text is messages in channels.
+    /// Whether the whole text consists of messages in channels.
     pub(crate) fn is_harmony(self) -> bool {
         self.tool == ToolFormat::Gptoss || self.reasoning == ReasoningFormat::Gptoss
     }
 }
 
-/// Two formats that cannot be read together.
+/// The error of combining two incompatible formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Incompatible {
-    /// The tool format.
+pub struct IncompatibleFormats {
+    /// The tool format that was requested.
     pub tool: ToolFormat,
-    /// The reasoning format.
+    /// The reasoning format that was requested.
     pub reasoning: ReasoningFormat,
 }
 
-impl fmt::Display for Incompatible {
+impl fmt::Display for IncompatibleFormats {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tool, reasoning) = (self.tool.name(), self.reasoning.name());
         write!(
             to,
-            "tool parser {tool} does not go with reasoning parser {reasoning}: gptoss goes with gptoss or none"
+            "tool parser {tool} is not compatible with reasoning parser {reasoning}: gptoss requires gptoss or none"
         )
     }
 }
 
-impl std::error::Error for Incompatible {}
+impl std::error::Error for IncompatibleFormats {}
 
-/// A name that no format has.
+/// The error of an unknown format name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownFormat {
-    /// The name.
+    /// The name that was requested.
     pub name: String,
-    /// Those there are.
+    /// The names of all formats.
     pub known: Vec<&'static str>,
 }
 
 impl fmt::Display for UnknownFormat {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "unknown parser {:?}: one of {}", self.name, self.known.join(", "))
+        write!(to, "unknown parser {:?}; supported parsers: {}", self.name, self.known.join(", "))
     }
 }
 
@@ -277,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_is_found_by_its_name() {
+    fn a_format_is_parsed_from_its_name() {
         for format in ToolFormat::ALL {
             assert_eq!(format.name().parse(), Ok(format));
         }
@@ -287,12 +288,12 @@ mod tests {
         let unknown = "hermes".parse::<ToolFormat>().unwrap_err();
         assert_eq!(
             unknown.to_string(),
-            "unknown parser \"hermes\": one of none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder, lfm2, gemma4, minicpm5, deepseek, granite"
+            "unknown parser \"hermes\"; supported parsers: none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder, lfm2, gemma4, minicpm5, deepseek, granite"
         );
     }
 
     #[test]
-    fn harmony_goes_with_itself() {
+    fn harmony_is_compatible_only_with_itself_and_none() {
         let check = |tool, reasoning| Formats { tool, reasoning }.check();
         assert_eq!(check(ToolFormat::Gptoss, ReasoningFormat::Gptoss), Ok(()));
         assert_eq!(check(ToolFormat::Gptoss, ReasoningFormat::None), Ok(()));
@@ -301,13 +302,13 @@ mod tests {
         let error = check(ToolFormat::Hermes3, ReasoningFormat::Gptoss).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "tool parser hermes3 does not go with reasoning parser gptoss: gptoss goes with gptoss or none"
+            "tool parser hermes3 is not compatible with reasoning parser gptoss: gptoss requires gptoss or none"
         );
         assert!(check(ToolFormat::Gptoss, ReasoningFormat::Qwen3).is_err());
     }
 
     #[test]
-    fn the_tokens_that_must_be_seen_are_named() {
+    fn the_required_special_tokens_are_listed() {
         let formats = Formats { tool: ToolFormat::Lfm2, reasoning: ReasoningFormat::Qwen3 };
         let tokens: Vec<&str> = formats.special_tokens().collect();
         assert_eq!(tokens, ["<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>"]);

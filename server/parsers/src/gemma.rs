@@ -1,24 +1,24 @@
-//! Gemma's notation of arguments a character at a time, passed on as JSON: bare keys, strings between tokens
-//! that know no escapes, and the rest as in JSON. Text without quotes is a string.
+//! Converts the arguments in Gemma's notation to JSON, one character at a time: keys without quotes, strings
+//! between tokens without escapes, and everything else as in JSON. Text without quotes is a string.
 
 use crate::json::{JsonString, NESTING_MAX, Number, Pieces, Verdict, escape, quoted};
 use crate::literal::is_space;
-use crate::scanner::{Found, Scanner};
+use crate::scanner::{ScanEvent, Scanner};
 use crate::schema::Types;
 use crate::typed::partial;
 
 const QUOTE: &str = "<|\"|>";
-/// What ends calls. It makes good for brackets that are not closed.
+/// The marker that ends calls. It also closes brackets that are still open.
 pub(crate) const CALLS_END: &str = "<tool_call|>";
 
-/// An object on its way.
+/// An object that is being parsed.
 #[derive(Debug)]
 pub(crate) struct GemmaObject {
-    /// Brackets that are open: true for those of an object.
+    /// The open brackets: true for those of an object.
     open: Vec<bool>,
     state: State,
     scanner: Scanner,
-    /// A key or a bare value.
+    /// The key or the value without quotes that is being parsed.
     word: String,
     is_comma_due: bool,
     pieces: Pieces,
@@ -37,7 +37,8 @@ enum State {
     Next,
     Key,
     Word,
-    /// In what may be the marker that ends the calls, after a bare value, which is in `word`, or between values.
+    /// In what may be the marker that ends the calls, after a value without quotes, which is in `word`, or
+    /// between values.
     End {
         read: String,
     },
@@ -47,14 +48,14 @@ enum State {
     Text {
         part: Part,
     },
-    /// In a string as JSON writes it.
+    /// In a string in JSON notation.
     Json {
         string: JsonString,
         part: Part,
     },
 }
 
-/// What a string or a word is.
+/// The role of a string or a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Key,
@@ -62,7 +63,7 @@ enum Part {
 }
 
 impl Part {
-    /// Within a bare one.
+    /// The state within a word in this role.
     fn state(self) -> State {
         match self {
             Self::Key => State::Key,
@@ -72,7 +73,7 @@ impl Part {
 }
 
 impl GemmaObject {
-    /// Its `{` has not come.
+    /// Creates the parser of an object whose `{` has not been read.
     pub(crate) fn new() -> Self {
         Self {
             open: Vec::new(),
@@ -84,8 +85,8 @@ impl GemmaObject {
         }
     }
 
-    /// Takes the next character, and appends to `to` what is certain as JSON. After [`Verdict::Done`] or
-    /// `Bad` nothing may follow; it is never `Over`.
+    /// Reads the next character and appends to `to` what is certain as JSON. After [`Verdict::Done`] or `Bad`
+    /// no more characters may follow; the result is never `Over`.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
             State::Json { string, part } => {
@@ -114,7 +115,7 @@ impl GemmaObject {
         }
     }
 
-    /// The text ends: a bare value that is held back is cut off, or whole.
+    /// Ends the text: a value without quotes that was held back is cut off, or complete.
     pub(crate) fn finish(&mut self, to: &mut String) {
         let is_word = matches!(self.state, State::Word | State::End { .. });
         if is_word && !self.word.is_empty() && !self.word.starts_with('<') {
@@ -126,17 +127,17 @@ impl GemmaObject {
         }
     }
 
-    /// How much work strings took since this was last asked.
+    /// Returns the amount of work on strings since the last call.
     pub(crate) fn take_work(&mut self) -> usize {
         self.scanner.take_work()
     }
 
-    /// Whether a comma came last.
+    /// Whether the last character was a comma.
     pub(crate) fn is_after_comma(&self) -> bool {
         matches!(self.state, State::Item) && self.is_comma_due
     }
 
-    /// How many bytes of a token were read, of which the next character made none.
+    /// The number of bytes of a token that were read before the last character, which ruled the token out.
     pub(crate) fn token_bytes(&self) -> usize {
         if let State::End { read } = &self.state {
             return read.len() - read.chars().next_back().map_or(0, char::len_utf8);
@@ -146,12 +147,12 @@ impl GemmaObject {
         if is_token { self.word.len() - last } else { 0 }
     }
 
-    /// Whether the marker that ends the calls has closed it.
+    /// Whether the marker that ends the calls has closed the object.
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }
 
-    /// A character of what may be the marker that ends the calls.
+    /// Reads a character of what may be the marker that ends the calls.
     fn end(&mut self, letter: char, to: &mut String) -> Verdict {
         let mut read = match &mut self.state {
             State::End { read } => std::mem::take(read),
@@ -189,7 +190,7 @@ impl GemmaObject {
         self.open.last() == Some(&true)
     }
 
-    /// A character outside of strings and words.
+    /// Reads a character outside of strings and words.
     fn between(&mut self, letter: char, to: &mut String) -> Verdict {
         if is_space(letter) {
             return Verdict::More;
@@ -220,7 +221,7 @@ impl GemmaObject {
         }
     }
 
-    /// A key or a value begins.
+    /// Begins a key or a value.
     fn begin(&mut self, letter: char, to: &mut String) -> Verdict {
         let is_key = matches!(self.state, State::Item) && self.in_object();
         let part = if is_key { Part::Key } else { Part::Value };
@@ -255,18 +256,18 @@ impl GemmaObject {
         self.go(State::Item)
     }
 
-    /// A character of a bare key or value, or of the token that begins a string.
+    /// Reads a character of a key or a value without quotes, or of the token that begins a string.
     fn word(&mut self, letter: char, to: &mut String) -> Verdict {
         let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
-            // No bare word holds a token, and no key brackets or a comma.
+            // Words contain no tokens, and keys contain no brackets or commas.
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { Verdict::Bad } else { Verdict::More };
         }
         if part == Part::Key && !QUOTE.starts_with(&self.word) && CALLS_END.starts_with(&self.word) {
-            // After a comma, where the brace is missing.
+            // The comma was followed by the marker instead of a closing brace.
             let read = std::mem::take(&mut self.word);
             self.is_comma_due = false;
             return self.go(State::End { read });
@@ -285,8 +286,8 @@ impl GemmaObject {
         loop {
             match self.scanner.settle(std::iter::once((0, QUOTE))) {
                 None => return Verdict::More,
-                Some(Found::Letter(letter)) => escape(letter, to),
-                Some(Found::Marker(_)) => return self.text_is_whole(part, to),
+                Some(ScanEvent::Letter(letter)) => escape(letter, to),
+                Some(ScanEvent::Marker(_)) => return self.text_is_whole(part, to),
             }
         }
     }

@@ -1,41 +1,38 @@
-//! Harmony, the format of gpt-oss: the whole text is messages, each with a header that names its channel and,
-//! for a call, its recipient. Analysis is reasoning; a message to a recipient is a call, in whichever channel;
-//! everything else is content, text outside of messages included.
+//! Parses Harmony, the format of gpt-oss: the whole text consists of messages, each with a header that names
+//! its channel and, for a call, its recipient. The analysis channel is reasoning; a message to a recipient is a
+//! call, whatever its channel; everything else is content, including text outside of messages.
 
 mod header;
 
 use crate::json::{JsonValue, Verdict};
 use crate::literal::is_space;
 use crate::out::Out;
-use crate::scanner::{Found, Scanner};
+use crate::scanner::{ScanEvent, Scanner};
 use crate::{Formats, ReasoningFormat, ToolFormat};
-use header::Header;
+use header::{CHANNEL, CONSTRAIN, Header, START};
 
-/// Longest header, in bytes. A longer one is text.
+/// Largest size of a header, in bytes. A longer one is text.
 const HEADER_BYTES_MAX: usize = 512;
 
-const START: &str = "<|start|>";
-const CHANNEL: &str = "<|channel|>";
-const CONSTRAIN: &str = "<|constrain|>";
 const MESSAGE: &str = "<|message|>";
 const MARKERS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, "<|end|>", "<|call|>", "<|return|>"];
 
-/// An answer on its way.
+/// The parser of a response in Harmony.
 #[derive(Debug)]
 pub(crate) struct Harmony {
     has_tools: bool,
     has_reasoning: bool,
     state: State,
     scanner: Scanner,
-    /// The header on its way or, until a call has begun, what there is of its message.
+    /// The header that is being read or, until a call begins, the text of its message.
     header: String,
-    /// Whether a message that was meant as a call and is none is reasoning, by its channel.
+    /// Whether a message that turns out not to be a call is reasoning, because of its channel.
     is_reasoned: bool,
-    /// Space outside of messages: text only if text follows.
+    /// Whitespace outside of messages, which is content only if text follows.
     layout: String,
     content: Joint,
     reasoning: Joint,
-    /// Kept for its capacity.
+    /// A buffer that is kept for its capacity.
     written: String,
 }
 
@@ -47,7 +44,7 @@ enum State {
     Header,
     Content,
     Reasoning,
-    /// A message that is not read: its markers are content, too.
+    /// In a message that is not interpreted: its markers are content, too.
     Unread,
     /// In a call, before its arguments.
     Call {
@@ -64,7 +61,7 @@ struct Joint {
 }
 
 impl Joint {
-    /// Whether a newline comes before the text that comes now.
+    /// Whether a newline precedes the next text.
     fn takes_newline(&mut self) -> bool {
         let takes = self.given && self.due;
         self.given = true;
@@ -93,11 +90,11 @@ impl Harmony {
         matches!(self.state, State::Reasoning)
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
         out.worked(1);
         if let State::Arguments(value) = &mut self.state {
-            // The marker that ends the call is the first outside of a string: markers are not looked for.
+            // Markers within strings do not end a call, so the scanner does not search for them here.
             let verdict = value.step(letter, &mut self.written);
             out.arguments(&self.written);
             self.written.clear();
@@ -126,13 +123,13 @@ impl Harmony {
             out.worked(self.scanner.take_work());
             match found {
                 None => return,
-                Some(Found::Letter(letter)) => self.letter(letter, out),
-                Some(Found::Marker(index)) => self.marker(MARKERS[index], out),
+                Some(ScanEvent::Letter(letter)) => self.letter(letter, out),
+                Some(ScanEvent::Marker(index)) => self.marker(MARKERS[index], out),
             }
         }
     }
 
-    /// The text ends.
+    /// Ends the text.
     pub(crate) fn finish(&mut self, out: &mut Out) {
         for letter in self.scanner.finish().chars() {
             self.letter(letter, out);
@@ -230,7 +227,7 @@ impl Harmony {
         }
     }
 
-    /// The message, or the text outside of messages, ends with `marker`.
+    /// Ends a message, or the text outside of messages, at `marker`.
     fn leave(&mut self, marker: &'static str) {
         self.content.due = true;
         self.reasoning.due = true;
@@ -248,7 +245,7 @@ impl Harmony {
         self.state = State::Header;
     }
 
-    /// There is no message that begins like this.
+    /// Treats the header as text, because no message begins like this.
     fn header_is_text(&mut self, out: &mut Out) {
         self.state = State::Outside;
         let text = std::mem::take(&mut self.header);
@@ -257,7 +254,7 @@ impl Harmony {
         }
     }
 
-    /// The header is whole: the message begins.
+    /// Begins a message after a complete header.
     fn message(&mut self, out: &mut Out) {
         self.layout.clear();
         let Some(Header { channel, recipient }) = Header::read(&self.header) else {
@@ -284,7 +281,7 @@ impl Harmony {
         }
     }
 
-    /// The message is no call, or must not be one: its text is what its channel makes it. The header is markup.
+    /// Treats the message as text of its channel, because it is not a call. The header is markup.
     fn unread(&mut self, out: &mut Out) {
         self.state = if self.is_reasoned { State::Reasoning } else { State::Content };
         let text = std::mem::take(&mut self.header);

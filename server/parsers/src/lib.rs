@@ -1,8 +1,9 @@
-//! From the text that a model writes to what it means: content, reasoning, and calls of tools. Each model
-//! family marks these in a way of its own; a format is one incremental machine that takes a character at a
-//! time, and streaming and not streaming are the same path.
+//! Parses the text that a model generates into content, reasoning and tool calls. Each model family marks these
+//! differently. A format is one incremental state machine that reads a character at a time, so streamed and
+//! complete responses use the same code.
 //!
-//! It knows no network, no engine and no wire types, reads no clock and never fails: what is not a call is text.
+//! The crate knows no network, no engine and no wire types, reads no clock and never fails: text that is not a
+//! call is content.
 //!
 //! ```text
 //! text ─► Parser::push ─┬─ marked text ─┬─ reasoning between tags
@@ -42,7 +43,7 @@ mod tool;
 mod typed;
 
 pub use delta::Delta;
-pub use format::{Formats, Incompatible, ReasoningFormat, ToolFormat, UnknownFormat};
+pub use format::{Formats, IncompatibleFormats, ReasoningFormat, ToolFormat, UnknownFormat};
 pub use json::NESTING_MAX;
 pub use parser::Parser;
 pub use schema::Tools;

@@ -1,81 +1,85 @@
-//! A text that has to come next, character by character.
+//! Matches expected texts, one character at a time.
 
-/// How far a text that has to come next has come.
+/// The rest of an expected text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Literal {
     rest: &'static str,
 }
 
-/// What a character made of it.
+/// The effect of a character on an expected text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Matched {
-    /// It fits; there is more to come.
+pub(crate) enum LiteralStep {
+    /// The character matches, and more characters are expected.
     More,
-    /// It was the last.
+    /// The character completes the text.
     Whole,
-    /// It does not fit.
+    /// The character does not match.
     Not,
 }
 
 impl Literal {
-    /// Nothing of `text` has come. It is not empty.
+    /// Expects `text`, which is not empty.
     pub(crate) fn new(text: &'static str) -> Self {
         debug_assert!(!text.is_empty());
         Self { rest: text }
     }
 
-    pub(crate) fn step(&mut self, letter: char) -> Matched {
+    pub(crate) fn step(&mut self, letter: char) -> LiteralStep {
         match self.rest.strip_prefix(letter) {
-            None => Matched::Not,
-            Some("") => Matched::Whole,
+            None => LiteralStep::Not,
+            Some("") => LiteralStep::Whole,
             Some(rest) => {
                 self.rest = rest;
-                Matched::More
+                LiteralStep::More
             }
         }
     }
 }
 
-/// What counts as space between the parts of a call.
+/// Whether a character is whitespace between the parts of a call.
 pub(crate) fn is_space(letter: char) -> bool {
     matches!(letter, ' ' | '\t' | '\n' | '\r')
 }
 
-/// One of several texts that has to come next, character by character. None is the beginning of another.
+/// Several expected texts, of which one must follow. None is a prefix of another.
 #[derive(Clone, Debug)]
-pub(crate) struct OneOf {
+pub(crate) struct LiteralChoice {
     texts: &'static [&'static str],
     read: String,
 }
 
-/// What a character made of them.
+/// The effect of a character on several expected texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chosen {
-    /// It fits; there is more to come.
+pub(crate) enum ChoiceStep {
+    /// The character matches, and more characters are expected.
     More,
-    /// It was the last of this one.
+    /// The character completes the text with this index.
     Whole(usize),
-    /// It fits none.
+    /// The character matches none of the texts.
     Not,
 }
 
-impl OneOf {
-    /// Nothing of `texts` has come.
+impl LiteralChoice {
+    /// Expects one of `texts`.
     pub(crate) fn new(texts: &'static [&'static str]) -> Self {
         Self { texts, read: String::new() }
     }
 
-    /// How many bytes fitted.
+    /// The number of bytes that matched.
     pub(crate) fn fitted(&self) -> usize {
         self.read.len() - self.read.chars().next_back().map_or(0, char::len_utf8)
     }
 
-    /// Takes the next character. After [`Chosen::Whole`] or `Not` nothing may follow.
-    pub(crate) fn step(&mut self, letter: char) -> Chosen {
+    /// Reads the next character. After [`ChoiceStep::Whole`] or `Not` no more characters may follow.
+    pub(crate) fn step(&mut self, letter: char) -> ChoiceStep {
         self.read.push(letter);
         if let Some(whole) = self.texts.iter().position(|text| *text == self.read) {
-            return Chosen::Whole(whole);
+            return ChoiceStep::Whole(whole);
         }
-        if self.texts.iter().any(|text| text.starts_with(&self.read)) { Chosen::More } else { Chosen::Not }
+        if self.texts.iter().any(|text| text.starts_with(&self.read)) {
+            ChoiceStep::More
+        } else {
+            ChoiceStep::Not
+        }
     }
 }

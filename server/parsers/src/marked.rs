@@ -1,35 +1,35 @@
-//! Text with marks in it: where content, reasoning and calls take turns. How calls are written is the
-//! business of the tool formats.
+//! Parses text with markers, in which content, reasoning and calls alternate. The tool formats parse the calls
+//! themselves.
 //!
-//! Space with nothing else between the beginning, reasoning and calls is layout: it is dropped where a call
-//! or reasoning follows or a call preceded, and kept where text follows.
+//! Whitespace alone between the beginning, reasoning and calls is layout: it is dropped if a call or reasoning
+//! follows or a call precedes it, and kept if text follows.
 
 use std::sync::Arc;
 
 use crate::literal::is_space;
 use crate::out::Out;
 use crate::reasoning::{Reasoning, opened, reasoning};
-use crate::scanner::{Found, Scanner};
-use crate::tool::{Calls, Mark, Place, Step, calls};
+use crate::scanner::{ScanEvent, Scanner};
+use crate::tool::{Calls, Mark, MarkPosition, Step, calls};
 use crate::{Formats, Tools};
 
-/// An answer on its way.
+/// The parser of a response with markers.
 #[derive(Debug)]
-pub(crate) struct Marked {
+pub(crate) struct MarkedText {
     calls: Option<Box<dyn Calls>>,
     reasoning: &'static Reasoning,
     signs: Vec<Sign>,
     mode: Mode,
     scanner: Scanner,
-    /// Nothing but layout came since the beginning, the end of reasoning, or the end of a call.
+    /// Whether nothing but layout has been read since the beginning, the end of reasoning or the end of a call.
     at_start: bool,
     /// That layout.
     layout: String,
     after_call: bool,
-    /// A newline that comes now belongs to the tag before it.
+    /// Whether a newline that follows belongs to the tag before it.
     trim: bool,
     in_answer: bool,
-    /// What is to be looked at anew, last character first.
+    /// Characters to process again, the last one first.
     again: Vec<char>,
 }
 
@@ -41,31 +41,31 @@ enum Mode {
         tags: usize,
         at_prompt: bool,
     },
-    /// In what may be calls, of which there were so many before.
+    /// In what may be calls; `before` is the number of calls before.
     Calls {
         before: u32,
     },
-    /// After the tag that ends an answer.
+    /// After the tag that ends a response.
     AnswerEnd,
 }
 
-/// Text that leads somewhere.
+/// A text that changes the mode.
 #[derive(Clone, Copy, Debug)]
 struct Sign {
     text: &'static str,
-    place: Place,
-    to: To,
+    position: MarkPosition,
+    to: SignTarget,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum To {
+enum SignTarget {
     Calls { mark: usize },
     Reasoning { tags: usize },
     Answer,
     AnswerEnd,
 }
 
-impl Marked {
+impl MarkedText {
     pub(crate) fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
         let calls = calls(formats.tool, tools);
         let reasoning = reasoning(formats.reasoning);
@@ -89,7 +89,7 @@ impl Marked {
         matches!(self.mode, Mode::Reasoning { .. })
     }
 
-    /// Takes the next character.
+    /// Reads the next character.
     pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
         self.again.push(letter);
         while let Some(letter) = self.again.pop() {
@@ -108,7 +108,7 @@ impl Marked {
         }
     }
 
-    /// The text ends.
+    /// Ends the text.
     pub(crate) fn finish(&mut self, out: &mut Out) {
         match self.mode {
             Mode::Text => {
@@ -141,8 +141,8 @@ impl Marked {
                 _ => {
                     let (at_start, in_answer) = (self.at_start, self.in_answer);
                     let counts = |sign: &&Sign| match sign.to {
-                        To::AnswerEnd => in_answer,
-                        _ => at_start || sign.place == Place::Anywhere,
+                        SignTarget::AnswerEnd => in_answer,
+                        _ => at_start || sign.position == MarkPosition::Anywhere,
                     };
                     let signs = self.signs.iter().enumerate().filter(|(_, sign)| counts(sign));
                     self.scanner.settle(signs.map(|(index, sign)| (index, sign.text)))
@@ -151,8 +151,8 @@ impl Marked {
             out.worked(self.scanner.take_work());
             match found {
                 None => return,
-                Some(Found::Letter(letter)) => self.letter(letter, out),
-                Some(Found::Marker(index)) => return self.marker(index, out),
+                Some(ScanEvent::Letter(letter)) => self.letter(letter, out),
+                Some(ScanEvent::Marker(index)) => return self.marker(index, out),
             }
         }
     }
@@ -168,7 +168,7 @@ impl Marked {
         }
     }
 
-    /// Content, or layout.
+    /// Adds content or layout.
     fn text(&mut self, text: &str, out: &mut Out) {
         for letter in text.chars() {
             if self.at_start && is_space(letter) {
@@ -188,31 +188,31 @@ impl Marked {
             if index < self.reasoning.tags[tags].close.len() {
                 self.start(Mode::Text);
             } else {
-                // The model repeats the tag that the prompt ended with.
+                // The model repeats the tag at the end of the prompt.
                 self.mode = Mode::Reasoning { tags, at_prompt: false };
             }
             return;
         }
         let sign = self.signs[index];
         match sign.to {
-            To::Reasoning { tags } => {
+            SignTarget::Reasoning { tags } => {
                 self.start(Mode::Reasoning { tags, at_prompt: false });
                 self.trim = true;
             }
-            To::Answer => {
+            SignTarget::Answer => {
                 self.start(Mode::Text);
                 self.trim = true;
                 self.in_answer = true;
             }
-            To::AnswerEnd => {
+            SignTarget::AnswerEnd => {
                 out.open(sign.text);
                 self.mode = Mode::AnswerEnd;
             }
-            To::Calls { mark } => self.enter_calls(mark, out),
+            SignTarget::Calls { mark } => self.enter_calls(mark, out),
         }
     }
 
-    /// Something begins, with nothing but layout before it.
+    /// Enters a mode, with nothing but layout before it.
     fn start(&mut self, mode: Mode) {
         self.mode = mode;
         self.layout.clear();
@@ -254,7 +254,7 @@ impl Marked {
         }
     }
 
-    /// What was read and led to nothing is text, but for its last `again` bytes.
+    /// Leaves calls. The open text becomes content, except its last `again` bytes.
     fn leave_calls(&mut self, again: usize, out: &mut Out) {
         if let Mode::Calls { before } = self.mode
             && out.calls() > before
@@ -269,7 +269,7 @@ impl Marked {
         self.again.extend(rest.chars().rev());
     }
 
-    /// The tag that ends an answer is one only if nothing follows it.
+    /// The tag that ends a response counts only if nothing follows it.
     fn answer_end(&mut self, letter: char, out: &mut Out) {
         out.read(letter);
         if is_space(letter) {
@@ -288,15 +288,15 @@ fn signs(calls: Option<&dyn Calls>, reasoning: &Reasoning) -> Vec<Sign> {
     let mut signs: Vec<Sign> = marks
         .iter()
         .enumerate()
-        .map(|(mark, sign)| Sign { text: sign.text, place: sign.place, to: To::Calls { mark } })
+        .map(|(mark, sign)| Sign { text: sign.text, position: sign.position, to: SignTarget::Calls { mark } })
         .collect();
     for (index, tags) in reasoning.tags.iter().enumerate() {
-        let to = To::Reasoning { tags: index };
-        signs.extend(tags.open.iter().map(|text| Sign { text, place: tags.place, to }));
+        let to = SignTarget::Reasoning { tags: index };
+        signs.extend(tags.open.iter().map(|text| Sign { text, position: tags.position, to }));
     }
     if let Some((open, close)) = reasoning.answer {
-        signs.push(Sign { text: open, place: Place::Start, to: To::Answer });
-        signs.push(Sign { text: close, place: Place::Anywhere, to: To::AnswerEnd });
+        signs.push(Sign { text: open, position: MarkPosition::Start, to: SignTarget::Answer });
+        signs.push(Sign { text: close, position: MarkPosition::Anywhere, to: SignTarget::AnswerEnd });
     }
     signs
 }

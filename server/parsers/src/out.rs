@@ -1,19 +1,19 @@
-//! Where a format puts what it has understood, and the account of what it has read and not understood yet.
+//! Collects the output of a format, and the text that was read but not interpreted yet.
 
 use std::mem;
 
 use crate::Delta;
 
-/// The deltas of a parser since they were last taken. Adjacent text of a kind is joined.
+/// The deltas of a parser since the last call of [`Out::take`]. Adjacent text of a kind is joined.
 #[derive(Debug, Default)]
 pub(crate) struct Out {
     deltas: Vec<Delta>,
-    /// What was read and has led to nothing yet: text, should it turn out to mean nothing.
+    /// The text that was read but not interpreted yet, which becomes content if it has no meaning.
     raw: String,
-    /// How many bytes of `raw` are the marker that it began with.
+    /// The number of bytes of the marker at the start of `raw`.
     marker: usize,
     calls: u32,
-    /// A call that begins as soon as its arguments hold more than an opening brace: its name and the brace.
+    /// A call that begins once its arguments hold more than an opening brace: its name and the brace.
     prepared: Option<(String, String)>,
     ending: Ending,
     work: u64,
@@ -22,20 +22,20 @@ pub(crate) struct Out {
 /// How the text ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The model has ended it.
+    /// The model ended the text.
     #[default]
     Complete,
-    /// The limit of tokens cut it off.
+    /// The token limit cut the text off.
     Cut,
 }
 
 impl Out {
-    /// What has gathered.
+    /// Takes the collected deltas.
     pub(crate) fn take(&mut self) -> Vec<Delta> {
         mem::take(&mut self.deltas)
     }
 
-    /// The text is going to end like this.
+    /// Sets how the text is going to end.
     pub(crate) fn set_ending(&mut self, ending: Ending) {
         self.ending = ending;
     }
@@ -49,7 +49,7 @@ impl Out {
         self.work
     }
 
-    /// How many calls have begun.
+    /// The number of calls that have begun.
     pub(crate) fn calls(&self) -> u32 {
         self.calls
     }
@@ -78,7 +78,7 @@ impl Out {
         }
     }
 
-    /// The next call begins; all that was read belongs to it.
+    /// Begins the next call, which all text read so far belongs to.
     pub(crate) fn begin(&mut self, name: &str) {
         debug_assert!(!name.is_empty());
         self.deltas.push(Delta::ToolCallBegin { index: self.calls, name: name.to_owned() });
@@ -86,8 +86,8 @@ impl Out {
         self.commit();
     }
 
-    /// The next call begins with the first character of its arguments that follows the opening brace. Until
-    /// then it may be broken, and a broken call is text.
+    /// Prepares the next call, which begins with the first character of its arguments after the opening brace.
+    /// Until then it may turn out to be malformed, and a malformed call is text.
     pub(crate) fn prepare(&mut self, name: &str) {
         self.prepared = Some((name.to_owned(), String::new()));
     }
@@ -97,12 +97,12 @@ impl Out {
         self.prepared.is_some()
     }
 
-    /// The call that is prepared does not begin.
+    /// Discards the prepared call.
     pub(crate) fn drop_prepared(&mut self) {
         self.prepared = None;
     }
 
-    /// The text ends: a call that is prepared begins, and was cut off.
+    /// Begins the prepared call, which the end of the text cuts off.
     pub(crate) fn begin_prepared(&mut self) {
         if let Some((name, text)) = self.prepared.take() {
             self.begin(&name);
@@ -110,10 +110,11 @@ impl Out {
         }
     }
 
-    /// More arguments of the call that began last, or is prepared; all that was read is in them.
+    /// Adds arguments to the call that began last, or to the prepared one. All text read so far belongs to
+    /// them.
     pub(crate) fn arguments(&mut self, text: &str) {
         if let Some((_, before)) = &mut self.prepared {
-            // The brace is one byte, and the first.
+            // The brace is the first byte.
             let mut more = text.bytes().skip(usize::from(before.is_empty()));
             before.push_str(text);
             if more.any(|byte| !byte.is_ascii_whitespace()) {
@@ -134,20 +135,20 @@ impl Out {
         }
     }
 
-    /// The arguments of the call that began last are whole.
+    /// Completes the arguments of the call that began last.
     pub(crate) fn end(&mut self) {
         self.commit();
         self.deltas.push(Delta::ToolCallEnd { index: self.calls.saturating_sub(1) });
     }
 
-    /// A call without arguments of its own writing.
+    /// Adds a call without arguments.
     pub(crate) fn call_without_arguments(&mut self, name: &str) {
         self.begin(name);
         self.arguments("{}");
         self.end();
     }
 
-    /// The text ends after the name of a call, where its arguments belong: it has none, unless it was cut off.
+    /// Ends the text after the name of a call. The call has no arguments, unless it was cut off.
     pub(crate) fn call_at_end(&mut self, name: &str) {
         match self.ending {
             Ending::Complete => self.call_without_arguments(name),
@@ -155,61 +156,61 @@ impl Out {
         }
     }
 
-    /// The text ends within the name of a call without arguments. A name that was cut off is not certain.
+    /// Ends the text within the name of a call without arguments. A name that was cut off is not certain.
     pub(crate) fn call_at_end_of_name(&mut self, name: &str) {
         if self.ending == Ending::Complete {
             self.call_without_arguments(name);
         }
     }
 
-    /// What was read is understood: it will not come back as text.
+    /// Marks all text read so far as interpreted: it will not become content.
     pub(crate) fn commit(&mut self) {
         self.raw.clear();
         self.marker = 0;
     }
 
-    /// Reading begins at a marker.
+    /// Begins to read at a marker.
     pub(crate) fn open(&mut self, marker: &str) {
         self.raw.clear();
         self.raw.push_str(marker);
         self.marker = marker.len();
     }
 
-    /// A character was read.
+    /// Adds a character to the text that is not interpreted yet.
     pub(crate) fn read(&mut self, letter: char) {
         self.worked(1);
         self.raw.push(letter);
     }
 
-    /// The character read last is not the format's.
+    /// Removes the last character, which does not belong to the format.
     pub(crate) fn unread(&mut self) {
         self.raw.pop();
     }
 
-    /// The last `bytes` that were read are going to be read again.
+    /// Removes the last `bytes` bytes, which will be read again.
     pub(crate) fn unread_bytes(&mut self, bytes: usize) {
         self.raw.truncate(self.raw.len().saturating_sub(bytes));
     }
 
-    /// What has been read and not been understood, from its first `skipped` bytes on; `None` if it is shorter.
+    /// The text that is not interpreted yet, without its first `skipped` bytes; `None` if it is shorter.
     pub(crate) fn open_from(&self, skipped: usize) -> Option<&str> {
         self.raw.get(skipped..)
     }
 
-    /// What was read is text, but for its last `kept` bytes, which stay read.
+    /// Returns the text that is not interpreted yet, except its last `kept` bytes, which remain.
     pub(crate) fn split_open(&mut self, kept: usize) -> String {
         let rest = self.raw.split_off(self.raw.len() - kept.min(self.raw.len()));
         self.marker = 0;
         mem::replace(&mut self.raw, rest)
     }
 
-    /// How many bytes have been read and not been understood.
+    /// The number of bytes that are not interpreted yet.
     pub(crate) fn open_bytes(&self) -> usize {
         self.raw.len()
     }
 
-    /// Reading is over: the bytes that are text, and those to be looked at anew, at most the last `again`. The
-    /// marker is never looked at anew, for it would be found again.
+    /// Ends reading. Returns the text that becomes content, and the text to process again: at most the last
+    /// `again` bytes, and never the marker, which would be found again.
     pub(crate) fn close(&mut self, again: usize) -> (String, String) {
         self.prepared = None;
         let mut text = mem::take(&mut self.raw);

@@ -1,19 +1,19 @@
-//! The parser of one answer: picks the machine for its formats and feeds it.
+//! The parser of one response, which selects the state machine of its formats.
 
 use std::sync::Arc;
 
 use crate::harmony::Harmony;
-use crate::marked::Marked;
+use crate::marked::MarkedText;
 use crate::out::{Ending, Out};
 use crate::{Delta, Formats, Tools};
 
-/// Takes the text of one answer as it comes and gives out what it means.
+/// Parses the text of one response incrementally.
 ///
 /// # Guarantees
-/// - It is total: nothing is an error, and no text is lost. What is not a call is content, markers included.
-/// - Joined, the deltas are the same however the text was cut into pieces.
-/// - Work is linear in the text. What is held back is what cannot be told yet, and no more.
-/// - Calls have the indices 0, 1, 2 and so on; of a call that was cut off, what was given out stands.
+/// - It never fails and loses no text. Text that is not a call is content, including markers.
+/// - With adjacent deltas joined, the result is the same however the text is split.
+/// - The work is linear in the length of the text. Only text whose meaning is not certain yet is held back.
+/// - Calls have the indices 0, 1, 2 and so on. Deltas of a call that is cut off remain valid.
 #[derive(Debug)]
 pub struct Parser {
     machine: Machine,
@@ -22,25 +22,25 @@ pub struct Parser {
 
 #[derive(Debug)]
 enum Machine {
-    Marked(Box<Marked>),
+    Marked(Box<MarkedText>),
     Harmony(Box<Harmony>),
 }
 
 impl Parser {
-    /// A parser for one answer to a request that offered `tools`. With none the tool format is off, and
-    /// reasoning still works. `prompt` is the rendered prompt or its end: a tag in it that opens reasoning
-    /// counts.
+    /// Creates a parser for the response to a request that offers `tools`. Without tools the tool format is
+    /// off, but reasoning is still parsed. `prompt` is the rendered prompt or its end: a tag in it may begin
+    /// the reasoning.
     pub fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
         let formats = formats.with_tools(tools);
         let machine = if formats.is_harmony() {
             Machine::Harmony(Box::new(Harmony::new(formats)))
         } else {
-            Machine::Marked(Box::new(Marked::new(formats, tools, prompt)))
+            Machine::Marked(Box::new(MarkedText::new(formats, tools, prompt)))
         };
         Self { machine, out: Out::default() }
     }
 
-    /// Takes the next piece of text. Returns what is certain now, often nothing.
+    /// Adds the next piece of text. Returns the deltas that are now certain, often none.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         for letter in text.chars() {
             match &mut self.machine {
@@ -51,13 +51,13 @@ impl Parser {
         self.out.take()
     }
 
-    /// The model has ended the text. Returns what was held back.
+    /// Ends the text because the model ended it. Returns what was held back.
     pub fn finish(self) -> Vec<Delta> {
         self.end(Ending::Complete)
     }
 
-    /// The limit of tokens has cut the text off. Returns what was held back. A call whose arguments had not begun gets
-    /// no arguments, where after [`Self::finish`] it is a call without any.
+    /// Ends the text because the token limit cut it off. Returns what was held back. A call whose arguments had
+    /// not begun gets no arguments, whereas [`Self::finish`] makes it a call without arguments.
     pub fn finish_cut(self) -> Vec<Delta> {
         self.end(Ending::Cut)
     }
@@ -71,7 +71,7 @@ impl Parser {
         self.out.take()
     }
 
-    /// Whether what comes next is reasoning, unless a marker ends it.
+    /// Whether the next text is reasoning, unless a marker ends it.
     pub fn is_reasoning(&self) -> bool {
         match &self.machine {
             Machine::Marked(marked) => marked.is_reasoning(),
@@ -79,13 +79,13 @@ impl Parser {
         }
     }
 
-    /// How many calls have begun.
+    /// The number of calls that have begun.
     pub fn calls(&self) -> u32 {
         self.out.calls()
     }
 
-    /// How many elementary steps the text has taken so far: characters read, compared and passed on. It is
-    /// what shows that work is linear.
+    /// The number of elementary steps so far: characters read, compared and passed on. Tests use it to show
+    /// that the work is linear.
     pub fn work(&self) -> u64 {
         self.out.work()
     }
@@ -96,9 +96,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parser_may_go_where_its_request_goes() {
-        fn goes_anywhere<T: Send + Sync + 'static>() {}
-        goes_anywhere::<Parser>();
-        goes_anywhere::<Tools>();
+    fn a_parser_can_be_sent_and_shared_between_threads() {
+        fn assert_send_and_sync<T: Send + Sync + 'static>() {}
+        assert_send_and_sync::<Parser>();
+        assert_send_and_sync::<Tools>();
     }
 }

@@ -1,18 +1,18 @@
-//! Python literals a character at a time, passed on as JSON.
+//! Parses Python literals one character at a time and converts them to JSON.
 
 mod number;
 mod string;
 mod value;
 
 pub(crate) use number::number;
-pub(crate) use value::{Closing, PythonValue};
+pub(crate) use value::{ClosingContext, PythonValue};
 
-use crate::json::Verdict;
+use crate::json::{Verdict, quoted};
 use crate::schema::Types;
 
-/// All of `text` as a literal, as JSON.
+/// Converts all of `text`, a literal, to JSON.
 pub(crate) fn literal(text: &str) -> Option<String> {
-    let mut value = PythonValue::new(Types::default());
+    let mut value = PythonValue::new(Types::default(), |text, _| quoted(text));
     let mut json = String::new();
     // The space ends a number or a word.
     let mut letters = text.trim().chars().chain([' ']);

@@ -1,40 +1,40 @@
-//! Formats of reasoning: tags around it.
+//! Reasoning formats: the tags around reasoning.
 
 use crate::ReasoningFormat;
-use crate::tool::Place;
+use crate::tool::MarkPosition;
 
-/// A way of writing reasoning.
+/// A pair of tags around reasoning.
 #[derive(Debug)]
 pub(crate) struct Tags {
-    /// Any of these opens it.
+    /// The alternatives for the opening tag.
     pub(crate) open: &'static [&'static str],
-    /// Any of these closes it.
+    /// The alternatives for the closing tag.
     pub(crate) close: &'static [&'static str],
-    pub(crate) place: Place,
+    pub(crate) position: MarkPosition,
 }
 
-/// What a format knows.
+/// The tags of a reasoning format.
 #[derive(Debug)]
 pub(crate) struct Reasoning {
     pub(crate) tags: &'static [Tags],
-    /// Tags around what follows the reasoning. They are no text.
+    /// The tags around the response after the reasoning, which are not part of the text.
     pub(crate) answer: Option<(&'static str, &'static str)>,
 }
 
-const THINK: Tags = Tags { open: &["<think>"], close: &["</think>"], place: Place::Start };
+const THINK: Tags = Tags { open: &["<think>"], close: &["</think>"], position: MarkPosition::Start };
 
 static NONE: Reasoning = Reasoning { tags: &[], answer: None };
 
 static THINKING: Reasoning = Reasoning { tags: &[THINK], answer: None };
 
 static MAGISTRAL: Reasoning = Reasoning {
-    tags: &[Tags { open: &["[THINK]"], close: &["[/THINK]"], place: Place::Start }],
+    tags: &[Tags { open: &["[THINK]"], close: &["[/THINK]"], position: MarkPosition::Start }],
     answer: None,
 };
 
 static GEMMA: Reasoning = Reasoning {
-    // The tags are tokens of their own: they are written for their meaning only, wherever they stand.
-    tags: &[Tags { open: &["<|channel>thought"], close: &["<channel|>"], place: Place::Anywhere }],
+    // The tags are special tokens, so they always have their meaning, wherever they occur.
+    tags: &[Tags { open: &["<|channel>thought"], close: &["<channel|>"], position: MarkPosition::Anywhere }],
     answer: None,
 };
 
@@ -44,13 +44,13 @@ static GRANITE: Reasoning = Reasoning {
         Tags {
             open: &["Here is my thought process:", "Here's my thought process:"],
             close: &["Here is my response:", "Here's my response:"],
-            place: Place::Start,
+            position: MarkPosition::Start,
         },
     ],
     answer: Some(("<response>", "</response>")),
 };
 
-/// What is known of a format. Harmony has no tags: it is a format for the whole text.
+/// The tags of a format. Harmony has none, because it is a format of the whole text.
 pub(crate) fn reasoning(format: ReasoningFormat) -> &'static Reasoning {
     match format {
         ReasoningFormat::None | ReasoningFormat::Gptoss => &NONE,
@@ -61,18 +61,18 @@ pub(crate) fn reasoning(format: ReasoningFormat) -> &'static Reasoning {
     }
 }
 
-/// Reasoning that a prompt has opened.
+/// Reasoning that begins in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Opened {
-    /// Which of the format's tags.
+pub(crate) struct OpenedReasoning {
+    /// The index of the tags in the format.
     pub(crate) tags: usize,
-    /// Whether the newline after the tag is there as well.
+    /// Whether a newline follows the tag in the prompt.
     pub(crate) newline: bool,
 }
 
 /// Whether `prompt` ends with a tag that opens reasoning.
-pub(crate) fn opened(reasoning: &Reasoning, prompt: &str) -> Option<Opened> {
+pub(crate) fn opened(reasoning: &Reasoning, prompt: &str) -> Option<OpenedReasoning> {
     let tag = prompt.trim_end();
     let tags = reasoning.tags.iter().position(|tags| tags.open.iter().any(|open| tag.ends_with(open)))?;
-    Some(Opened { tags, newline: prompt[tag.len()..].contains('\n') })
+    Some(OpenedReasoning { tags, newline: prompt[tag.len()..].contains('\n') })
 }

@@ -1,16 +1,16 @@
-//! Finds markers in text that comes a character at a time. Holds back the longest end of the text that may
-//! become a marker, and no more.
+//! Finds markers in text that arrives one character at a time. It holds back only the longest suffix of the text that
+//! may become a marker.
 
-/// What is certain about the text so far.
+/// A certain part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum ScanEvent {
     /// The next character, which begins no marker.
     Letter(char),
-    /// A marker, by the place it has in the list.
+    /// A marker, by its index in the list.
     Marker(usize),
 }
 
-/// The end of a text that may become a marker.
+/// The suffix of a text that may become a marker.
 #[derive(Debug, Default)]
 pub(crate) struct Scanner {
     held: String,
@@ -23,16 +23,19 @@ impl Scanner {
         self.held.push(letter);
     }
 
-    /// The next certain thing, if there is one. `markers` are those that count where the held text begins;
-    /// of two that fit, the first to be complete counts.
-    pub(crate) fn settle(&mut self, markers: impl Iterator<Item = (usize, &'static str)>) -> Option<Found> {
+    /// Returns the next certain part of the text, if there is one. `markers` are those that count at the start of the
+    /// suffix; if two match, the one that is complete first counts.
+    pub(crate) fn settle(
+        &mut self,
+        markers: impl Iterator<Item = (usize, &'static str)>,
+    ) -> Option<ScanEvent> {
         let first = self.held.chars().next()?;
         let mut possible = false;
         for (index, marker) in markers {
             self.work += 1;
             if marker == self.held {
                 self.held.clear();
-                return Some(Found::Marker(index));
+                return Some(ScanEvent::Marker(index));
             }
             possible |= marker.starts_with(&self.held);
         }
@@ -40,15 +43,15 @@ impl Scanner {
             return None;
         }
         self.held.remove(0);
-        Some(Found::Letter(first))
+        Some(ScanEvent::Letter(first))
     }
 
-    /// How many characters were taken and comparisons made since this was last asked.
+    /// Returns the number of characters read and comparisons made since the last call.
     pub(crate) fn take_work(&mut self) -> usize {
         std::mem::take(&mut self.work)
     }
 
-    /// The text ends: what was held back.
+    /// Ends the text and returns what was held back.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,4 +1,4 @@
-//! The tools of a request: their names, and of which types their parameters may be.
+//! The tools of a request: their names, and the types of their parameters.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Tools by name, each with the JSON schema of its parameters if it has one.
+    /// Creates a list of tools by name, each with the JSON schema of its parameters if it has one.
     pub fn new<'a>(tools: impl IntoIterator<Item = (&'a str, Option<&'a Value>)>) -> Self {
         let tools = tools
             .into_iter()
@@ -20,18 +20,18 @@ impl Tools {
         Self { tools }
     }
 
-    /// Whether there are none.
+    /// Whether the request offers no tools.
     pub fn is_empty(&self) -> bool {
         self.tools.is_empty()
     }
 
-    /// Of which types a parameter may be. What is not known is text.
+    /// The types that a parameter may have. Unknown parameters are text.
     pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
         self.tools.get(tool).and_then(|parameters| parameters.get(parameter)).copied().unwrap_or_default()
     }
 }
 
-/// Of which types a value may be.
+/// The types that a value may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Types {
     pub(crate) text: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Types {
 }
 
 impl Types {
-    /// Nothing is said about the type.
+    /// Whether the type is unknown.
     pub(crate) fn is_unknown(self) -> bool {
         self == Self::default()
     }
@@ -80,8 +80,7 @@ impl Types {
     }
 }
 
-/// How many schemas are looked at for a parameter, which references and unions lead to. What else there may be
-/// says nothing.
+/// Largest number of schemas to inspect for a parameter, through references and unions. Further schemas are ignored.
 const SCHEMAS_MAX: usize = 64;
 
 fn parameters(schema: &Value) -> HashMap<String, Types> {
@@ -110,7 +109,7 @@ fn add(types: &mut Types, schema: &Value, root: &Value, left: &mut usize) {
     }
 }
 
-/// What a schema without a type says about it.
+/// Adds the types that a schema without the keyword `type` implies.
 fn add_untyped(types: &mut Types, schema: &Value, root: &Value, left: &mut usize) {
     if let Some(target) = schema.get("$ref").and_then(Value::as_str)
         && let Some(target) = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer))

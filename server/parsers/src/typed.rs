@@ -1,10 +1,10 @@
-//! Text as a value of the type that the tool's schema wants, for formats whose values have no types.
+//! Converts text to a value of a type that the schema of the tool allows, for formats whose values are untyped.
 
 use crate::json::{JsonValue, Number, Verdict, quoted};
 use crate::python;
 use crate::schema::Types;
 
-/// `text` as JSON. It is a string unless it can be read as another type that is allowed.
+/// Converts `text` to JSON: a string, unless it can be parsed as another allowed type.
 pub(crate) fn typed(text: &str, types: Types) -> String {
     if types.is_text_only() {
         return quoted(text);
@@ -16,12 +16,12 @@ pub(crate) fn typed(text: &str, types: Types) -> String {
         .unwrap_or_else(|| quoted(text))
 }
 
-/// `text`, which was cut off, as the beginning of JSON: of a type that is allowed if it can be, else of a
+/// Converts `text`, which was cut off, to the beginning of a JSON value: of an allowed type if possible, otherwise of a
 /// string.
 pub(crate) fn partial(text: &str, types: Types) -> String {
     let value = text.trim();
     let words = [("true", types.boolean), ("false", types.boolean), ("null", types.null)];
-    if words.iter().any(|(word, is_wanted)| *is_wanted && word.starts_with(value)) {
+    if words.iter().any(|(word, is_allowed)| *is_allowed && word.starts_with(value)) {
         return value.to_owned();
     }
     if let Some(number) = numeric(value, types) {
@@ -57,7 +57,7 @@ fn numeric(value: &str, types: Types) -> Option<String> {
     if types.number {
         return Some(number);
     }
-    // An integer may have been written with a point.
+    // Models sometimes write integers with a decimal point.
     let whole = match number.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole.to_owned(),
         _ => number,
@@ -65,20 +65,20 @@ fn numeric(value: &str, types: Types) -> Option<String> {
     Number::is(&whole).then_some(whole)
 }
 
-/// Objects and arrays, as JSON or as models used to Python write them.
+/// Parses an object or an array in JSON or Python notation.
 fn compound(value: &str, types: Types) -> Option<String> {
-    let is_wanted = match value.chars().next()? {
+    let is_allowed = match value.chars().next()? {
         '{' => types.object,
         '[' | '(' => types.array,
         _ => false,
     };
-    if !is_wanted {
+    if !is_allowed {
         return None;
     }
     json(value).or_else(|| python::literal(value))
 }
 
-/// All of `value` as a JSON value.
+/// Parses all of `value` as JSON.
 fn json(value: &str) -> Option<String> {
     let mut machine = JsonValue::new();
     let mut written = String::with_capacity(value.len());
@@ -109,7 +109,7 @@ mod tests {
         Types { text: true, number: true, boolean: true, null: true, object: true, array: true, ..INTEGER };
 
     #[test]
-    fn text_that_was_cut_off_becomes_the_beginning_of_what_is_wanted() {
+    fn text_that_was_cut_off_becomes_the_beginning_of_an_allowed_type() {
         for (text, types, json) in [
             ("1", INTEGER, "1"),
             ("ma", INTEGER, "\"ma"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn text_becomes_what_is_wanted() {
+    fn text_becomes_a_value_of_an_allowed_type() {
         for (text, types, json) in [
             ("5", Types::default(), "\"5\""),
             ("5", INTEGER, "5"),

@@ -83,7 +83,7 @@ fn parsers_are_chosen_by_name_and_the_help_names_them_all() {
     assert_eq!(args.tool_parser.given(), Some(ToolFormat::Hermes3));
     assert_eq!(args.reasoning_parser.given(), Some(ReasoningFormat::None));
     let error = parse(&["--tool-parser=hermes"]).unwrap_err().to_string();
-    assert!(error.contains("unknown parser \"hermes\": one of none, hermes3"), "{error}");
+    assert!(error.contains("unknown parser \"hermes\"; supported parsers: none, hermes3"), "{error}");
     let command = Args::command();
     let help = |flag: &str| {
         let argument = command.get_arguments().find(|argument| argument.get_long() == Some(flag)).unwrap();

@@ -1,11 +1,13 @@
-//! What the header of a message says.
+//! Parses the header of a message.
 
-use super::{CHANNEL, CONSTRAIN, START};
+pub(super) const START: &str = "<|start|>";
+pub(super) const CHANNEL: &str = "<|channel|>";
+pub(super) const CONSTRAIN: &str = "<|constrain|>";
 
-/// Most words of a header: a role, a recipient, a channel and what the message is written in, and some to spare.
+/// Largest number of words of a header: a role, a recipient, a channel and a content type, with some margin.
 const WORDS_MAX: usize = 6;
 
-/// A header.
+/// The parts of a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header<'a> {
     pub(crate) channel: Option<&'a str>,
@@ -14,8 +16,8 @@ pub(crate) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Reads a header, from `<|start|>`, what follows it or `<|channel|>` up to `<|message|>`. None if it has
-    /// what no header has.
+    /// Parses a header, which begins with `<|start|>`, the text after it or `<|channel|>`, and ends before
+    /// `<|message|>`. `None` if it contains anything that no header contains.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         let words = text.split([' ', '\t', '<']).filter(|word| !word.is_empty()).map(|word| {
             let marker =
@@ -38,13 +40,13 @@ impl<'a> Header<'a> {
     }
 }
 
-/// The word that `text` begins with.
+/// The word at the start of `text`.
 fn word(text: &str) -> &str {
     text.split([' ', '\t', '<']).next().unwrap_or_default()
 }
 
-/// Whether `text` may be a header, from after `<|start|>assistant`, before its first marker: nothing, or a
-/// recipient and what the arguments are written in.
+/// Whether `text` may be the part of a header between `<|start|>assistant` and its first marker: nothing, or a
+/// recipient and a content type.
 pub(crate) fn may_begin_with(text: &str) -> bool {
     let mut words = text.split_ascii_whitespace();
     let Some(first) = words.next() else { return !text.contains('\n') };
@@ -57,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recipient_is_found_on_either_side_of_the_channel() {
+    fn a_recipient_is_found_before_and_after_the_channel() {
         for text in [
             "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json",
             "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json",
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_header_does_not_say_is_none() {
+    fn missing_parts_of_a_header_are_none() {
         assert_eq!(Header::read("<|start|>assistant"), Some(Header { channel: None, recipient: None }));
         assert_eq!(
             Header::read("<|channel|>final"),
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_header_has_makes_none() {
+    fn a_header_with_unexpected_text_is_rejected() {
         for text in
             ["<|channel|>final {}", "<|channel|>\u{1F600}", "<|channel|>a b c d e f g", "<|channel|>a|"]
         {

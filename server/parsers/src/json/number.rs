@@ -1,6 +1,6 @@
 //! The grammar of a JSON number.
 
-/// How far a number has come.
+/// The state of parsing a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Number {
     Minus,
@@ -14,7 +14,7 @@ pub(crate) enum Number {
 }
 
 impl Number {
-    /// A number that begins with `letter`.
+    /// Begins a number with `letter`.
     pub(crate) fn begin(letter: char) -> Option<Self> {
         match letter {
             '-' => Some(Self::Minus),
@@ -24,7 +24,7 @@ impl Number {
         }
     }
 
-    /// The number with one more character.
+    /// Continues the number with one more character.
     pub(crate) fn next(self, letter: char) -> Option<Self> {
         match (self, letter) {
             (Self::Minus, '0') => Some(Self::Zero),
@@ -40,7 +40,7 @@ impl Number {
         }
     }
 
-    /// Whether it may end here.
+    /// Whether the number may end here.
     pub(crate) fn is_whole(self) -> bool {
         matches!(self, Self::Zero | Self::Digits | Self::Fraction | Self::ExponentDigits)
     }

@@ -1,24 +1,22 @@
-//! A JSON string a character at a time, both as it was written and as it is meant. What models get wrong in
-//! strings, and what no reader would accept, is put right without a loss: control characters are escaped, a
-//! backslash that escapes nothing is one, half of a surrogate pair is U+FFFD.
+//! Parses a JSON string one character at a time, and returns it both as written and decoded. It corrects what
+//! models get wrong and no parser accepts, without losing text: it escapes control characters, escapes a
+//! backslash that is not part of an escape, and replaces an unpaired surrogate by U+FFFD.
 
-use super::escape;
-
-/// A JSON string from its opening quote on.
+/// The parser of a JSON string, after its opening quote.
 #[derive(Debug, Default)]
 pub(crate) struct JsonString {
-    /// An escape that is not whole yet.
+    /// An incomplete escape.
     escape: String,
     /// The first half of a surrogate pair.
     high: Option<u32>,
 }
 
-/// What is certain of a string so far.
+/// The certain part of a string.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
-    /// As it stands between the quotes of a JSON string.
+    /// The text between the quotes of a JSON string.
     pub(crate) written: String,
-    /// What it means.
+    /// The decoded text.
     pub(crate) meant: String,
 }
 
@@ -35,7 +33,7 @@ impl Pieces {
 }
 
 impl JsonString {
-    /// Takes the next character, and says whether it was the closing quote.
+    /// Reads the next character. Returns true if it is the closing quote.
     pub(crate) fn step(&mut self, letter: char, to: &mut Pieces) -> bool {
         if self.escape.is_empty() {
             match letter {
@@ -64,7 +62,7 @@ impl JsonString {
         self.not_an_escape(letter, to)
     }
 
-    /// What has been read and not been passed on, as it was written.
+    /// The text that was read but not passed on, as it was written.
     pub(crate) fn held(&self) -> String {
         let high = self.high.map(|code| format!("\\u{code:04x}")).unwrap_or_default();
         high + &self.escape
@@ -92,17 +90,17 @@ impl JsonString {
         false
     }
 
-    /// The backslash was meant as one.
+    /// Treats the backslash as text.
     fn not_an_escape(&mut self, letter: char, to: &mut Pieces) -> bool {
         self.settle_high(to);
         for letter in std::mem::take(&mut self.escape).chars() {
             to.plain(letter);
         }
-        // At most one level deep: no escape is open any more.
+        // The recursion is at most one level deep, because no escape is open any more.
         self.step(letter, to)
     }
 
-    /// Four digits of an escape are there.
+    /// Completes an escape with four digits.
     fn code(&mut self, to: &mut Pieces) {
         let written = std::mem::take(&mut self.escape);
         let code = u32::from_str_radix(&written[2..], 16).expect("invariant: four hexadecimal digits");
@@ -126,4 +124,34 @@ impl JsonString {
             to.plain(char::REPLACEMENT_CHARACTER);
         }
     }
+}
+
+/// Appends `letter` to `text`, escaped for a JSON string.
+pub(crate) fn escape(letter: char, text: &mut String) {
+    match letter {
+        '"' => text.push_str("\\\""),
+        '\\' => text.push_str("\\\\"),
+        '\n' => text.push_str("\\n"),
+        '\r' => text.push_str("\\r"),
+        '\t' => text.push_str("\\t"),
+        letter if u32::from(letter) < 0x20 => {
+            let code = u32::from(letter);
+            text.push_str("\\u00");
+            for digit in [code >> 4, code & 15] {
+                text.push(char::from_digit(digit, 16).expect("invariant: a digit is below 16"));
+            }
+        }
+        letter => text.push(letter),
+    }
+}
+
+/// Quotes `text` as a JSON string.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut json = String::with_capacity(text.len() + 2);
+    json.push('"');
+    for letter in text.chars() {
+        escape(letter, &mut json);
+    }
+    json.push('"');
+    json
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The value at the beginning of `text` as it is passed on, and what follows; None if there is no value.
+/// The value at the start of `text` as it is passed on, and the rest; `None` if there is no value.
 fn split(text: &str) -> Option<(String, &str)> {
     let mut value = JsonValue::new();
     let mut written = String::new();
@@ -16,7 +16,7 @@ fn split(text: &str) -> Option<(String, &str)> {
 }
 
 #[test]
-fn a_value_ends_where_it_ends() {
+fn a_value_ends_at_its_last_character() {
     for (value, rest) in [
         (r#"{"a": [1, -2.5e+3, {"b": null}], "c": "}]"}"#, "}"),
         ("[]", "]"),
@@ -31,7 +31,7 @@ fn a_value_ends_where_it_ends() {
 }
 
 #[test]
-fn what_is_no_json_is_seen() {
+fn invalid_json_is_detected() {
     for text in [
         "{a: 1} ",
         "{'a': 1}",
@@ -57,7 +57,7 @@ fn what_is_no_json_is_seen() {
 }
 
 #[test]
-fn what_is_passed_on_is_json_for_everybody() {
+fn corrected_strings_are_valid_json() {
     for (text, written) in [
         ("\"a\nb\tc\u{1}\"", r#""a\nb\tc\u0001""#),
         (r#""D:\data""#, r#""D:\\data""#),
@@ -75,7 +75,7 @@ fn what_is_passed_on_is_json_for_everybody() {
 }
 
 #[test]
-fn a_string_is_read_as_a_json_reader_reads_it() {
+fn a_string_is_decoded_as_by_a_json_parser() {
     for text in [r#"a\n\t\"\\\/ \u00e9 \ud83d\ude00 z"#, "", "\u{1F600}"] {
         let mut string = JsonString::default();
         let mut pieces = Pieces::default();
@@ -90,7 +90,7 @@ fn a_string_is_read_as_a_json_reader_reads_it() {
 }
 
 #[test]
-fn nesting_has_a_limit() {
+fn nesting_is_limited() {
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     assert!(split(&nested(NESTING_MAX)).is_some());
     assert!(split(&nested(NESTING_MAX + 1)).is_none());

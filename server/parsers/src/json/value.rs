@@ -1,25 +1,30 @@
-//! A JSON value a character at a time.
+//! Parses a JSON value one character at a time.
 
-use super::{JsonString, NESTING_MAX, Number, Pieces};
-use crate::literal::{Literal, Matched, is_space};
+use super::{JsonString, Number, Pieces};
+use crate::literal::{Literal, LiteralStep, is_space};
 
-/// What a character made of a value.
+/// Nesting depth of the arguments in a tool call that the model generates.
+///
+/// Beyond it: the rest is not parsed as arguments and is returned as text.
+pub const NESTING_MAX: usize = 128;
+
+/// The effect of a character on a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It belongs to the value, which goes on.
+    /// The character belongs to the value, which continues.
     More,
-    /// It belongs to the value, which is whole.
+    /// The character completes the value.
     Done,
-    /// The value was whole before it.
+    /// The value was complete before the character.
     Over,
-    /// There is no value that goes on like this.
+    /// No value continues with the character.
     Bad,
 }
 
-/// A value on its way.
+/// The parser of a value.
 #[derive(Debug)]
 pub(crate) struct JsonValue {
-    /// The brackets that are open: true for those of an object.
+    /// The open brackets: true for those of an object.
     open: Vec<bool>,
     state: State,
     pieces: Pieces,
@@ -45,7 +50,7 @@ enum State {
     Word(Literal),
 }
 
-/// What a string is.
+/// The role of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Key,
@@ -53,13 +58,13 @@ enum Part {
 }
 
 impl JsonValue {
-    /// Nothing of it has come. Space may precede it.
+    /// Creates the parser of a value, which whitespace may precede.
     pub(crate) fn new() -> Self {
         Self { open: Vec::new(), state: State::Value, pieces: Pieces::default() }
     }
 
-    /// Takes the next character, and appends to `to` what is certain of the value as it was written. After
-    /// [`Verdict::Done`], `Over` or `Bad` nothing may follow.
+    /// Reads the next character and appends the certain part of the value to `to`, as it was written. After
+    /// [`Verdict::Done`], `Over` or `Bad` no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
             State::Text { string, part } => {
@@ -92,12 +97,12 @@ impl JsonValue {
                 self.step(letter, to)
             }
             State::Word(word) => match word.step(letter) {
-                Matched::Not => Verdict::Bad,
-                Matched::More => {
+                LiteralStep::Not => Verdict::Bad,
+                LiteralStep::More => {
                     to.push(letter);
                     Verdict::More
                 }
-                Matched::Whole => {
+                LiteralStep::Whole => {
                     to.push(letter);
                     self.value_is_whole()
                 }
@@ -106,12 +111,12 @@ impl JsonValue {
         }
     }
 
-    /// What has been read and not been passed on.
+    /// The text that was read but not passed on.
     pub(crate) fn held(&self) -> String {
         if let State::Text { string, .. } = &self.state { string.held() } else { String::new() }
     }
 
-    /// A character outside of strings, numbers and words.
+    /// Reads a character outside of strings, numbers and words.
     fn between(&mut self, letter: char, to: &mut String) -> Verdict {
         if is_space(letter) {
             to.push(letter);

@@ -1,8 +1,8 @@
-//! Python's numbers, which are not all JSON's.
+//! Parses Python numbers, which include notations that JSON lacks.
 
 use crate::json::Number;
 
-/// `text` as a JSON number, if Python reads it as a finite one.
+/// Converts `text` to a JSON number, if it is a finite number in Python.
 pub(crate) fn number(text: &str) -> Option<String> {
     if Number::is(text) {
         return Some(text.to_owned());
@@ -33,7 +33,7 @@ pub(crate) fn number(text: &str) -> Option<String> {
     Number::is(&json).then_some(json)
 }
 
-/// `digits` without the underscores that may stand between two of them.
+/// Removes the underscores, which may stand between two digits.
 fn plain(digits: &str) -> Option<String> {
     let is_misplaced = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!is_misplaced).then(|| digits.replace('_', ""))

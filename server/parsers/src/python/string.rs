@@ -1,46 +1,46 @@
-//! A Python string a character at a time: either quote, one or three of them, with their escapes.
+//! Parses a Python string one character at a time, with either quote, once or three times, and with escapes.
 
-/// A string after its opening quote.
+/// The parser of a string, after its opening quote.
 #[derive(Debug)]
 pub(crate) struct PythonString {
     quote: char,
     escapes: Escapes,
     state: State,
-    /// An escape that is not whole yet, without its backslash.
+    /// An incomplete escape, without its backslash.
     escape: Option<String>,
     /// The first half of a surrogate pair.
     high: Option<u32>,
 }
 
-/// What becomes of escapes.
+/// How escapes are interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Escapes {
-    /// They are read.
+    /// Escapes are decoded.
     Read,
-    /// They are text, as in raw strings.
+    /// Escapes are text, as in raw strings.
     Kept,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing has come.
+    /// Nothing has been read.
     Begun,
-    /// A second quote has come: the string is empty, unless a third one opens a long string.
+    /// A second quote was read: the string is empty, unless a third one opens a long string.
     Empty,
     Short,
     Long {
-        /// How many quotes precede, which may close it.
+        /// The number of preceding quotes, which may close the string.
         quotes: usize,
     },
 }
 
-/// What a character made of a string.
+/// The effect of a character on a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Text {
     More,
-    /// It closes the string.
+    /// The character closes the string.
     Done,
-    /// The string was closed before it.
+    /// The string was closed before the character.
     Over,
 }
 
@@ -49,7 +49,7 @@ impl PythonString {
         Self { quote, escapes, state: State::Begun, escape: None, high: None }
     }
 
-    /// Takes the next character, and appends to `to` what is certain.
+    /// Reads the next character, and appends to `to` what is certain.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Text {
         if self.escape.is_some() {
             return self.escaped(letter, to);
@@ -91,12 +91,12 @@ impl PythonString {
         Text::More
     }
 
-    /// Whether `letter` would close it, and is the only quote that has to.
+    /// Whether `letter` would close the string with a single quote.
     pub(crate) fn is_closed_by(&self, letter: char) -> bool {
         self.state == State::Short && self.escape.is_none() && letter == self.quote
     }
 
-    /// The quote that would have closed it is text.
+    /// Treats the quote that would have closed the string as text.
     pub(crate) fn keep_quote(&mut self, to: &mut String) {
         self.push(self.quote, to);
     }
@@ -121,7 +121,7 @@ impl PythonString {
             Some(_) => 8,
         };
         if !letter.is_ascii_hexdigit() {
-            // The backslash was meant as one. No escape is open any more, so this is as deep as it goes.
+            // The backslash is text. No escape is open any more, so the recursion is one level deep.
             self.push('\\', to);
             to.push_str(&escape);
             return self.step(letter, to);
@@ -136,7 +136,7 @@ impl PythonString {
         Text::More
     }
 
-    /// The character after a backslash.
+    /// Reads the character after a backslash.
     fn escape_begins(&mut self, letter: char, to: &mut String) -> Text {
         let meant = match letter {
             'x' | 'u' | 'U' => {
@@ -152,7 +152,7 @@ impl PythonString {
             'f' => '\u{c}',
             '0' => '\0',
             '\\' | '\'' | '"' => letter,
-            // A line that goes on.
+            // A line continuation.
             '\n' => return Text::More,
             letter => {
                 self.push('\\', to);

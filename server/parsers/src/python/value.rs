@@ -1,32 +1,34 @@
-//! A Python value a character at a time, as JSON. Comments, expressions and sums of strings are no values.
+//! Parses a Python value one character at a time and writes JSON. Comments, expressions and concatenated strings are not
+//! supported.
 
 use super::number;
 use super::string::{Escapes, PythonString, Text};
 use crate::json::{NESTING_MAX, Verdict, escape, quoted};
 use crate::literal::is_space;
 use crate::schema::Types;
-use crate::typed::typed;
 
-/// A value on its way.
+/// The parser of a value.
 #[derive(Debug)]
 pub(crate) struct PythonValue {
     open: Vec<Frame>,
     state: State,
-    /// What the value may be, where the tool says it. It counts for the value itself, not within it.
+    /// The types that the tool allows for the value itself, not for its parts.
     types: Types,
-    /// Text that is not passed on before it is whole.
+    /// Converts a string to JSON of a type that the tool allows, where the tool allows no strings.
+    convert: fn(&str, Types) -> String,
+    /// Text that is passed on when it is complete.
     held: String,
-    /// Whether a comma is due before what comes next in the brackets.
+    /// Whether a comma is due before the next item in the brackets.
     is_comma_due: bool,
-    /// Kept for its capacity.
+    /// A buffer that is kept for its capacity.
     meant: String,
 }
 
-/// Brackets that are open.
+/// A pair of open brackets.
 #[derive(Debug)]
 struct Frame {
     close: char,
-    /// Whether something is in them.
+    /// Whether the brackets contain an item.
     any: bool,
 }
 
@@ -48,48 +50,49 @@ enum State {
     },
 }
 
-/// What a number or a word is.
+/// The role of a number or a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Key,
     Value,
 }
 
-/// What a string is.
+/// The role of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Key,
     Text,
-    /// Text where the tool takes none: what it stands for is seen when it is whole.
+    /// Text where the tool allows no strings. It is converted when it is complete.
     Held,
 }
 
-/// What a string is that ends.
+/// The context of the end of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closing {
-    /// All of the value.
+pub(crate) enum ClosingContext {
+    /// The string is the whole value.
     Argument,
-    /// A key of a dictionary.
+    /// The string is a key of a dictionary.
     Key,
-    /// Within brackets that this closes.
+    /// The string is in brackets that this character closes.
     Item(char),
 }
 
 impl PythonValue {
-    /// Nothing of it has come. Space may precede it.
-    pub(crate) fn new(types: Types) -> Self {
+    /// Creates the parser of a value, which whitespace may precede.
+    pub(crate) fn new(types: Types, convert: fn(&str, Types) -> String) -> Self {
         Self {
             open: Vec::new(),
             state: State::Value,
             types,
+            convert,
             held: String::new(),
             is_comma_due: false,
             meant: String::new(),
         }
     }
 
-    /// Takes the next character, and appends to `to` what is certain of the value as JSON. After
-    /// [`Verdict::Done`], `Over` or `Bad` nothing may follow.
+    /// Reads the next character, and appends to `to` what is certain of the value as JSON. After
+    /// [`Verdict::Done`], `Over` or `Bad` no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
             State::Text { string, role } => {
@@ -124,7 +127,7 @@ impl PythonValue {
         }
     }
 
-    /// The text ends: a number that is held back may be all of it, and a word the beginning of JSON's.
+    /// Ends the text: a number that is held back may be complete, and a word may be the beginning of a JSON word.
     pub(crate) fn finish(&mut self, to: &mut String) {
         if !matches!(self.state, State::Word { part: Part::Value }) {
             return;
@@ -137,18 +140,18 @@ impl PythonValue {
         }
     }
 
-    /// What a string would be that `letter` closes; `None` if it closes none.
-    pub(crate) fn closing(&self, letter: char) -> Option<Closing> {
+    /// The context of the string that `letter` would close; `None` if it closes none.
+    pub(crate) fn closing(&self, letter: char) -> Option<ClosingContext> {
         let State::Text { string, role } = &self.state else { return None };
         let closing = match (self.open.last(), role) {
-            (None, _) => Closing::Argument,
-            (Some(_), Role::Key) => Closing::Key,
-            (Some(frame), _) => Closing::Item(frame.close),
+            (None, _) => ClosingContext::Argument,
+            (Some(_), Role::Key) => ClosingContext::Key,
+            (Some(frame), _) => ClosingContext::Item(frame.close),
         };
         string.is_closed_by(letter).then_some(closing)
     }
 
-    /// The quote that would have closed a string is text.
+    /// Treats the quote that would have closed a string as text.
     pub(crate) fn keep_quote(&mut self, to: &mut String) {
         let State::Text { string, role } = &mut self.state else { return };
         let role = *role;
@@ -156,7 +159,7 @@ impl PythonValue {
         self.text(role, to);
     }
 
-    /// Whether a comma, or an opening bracket, came last.
+    /// Whether the last character was a comma or an opening bracket.
     pub(crate) fn is_before_item(&self) -> bool {
         matches!(self.state, State::Item)
     }
@@ -172,7 +175,7 @@ impl PythonValue {
         Verdict::More
     }
 
-    /// A character outside of strings and words.
+    /// Reads a character outside of strings and words.
     fn between(&mut self, letter: char, to: &mut String) -> Verdict {
         if is_space(letter) {
             return Verdict::More;
@@ -246,7 +249,7 @@ impl PythonValue {
         self.go(State::Word { part })
     }
 
-    /// A quote after a word, which may be the prefix of a string.
+    /// Reads a quote after a word, which may be the prefix of a string.
     fn prefixed(&mut self, quote: char, part: Part, to: &mut String) -> Verdict {
         let prefix = self.held.to_ascii_lowercase();
         if part == Part::Key || !matches!(prefix.as_str(), "r" | "b" | "u" | "f" | "rb" | "br") {
@@ -257,7 +260,7 @@ impl PythonValue {
         self.string(quote, escapes, to)
     }
 
-    /// Passes on what a string has said.
+    /// Passes on the decoded text of a string.
     fn text(&mut self, role: Role, to: &mut String) {
         if role == Role::Held {
             self.held.push_str(&self.meant);
@@ -278,7 +281,7 @@ impl PythonValue {
                 self.value_is_whole()
             }
             Role::Held => {
-                to.push_str(&typed(&self.held, self.types));
+                to.push_str(&(self.convert)(&self.held, self.types));
                 self.value_is_whole()
             }
         }

@@ -1,9 +1,9 @@
-//! llama3 and lfm2: a list of Python calls in brackets, or JSON objects, with markers or without.
+//! The formats llama3 and lfm2: a list of Python calls in brackets, or JSON objects, with or without markers.
 
 use std::sync::Arc;
 
 use crate::Tools;
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::python_calls::{Ending, PythonCalls};
 use crate::tool::{Calls, JsonCalls, Mark, ObjectRule, Step};
@@ -12,12 +12,12 @@ static LLAMA3: [Mark; 4] =
     [Mark::anywhere("<|python_tag|>"), Mark::anywhere("<|python_start|>"), Mark::bare("{"), Mark::bare("[")];
 static LFM2: [Mark; 1] = [Mark::anywhere("<|tool_call_start|>")];
 
-/// Calls in either form.
+/// The parser of calls in either form.
 #[derive(Debug)]
-pub(crate) struct Bracketed {
+pub(crate) struct BracketedCalls {
     tools: Arc<Tools>,
     marks: &'static [Mark],
-    /// The markers that close what the marks open. They may be missing.
+    /// The optional closing marker of each mark.
     closes: &'static [Option<&'static str>],
     close: Option<&'static str>,
     object_rule: ObjectRule,
@@ -36,7 +36,7 @@ enum State {
     Close(Literal),
 }
 
-impl Bracketed {
+impl BracketedCalls {
     pub(crate) fn llama3(tools: &Arc<Tools>) -> Self {
         Self::new(&LLAMA3, &[None, Some("<|python_end|>"), None, None], tools)
     }
@@ -55,7 +55,7 @@ impl Bracketed {
         Step::More
     }
 
-    /// JSON begins: `begun` has come of it.
+    /// Begins JSON calls, of which `begun` has been read.
     fn json(&mut self, begun: &str, out: &mut Out) -> Step {
         let mut json = JsonCalls::plain(self.object_rule);
         for letter in begun.chars() {
@@ -69,15 +69,15 @@ impl Bracketed {
         matches!(&self.state, State::Python(python) if python.is_between())
     }
 
-    /// What became of the calls decides what is next.
+    /// Continues after a step of the inner parser.
     fn after(&mut self, step: Step, letter: char, out: &mut Out) -> Step {
         match step {
             Step::Done => {
                 out.commit();
                 if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
             }
-            // The marker is read as any space and separator before it: it makes them none of the text, and makes good
-            // for the bracket of a list that is not closed.
+            // The closing marker belongs to the calls, with the whitespace and the separator before it, and replaces a
+            // missing closing bracket.
             Step::Stop { again }
                 if (again > 0 || self.is_between_calls())
                     && self.close.is_some_and(|close| close.starts_with(letter)) =>
@@ -90,7 +90,7 @@ impl Bracketed {
     }
 }
 
-impl Calls for Bracketed {
+impl Calls for BracketedCalls {
     fn marks(&self) -> &'static [Mark] {
         self.marks
     }
@@ -112,9 +112,9 @@ impl Calls for Bracketed {
                 self.after(step, letter, out)
             }
             State::Close(literal) => match literal.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => Step::Done,
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => Step::Done,
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             _ if is_space(letter) => Step::More,
             State::Lead if letter == '{' => self.json("{", out),

@@ -1,24 +1,24 @@
-//! A call written as a JSON object with a name and arguments, the members in any order. The arguments are
-//! passed on as they come, as soon as the name is known.
+//! Parses a call written as a JSON object with a name and arguments in any order. The arguments are passed on as they
+//! arrive, as soon as the name is known.
 
 use crate::json::{JsonString, JsonValue, Pieces, Verdict};
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::Step;
 
-/// What makes an object a call.
+/// The condition under which an object is a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectRule {
-    /// A marker said so: a name is enough, if there is nothing else.
+    /// A marker precedes the object, so a name without any other members is enough.
     Marked,
-    /// Nothing but its look: a name, arguments, and no members that calls do not have.
+    /// The object must have a name, arguments, and no members that calls do not have.
     Bare,
 }
 
-/// Members that a call may have besides its name and arguments.
+/// The members that a call may have in addition to its name and arguments.
 const OTHER_MEMBERS: [&str; 3] = ["type", "id", "index"];
 
-/// An object on its way, from its `{` on.
+/// The parser of an object, after its `{`.
 #[derive(Debug)]
 pub(crate) struct CallObject {
     rule: ObjectRule,
@@ -26,7 +26,7 @@ pub(crate) struct CallObject {
     key: String,
     name: String,
     arguments: Arguments,
-    /// Whether there are members that calls do not have.
+    /// Whether the object has members that calls do not have.
     has_others: bool,
     pieces: Pieces,
 }
@@ -40,7 +40,7 @@ enum State {
     Value,
     Name(JsonString),
     Object(JsonValue),
-    /// Arguments in a string, which has to hold an object.
+    /// In arguments that are a string, which must contain an object.
     Text {
         string: JsonString,
         object: TextObject,
@@ -50,7 +50,7 @@ enum State {
     Next,
 }
 
-/// The object that a string holds.
+/// The position in a string that contains an object.
 #[derive(Debug)]
 enum TextObject {
     Before,
@@ -61,7 +61,7 @@ enum TextObject {
 #[derive(Debug, PartialEq)]
 enum Arguments {
     Missing,
-    /// Here until the name is known.
+    /// The arguments are held back until the name is known.
     Held(String),
     /// The call has begun.
     Given,
@@ -70,7 +70,7 @@ enum Arguments {
 }
 
 impl CallObject {
-    /// Its `{` has come.
+    /// Creates the parser of an object whose `{` has been read.
     pub(crate) fn new(rule: ObjectRule) -> Self {
         Self {
             rule,
@@ -83,12 +83,12 @@ impl CallObject {
         }
     }
 
-    /// Whether the call is whole, even if the object is not.
+    /// Whether the call is complete, even if the object is not.
     pub(crate) fn is_call(&self) -> bool {
         self.arguments == Arguments::Whole
     }
 
-    /// Takes the next character. [`Step::Done`] closes the object, which was a call.
+    /// Reads the next character. [`Step::Done`] closes the object, which was a call.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         match &mut self.state {
             State::KeyText(string) => {
@@ -121,9 +121,9 @@ impl CallObject {
                 }
             }
             State::Null(word) => match word.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.no_arguments(out),
-                Matched::Not => Step::TEXT,
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.no_arguments(out),
+                LiteralStep::Not => Step::TEXT,
             },
             State::Other(value) => {
                 let verdict = value.step(letter, &mut self.pieces.written);
@@ -139,7 +139,7 @@ impl CallObject {
         }
     }
 
-    /// The text ends: arguments that were held back are given out, if the call has begun.
+    /// Ends the text and passes on the arguments that were held back, if the call has begun.
     pub(crate) fn finish(&mut self, out: &mut Out) {
         if self.arguments != Arguments::Given {
             return;
@@ -202,7 +202,7 @@ impl CallObject {
         }
     }
 
-    /// The arguments begin.
+    /// Begins the arguments.
     fn begin(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '{' => {
@@ -227,7 +227,7 @@ impl CallObject {
         }
     }
 
-    /// Passes arguments on, or keeps them for later.
+    /// Passes on the arguments, or holds them back.
     fn give(&mut self, out: &mut Out) {
         if let Arguments::Held(held) = &mut self.arguments {
             held.push_str(&self.pieces.written);
@@ -237,7 +237,7 @@ impl CallObject {
         self.clear();
     }
 
-    /// More of the string that holds the arguments is in `pieces.meant`.
+    /// Processes more of the string that contains the arguments, from `pieces.meant`.
     fn text(&mut self, out: &mut Out) -> Step {
         let mut meant = std::mem::take(&mut self.pieces.meant);
         self.clear();
@@ -246,12 +246,12 @@ impl CallObject {
                 return Step::TEXT;
             }
         }
-        // Kept for its capacity.
+        // A buffer that is kept for its capacity.
         self.pieces.meant = meant;
         Step::More
     }
 
-    /// The string that holds the arguments ends.
+    /// Ends the string that contains the arguments.
     fn text_is_whole(&mut self, out: &mut Out) -> Step {
         let State::Text { object, .. } = &self.state else { unreachable!("invariant: within a string") };
         match object {
@@ -261,7 +261,7 @@ impl CallObject {
         }
     }
 
-    /// A character of the string that holds the arguments; false if it does not fit.
+    /// Processes a character of the string that contains the arguments; false if it is not valid there.
     fn text_letter(&mut self, letter: char, out: &mut Out) -> bool {
         let State::Text { object, .. } = &mut self.state else { unreachable!("invariant: within a string") };
         match object {
@@ -309,7 +309,7 @@ impl CallObject {
         Step::More
     }
 
-    /// `null` or an empty string for arguments.
+    /// Completes a call whose arguments are `null` or an empty string.
     fn no_arguments(&mut self, out: &mut Out) -> Step {
         self.begin_call(out);
         self.pieces.written.push_str("{}");
@@ -320,7 +320,7 @@ impl CallObject {
     fn object_is_whole(&mut self, out: &mut Out) -> Step {
         match self.arguments {
             Arguments::Whole => Step::Done,
-            // Members with other names may be meant as arguments: that is no call without any.
+            // Other members may be intended as arguments, so this is not a call without arguments.
             Arguments::Missing
                 if self.rule == ObjectRule::Marked && !self.has_others && !self.name.is_empty() =>
             {

@@ -1,26 +1,26 @@
-//! deepseek: calls between tokens, with the arguments in a JSON block (V3, R1) or plain (V3.1).
+//! The format deepseek: calls between tokens, with the arguments in a JSON block (V3, R1) or plain (V3.1).
 
-use crate::literal::{Chosen, Literal, Matched, OneOf, is_space};
+use crate::literal::{ChoiceStep, Literal, LiteralChoice, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
 use crate::tool::{Calls, JsonArguments, Mark, Step};
 
 static MARKS: [Mark; 2] = [Mark::anywhere("<｜tool▁calls▁begin｜>"), Mark::anywhere(CALL_BEGIN)];
 const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
-/// What may follow the arguments of a call.
+/// The tokens that may follow the arguments of a call.
 const NEXT: [&str; 3] = ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", CALL_BEGIN];
 
-/// The type of a call in the older form.
+/// The type of a call in the older notation.
 const FUNCTION: &str = "function";
 
-/// Calls on their way.
+/// The parser of the calls.
 #[derive(Debug)]
 pub(crate) struct DeepSeek {
     state: State,
-    /// What precedes the separator: the name, or a type if the name follows.
+    /// The text before the separator: the name, or a type if the name follows.
     head: String,
     name: String,
-    /// What the block is written in.
+    /// The language of the block.
     language: String,
 }
 
@@ -30,30 +30,30 @@ enum State {
     Lead,
     CallBegin(Literal),
     Head,
-    /// After what precedes the separator, and space.
+    /// After the text before the separator, and whitespace.
     AfterHead,
-    /// The bytes that were open before it.
+    /// The number of open bytes before the separator.
     Separator(Literal, usize),
     /// After the separator.
     Body,
-    /// The name in the older form.
+    /// In the name in the older notation.
     Name,
-    /// After the name: a block's opening, or the arguments.
+    /// After the name, before the opening of a block or the arguments.
     Block,
     Fence(Literal),
-    /// In what the block is written in, and `null`.
+    /// In the language of the block, or `null`.
     Language,
     /// In the fence that closes a block without arguments.
     EmptyFence(Literal),
-    /// Where only a token may follow: the call has no arguments.
+    /// After a call without arguments, where only a token may follow.
     Empty,
-    /// In the token that follows a call without arguments, which was read when so many bytes were open.
-    EmptyToken(OneOf, usize),
+    /// In the token after a call without arguments; `open` is the number of open bytes before it.
+    EmptyToken(LiteralChoice, usize),
     Arguments(JsonArguments),
     /// After the arguments.
     Tail,
     TailFence(Literal),
-    Token(OneOf),
+    Token(LiteralChoice),
 }
 
 impl DeepSeek {
@@ -89,9 +89,9 @@ impl DeepSeek {
         .filter(|name| !name.is_empty())
     }
 
-    /// A token where arguments belong.
+    /// Begins a token in the place of arguments.
     fn empty(&mut self, letter: char, out: &Out) -> Step {
-        let mut token = OneOf::new(&NEXT);
+        let mut token = LiteralChoice::new(&NEXT);
         if letter != '<' || self.name_without_arguments().is_none() {
             return Step::TEXT;
         }
@@ -99,10 +99,10 @@ impl DeepSeek {
         self.go(State::EmptyToken(token, out.open_bytes() - 1))
     }
 
-    fn empty_token(&mut self, chosen: Chosen, letter: char, open: usize, out: &mut Out) -> Step {
-        let Chosen::Whole(_) = chosen else {
+    fn empty_token(&mut self, chosen: ChoiceStep, letter: char, open: usize, out: &mut Out) -> Step {
+        let ChoiceStep::Whole(_) = chosen else {
             return match chosen {
-                Chosen::More => Step::More,
+                ChoiceStep::More => Step::More,
                 _ => Step::Stop { again: out.open_bytes() - letter.len_utf8() - open },
             };
         };
@@ -112,7 +112,7 @@ impl DeepSeek {
         self.token(chosen, letter, out)
     }
 
-    /// In what the block is written in. A block that closes without arguments has none, or `null`.
+    /// Reads the language of the block. A block without arguments is empty or contains `null`.
     fn in_language(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '{' => {
@@ -151,7 +151,7 @@ impl DeepSeek {
         }
     }
 
-    /// In or after the name in the older form.
+    /// Reads the name in the older notation, or the text after it.
     fn name(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '`' => self.go(State::Fence(Literal::new("``"))),
@@ -172,7 +172,7 @@ impl DeepSeek {
         match letter {
             '`' => self.go(State::TailFence(Literal::new("``"))),
             '<' => {
-                let mut token = OneOf::new(&NEXT);
+                let mut token = LiteralChoice::new(&NEXT);
                 token.step(letter);
                 self.go(State::Token(token))
             }
@@ -180,16 +180,16 @@ impl DeepSeek {
         }
     }
 
-    fn token(&mut self, chosen: Chosen, letter: char, out: &mut Out) -> Step {
+    fn token(&mut self, chosen: ChoiceStep, letter: char, out: &mut Out) -> Step {
         match chosen {
-            Chosen::More => Step::More,
-            Chosen::Whole(0) => {
+            ChoiceStep::More => Step::More,
+            ChoiceStep::Whole(0) => {
                 out.commit();
                 self.go(State::Tail)
             }
-            Chosen::Whole(1) => Step::Done,
-            Chosen::Whole(_) => self.head(),
-            Chosen::Not => Step::look_again(out, letter),
+            ChoiceStep::Whole(1) => Step::Done,
+            ChoiceStep::Whole(_) => self.head(),
+            ChoiceStep::Not => Step::look_again(out, letter),
         }
     }
 }
@@ -209,15 +209,15 @@ impl Calls for DeepSeek {
             State::Lead | State::Body | State::Tail | State::Empty if is_space(letter) => Step::More,
             State::Lead => {
                 let mut begin = Literal::new(CALL_BEGIN);
-                if begin.step(letter) == Matched::Not {
+                if begin.step(letter) == LiteralStep::Not {
                     return Step::TEXT;
                 }
                 self.go(State::CallBegin(begin))
             }
             State::CallBegin(begin) => match begin.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.head(),
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.head(),
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             State::Head if is_of_name(letter) => {
                 self.head.push(letter);
@@ -231,22 +231,22 @@ impl Calls for DeepSeek {
             }
             State::Head | State::AfterHead => Step::TEXT,
             State::Separator(separator, open) => match separator.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::Body),
-                Matched::Not => Step::Stop { again: out.open_bytes() - letter.len_utf8() - *open },
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::Body),
+                LiteralStep::Not => Step::Stop { again: out.open_bytes() - letter.len_utf8() - *open },
             },
             State::Body => self.body(letter, out),
             State::Name | State::Block => self.name(letter, out),
             State::Fence(fence) => match fence.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::Language),
-                Matched::Not => Step::TEXT,
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::Language),
+                LiteralStep::Not => Step::TEXT,
             },
             State::Language => self.in_language(letter, out),
             State::EmptyFence(fence) => match fence.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::Empty),
-                Matched::Not => Step::TEXT,
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::Empty),
+                LiteralStep::Not => Step::TEXT,
             },
             State::Empty => self.empty(letter, out),
             State::EmptyToken(token, open) => {
@@ -259,9 +259,9 @@ impl Calls for DeepSeek {
             },
             State::Tail => self.tail(letter, out),
             State::TailFence(fence) => match fence.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::Tail),
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::Tail),
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             State::Token(token) => {
                 let chosen = token.step(letter);

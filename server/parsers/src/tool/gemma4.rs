@@ -1,11 +1,11 @@
-//! gemma4: `<|tool_call>call:f{…}<tool_call|>`; and Gemma 3's code blocks with Python calls.
+//! The format gemma4: `<|tool_call>call:f{…}<tool_call|>`; and the code blocks of Gemma 3 with Python calls.
 
 use std::sync::Arc;
 
 use crate::Tools;
-use crate::gemma::{CALLS_END as CLOSE, GemmaObject};
+use crate::gemma::{CALLS_END, GemmaObject};
 use crate::json::Verdict;
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
 use crate::tool::python_calls::{Ending, PythonCalls};
@@ -19,12 +19,12 @@ static MARKS: [Mark; 4] = [
 ];
 const FENCE: &str = "```";
 
-/// Calls on their way.
+/// The parser of the calls.
 #[derive(Debug)]
 pub(crate) struct Gemma4 {
     tools: Arc<Tools>,
     state: State,
-    /// What closes the calls.
+    /// The marker that closes the calls.
     close: &'static str,
     name: String,
     json: String,
@@ -52,7 +52,7 @@ impl Gemma4 {
         Self {
             tools: Arc::clone(tools),
             state: State::Lead,
-            close: CLOSE,
+            close: CALLS_END,
             name: String::new(),
             json: String::new(),
         }
@@ -65,7 +65,7 @@ impl Gemma4 {
 
     fn call(&mut self, letter: char) -> Step {
         let mut call = Literal::new("call:");
-        if call.step(letter) == Matched::Not {
+        if call.step(letter) == LiteralStep::Not {
             return Step::TEXT;
         }
         self.go(State::Call(call))
@@ -96,7 +96,7 @@ impl Gemma4 {
         }
         if !self.json.is_empty() {
             out.arguments(&self.json);
-            // A comma is passed on with what follows it.
+            // A comma is passed on together with the text after it.
             if letter == ',' && object.is_after_comma() {
                 out.read(letter);
             }
@@ -112,12 +112,12 @@ impl Gemma4 {
     }
 
     fn tail(&mut self, letter: char, out: &mut Out) -> Step {
-        if self.close == CLOSE && letter == 'c' {
+        if self.close == CALLS_END && letter == 'c' {
             self.name.clear();
             return self.call(letter);
         }
         let mut close = Literal::new(self.close);
-        if close.step(letter) == Matched::Not {
+        if close.step(letter) == LiteralStep::Not {
             return Step::look_again(out, letter);
         }
         self.go(State::Close(close))
@@ -148,12 +148,12 @@ impl Calls for Gemma4 {
 
     fn enter(&mut self, mark: usize, out: &mut Out) {
         self.name.clear();
-        self.close = if mark == 0 { CLOSE } else { FENCE };
+        self.close = if mark == 0 { CALLS_END } else { FENCE };
         self.state = match mark {
             0 => State::Lead,
             1 => State::Block,
             _ => {
-                // Such a token is no text, and no more than that.
+                // The token is not text and has no other effect.
                 out.commit();
                 State::TurnEnd
             }
@@ -175,16 +175,16 @@ impl Calls for Gemma4 {
                 self.python(letter, out)
             }
             State::Call(call) => match call.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::Name),
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::Name),
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             State::Name => self.name(letter, out),
             State::Tail => self.tail(letter, out),
             State::Close(close) => match close.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => Step::Done,
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => Step::Done,
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             State::TurnEnd => Step::TEXT,
         }

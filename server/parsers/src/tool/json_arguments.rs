@@ -1,10 +1,10 @@
-//! Arguments as a JSON object after a name that is known.
+//! Parses arguments that are a JSON object after the name of a call.
 
 use crate::json::{JsonValue, Verdict};
 use crate::out::Out;
 use crate::tool::Step;
 
-/// An object of arguments on its way.
+/// The parser of the arguments.
 #[derive(Debug)]
 pub(crate) struct JsonArguments {
     value: JsonValue,
@@ -12,7 +12,7 @@ pub(crate) struct JsonArguments {
 }
 
 impl JsonArguments {
-    /// Begins the call: the object's `{` has come.
+    /// Begins a call whose `{` has been read.
     pub(crate) fn begin(name: &str, out: &mut Out) -> Self {
         let mut arguments = Self { value: JsonValue::new(), written: String::new() };
         out.prepare(name);
@@ -20,7 +20,7 @@ impl JsonArguments {
         arguments
     }
 
-    /// Takes the next character. [`Step::Done`] ends the call.
+    /// Reads the next character. [`Step::Done`] ends the call.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         let verdict = self.value.step(letter, &mut self.written);
         if !matches!(verdict, Verdict::Bad | Verdict::Over) {
@@ -37,7 +37,7 @@ impl JsonArguments {
         }
     }
 
-    /// The text ends.
+    /// Ends the text within the arguments.
     pub(crate) fn finish(&mut self, out: &mut Out) {
         out.arguments(&self.value.held());
     }

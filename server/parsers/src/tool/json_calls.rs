@@ -2,25 +2,25 @@
 //! JSON forms of llama3 and mistral.
 
 use crate::json::{JsonValue, Verdict};
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::{CallObject, Calls, Mark, ObjectRule, Step};
 
-/// How a format writes its objects.
+/// The notation of the objects of a format.
 #[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) marks: &'static [Mark],
-    /// Whether an object may stand without an array.
+    /// Whether an object may occur outside of an array.
     pub(crate) alone: bool,
-    /// Whether objects may stand in an array.
+    /// Whether objects may occur in an array.
     pub(crate) array: bool,
-    /// What follows the last object or the array. It may be missing.
+    /// The optional marker after the last object or the array.
     pub(crate) close: Option<&'static str>,
-    /// What may stand between objects without an array, besides space; None if one ends the calls.
+    /// The separator between objects outside of an array; `None` if the first object ends the calls.
     pub(crate) between: Option<char>,
 }
 
-/// Calls as JSON objects.
+/// The parser of calls that are JSON objects.
 #[derive(Debug)]
 pub(crate) struct JsonCalls {
     rule: &'static Rule,
@@ -33,17 +33,17 @@ pub(crate) struct JsonCalls {
 enum State {
     /// Before the first object or array.
     Lead,
-    /// After `[`, which was read when so many bytes were open.
+    /// After `[`; `open` is the number of open bytes before it.
     First {
         open: usize,
     },
-    /// In an object, whose brace was read when so many bytes were open.
+    /// In an object; the number is that of the open bytes before its brace.
     Object(Box<CallObject>, usize),
-    /// In an object of an array that is JSON and no call.
+    /// In an object of an array that is valid JSON but not a call.
     Skipped(JsonValue),
-    /// After it.
+    /// After such an object.
     AfterSkipped,
-    /// After the comma that follows it.
+    /// After the comma behind such an object.
     SkippedItem,
     /// After an object in an array.
     Next,
@@ -136,7 +136,7 @@ impl JsonCalls {
                 out.commit();
                 self.object_is_over()
             }
-            // A brace is missing, which the marker that ends the call makes good.
+            // The marker that ends the call replaces a missing brace.
             Step::Stop { .. } if object.is_call() => {
                 self.object_is_over();
                 self.step(letter, out)
@@ -145,8 +145,8 @@ impl JsonCalls {
         }
     }
 
-    /// An object of a marked array that is JSON and no call does not keep its siblings from being calls: it is read
-    /// again as JSON. `None` if it stands alone, is no JSON, or has begun a call.
+    /// Skips an object of a marked array that is valid JSON but not a call, by reading it again as JSON, so that its
+    /// siblings can still be calls. `None` if it is outside of an array, is invalid JSON, or has begun a call.
     fn skipped(&mut self, open: usize, out: &Out) -> Option<Step> {
         if !self.in_array || self.object_rule != ObjectRule::Marked {
             return None;
@@ -223,9 +223,9 @@ impl Calls for JsonCalls {
                 Verdict::Over | Verdict::Bad => Step::TEXT,
             },
             State::Close(literal) => match literal.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => Step::Done,
-                Matched::Not => Step::look_again(out, letter),
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => Step::Done,
+                LiteralStep::Not => Step::look_again(out, letter),
             },
             State::Tail => self.in_tail(letter, out),
             _ if is_space(letter) => Step::More,
@@ -241,11 +241,11 @@ impl Calls for JsonCalls {
             }
             State::AfterSkipped if letter == ',' => self.go(State::SkippedItem),
             State::SkippedItem if letter == '{' => {
-                // What was skipped is text.
+                // The skipped text becomes content.
                 self.state = State::Object(Box::new(CallObject::new(self.object_rule)), 0);
                 Step::Skip { kept: 1 }
             }
-            // The list has no further call; what it has before the skipped object went out.
+            // The list has no further calls, and those before the skipped object were passed on.
             State::AfterSkipped | State::SkippedItem => Step::TEXT,
             State::Next if letter == ',' => self.go(State::Item),
             State::Next if letter == ']' => {

@@ -1,15 +1,15 @@
-//! mistral and devstral: `[TOOL_CALLS]` before an array of objects, or before a name and its arguments.
+//! The formats mistral and devstral: `[TOOL_CALLS]` before an array of objects, or before a name and its arguments.
 
-use crate::literal::{Literal, Matched, is_space};
+use crate::literal::{Literal, LiteralStep, is_space};
 use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
 use crate::tool::{Calls, JsonArguments, JsonCalls, Mark, ObjectRule, Step};
 
-/// The bare array is what is left of the old form where the marker, a special token, was left out of the text.
+/// A bare array is the old format in a text from which the marker, a special token, was removed.
 static MISTRAL: [Mark; 2] = [Mark::anywhere(MARKER), Mark::bare("[{\"")];
 static DEVSTRAL: [Mark; 1] = [Mark::anywhere(MARKER)];
 
-/// Calls in either form.
+/// The parser of calls in either form.
 #[derive(Debug)]
 pub(crate) struct Mistral {
     marks: &'static [Mark],
@@ -23,9 +23,9 @@ enum State {
     Lead,
     Array(JsonCalls),
     Name,
-    /// After the name and space.
+    /// After the name and whitespace.
     AfterName,
-    /// After `[`, which was read when so many bytes were open.
+    /// After `[`; `open` is the number of open bytes before it.
     Bracket {
         open: usize,
     },
@@ -41,7 +41,7 @@ enum State {
     Args,
     /// In `null` after `[ARGS]`.
     Null(Literal),
-    /// After it.
+    /// After `null`.
     NullEnd,
     /// In what may be the marker of the next call, after `[ARGS]`.
     Next {
@@ -54,12 +54,12 @@ enum State {
 const MARKER: &str = "[TOOL_CALLS]";
 
 impl Mistral {
-    /// With a bare array as well.
+    /// Creates a parser that also accepts a bare array.
     pub(crate) fn with_bare_array() -> Self {
         Self { marks: &MISTRAL, array_rule: ObjectRule::Marked, state: State::Lead, name: String::new() }
     }
 
-    /// After the marker only.
+    /// Creates a parser of calls after the marker only.
     pub(crate) fn marked() -> Self {
         Self { marks: &DEVSTRAL, ..Self::with_bare_array() }
     }
@@ -98,13 +98,13 @@ impl Mistral {
     fn after_name(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
-            // Where `[ARGS]`, a special token, was left out of the text.
+            // The special token `[ARGS]` was removed from the text.
             '{' => self.begin(out),
             _ => Step::TEXT,
         }
     }
 
-    /// The first character after `[ARGS]` that is no space.
+    /// Reads the first character after `[ARGS]` that is not whitespace.
     fn args(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '{' => self.begin(out),
@@ -134,7 +134,7 @@ impl Mistral {
     }
 }
 
-/// A bracket that begins no tag may begin something else.
+/// Processes a bracket again that does not begin a tag, because it may begin something else.
 fn again(open: usize, letter: char, out: &Out) -> Step {
     Step::Stop { again: out.open_bytes() - letter.len_utf8() - open }
 }
@@ -161,12 +161,12 @@ impl Calls for Mistral {
                 self.bracket(letter, open, out)
             }
             State::Tag { rest, id, open } => match rest.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => {
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => {
                     let state = if *id { State::Id } else { State::Args };
                     self.go(state)
                 }
-                Matched::Not => again(*open, letter, out),
+                LiteralStep::Not => again(*open, letter, out),
             },
             State::Id if is_of_name(letter) => Step::More,
             State::Id if letter == '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
@@ -174,24 +174,24 @@ impl Calls for Mistral {
             State::Id => Step::TEXT,
             State::Args => self.args(letter, out),
             State::Null(word) => match word.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => self.go(State::NullEnd),
-                Matched::Not => Step::TEXT,
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => self.go(State::NullEnd),
+                LiteralStep::Not => Step::TEXT,
             },
-            // A longer word.
+            // The word is longer than `null`.
             State::NullEnd if is_of_name(letter) => Step::TEXT,
             State::NullEnd => {
                 out.call_without_arguments(&self.name);
                 Step::TEXT
             }
             State::Next { rest, open } => match rest.step(letter) {
-                Matched::More => Step::More,
-                Matched::Whole => {
+                LiteralStep::More => Step::More,
+                LiteralStep::Whole => {
                     out.call_without_arguments(&self.name);
                     out.open(MARKER);
                     self.go(State::Lead)
                 }
-                Matched::Not => again(*open, letter, out),
+                LiteralStep::Not => again(*open, letter, out),
             },
             State::Arguments(arguments) => arguments.step(letter, out),
         }

@@ -1,11 +1,11 @@
-//! Calls written as Python: `f(a="x", b=1), g()`. A call begins with the first character of its first value,
+//! Parses calls in Python notation: `f(a="x", b=1), g()`. A call begins with the first character of its first value,
 //! or with its `)`: until then it may be prose.
 
 mod ahead;
 
 use std::sync::Arc;
 
-use ahead::{Ahead, Member, Sight, Skipped};
+use ahead::{Lookahead, Member, QuoteVerdict, SkippedMember, begins_name, continues_name};
 
 use crate::Tools;
 use crate::json::{Verdict, quoted};
@@ -13,8 +13,9 @@ use crate::literal::is_space;
 use crate::out::Out;
 use crate::python::PythonValue;
 use crate::tool::Step;
+use crate::typed::typed;
 
-/// A list of calls on its way.
+/// The parser of a list of calls.
 #[derive(Debug)]
 pub(crate) struct PythonCalls {
     tools: Arc<Tools>,
@@ -24,27 +25,27 @@ pub(crate) struct PythonCalls {
     key: String,
     /// Whether the call has begun.
     has_begun: bool,
-    /// Whether the call is what `print` is to print.
+    /// Whether the call is the argument of `print`.
     is_printed: bool,
-    /// What precedes the value that is read, not given out yet.
+    /// The JSON before the current value that was not passed on yet.
     lead: String,
     json: String,
-    /// Whether there was a call.
+    /// Whether at least one call is complete.
     any: bool,
     /// After a quote that may end a string.
-    ahead: Option<Ahead>,
-    /// The bytes that were open before the call.
+    ahead: Option<Lookahead>,
+    /// The number of open bytes before the call.
     open: usize,
 }
 
-/// What ends the calls.
+/// The end of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// A closing bracket; commas separate calls.
     Bracket,
-    /// The same, where a marker said that there are calls: a member of the list that is none does not end them.
+    /// A closing bracket after a marker: a member of the list that is not a call is skipped.
     MarkedBracket,
-    /// What is no further call; space separates calls.
+    /// Any text that is not another call; whitespace separates calls.
     None,
 }
 
@@ -58,7 +59,7 @@ enum State {
     /// After a comma between arguments.
     Argument,
     Key,
-    /// After a key and space.
+    /// After a key and whitespace.
     Equals,
     Value,
     InValue(PythonValue),
@@ -68,9 +69,9 @@ enum State {
     Printed,
     /// After a call.
     After,
-    /// In a member of the list that is no call.
-    Skipped(Skipped),
-    /// After it.
+    /// In a member of the list that is not a call.
+    Skipped(SkippedMember),
+    /// After such a member.
     AfterSkipped,
 }
 
@@ -92,7 +93,7 @@ impl PythonCalls {
         }
     }
 
-    /// Takes the next character. [`Step::Done`] is the closing bracket.
+    /// Reads the next character. [`Step::Done`] is the closing bracket.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         if self.ahead.is_some() {
             return self.look_ahead(letter, out);
@@ -120,7 +121,7 @@ impl PythonCalls {
                 self.begin_name(letter)
             }
             State::AfterSkipped if begins_name(letter) => {
-                // What was skipped is text.
+                // The skipped text becomes content.
                 self.open = 0;
                 self.begin_name(letter);
                 Step::Skip { kept: letter.len_utf8() }
@@ -141,12 +142,12 @@ impl PythonCalls {
         }
     }
 
-    /// Whether a call is over and no other has begun.
+    /// Whether a call has ended and no other has begun.
     pub(crate) fn is_between(&self) -> bool {
         matches!(self.state, State::After)
     }
 
-    /// The text ends. Of a call that has begun, what is no JSON yet is left out.
+    /// Ends the text. The incomplete part of a call that has begun is dropped.
     pub(crate) fn finish(&mut self, out: &mut Out) {
         if let Some(ahead) = self.ahead.take() {
             out.unread_bytes(ahead.held.len());
@@ -180,15 +181,15 @@ impl PythonCalls {
         self.go(State::Name)
     }
 
-    /// A member of a marked list that is no call does not keep its siblings from being calls: it is read again by its
-    /// brackets. `None` if there is no telling where it ends, or if a call has begun.
+    /// Skips a member of a marked list that is not a call, by matching its brackets, so that its siblings can still be
+    /// calls. `None` if its end cannot be determined, or if a call has begun.
     fn skipped(&mut self, out: &Out) -> Option<Step> {
         let is_in_call =
             !matches!(self.state, State::Call | State::After | State::Skipped(_) | State::AfterSkipped);
         if self.ending != Ending::MarkedBracket || self.has_begun || !is_in_call {
             return None;
         }
-        let mut skipped = Skipped::default();
+        let mut skipped = SkippedMember::default();
         let mut member = Member::More;
         for letter in out.open_from(self.open)?.chars() {
             if member != Member::More {
@@ -204,17 +205,17 @@ impl PythonCalls {
         Some(Step::More)
     }
 
-    /// A character after a quote.
+    /// Reads a character after a quote.
     fn look_ahead(&mut self, letter: char, out: &mut Out) -> Step {
         let Some(mut ahead) = self.ahead.take() else { return Step::TEXT };
-        let sight = ahead.step(letter);
-        if sight == Sight::More {
+        let verdict = ahead.step(letter);
+        if verdict == QuoteVerdict::More {
             self.ahead = Some(ahead);
             return Step::More;
         }
-        // Only the quote counts as read: what follows is read once more.
+        // Only the quote counts as read: the text after it is read again.
         out.unread_bytes(ahead.held.len() + letter.len_utf8());
-        if sight == Sight::Closes {
+        if verdict == QuoteVerdict::Closes {
             let step = self.value_letter(ahead.quote, out);
             debug_assert_eq!(step, Step::More, "a quote ends a string");
         } else if let State::InValue(value) = &mut self.state {
@@ -263,13 +264,13 @@ impl PythonCalls {
         }
     }
 
-    /// The first character of a value.
+    /// Begins a value with its first character.
     fn value(&mut self, letter: char, out: &mut Out) -> Step {
         self.lead.clear();
         self.lead.push_str(if self.has_begun { "," } else { "{" });
         self.lead.push_str(&quoted(&self.key));
         self.lead.push(':');
-        self.state = State::InValue(PythonValue::new(self.tools.types(&self.name, &self.key)));
+        self.state = State::InValue(PythonValue::new(self.tools.types(&self.name, &self.key), typed));
         self.in_value(letter, out)
     }
 
@@ -278,7 +279,7 @@ impl PythonCalls {
             && let Some(closing) = value.closing(letter)
         {
             let parentheses = 1 + u8::from(self.is_printed);
-            self.ahead = Some(Ahead::new(letter, closing, parentheses, self.is_list()));
+            self.ahead = Some(Lookahead::new(letter, closing, parentheses, self.is_list()));
             return Step::More;
         }
         self.value_letter(letter, out)
@@ -291,7 +292,7 @@ impl PythonCalls {
         if verdict == Verdict::Bad {
             return Step::TEXT;
         }
-        // A comma is passed on with what follows it; what is not of the value is not passed on yet.
+        // A comma is passed on together with the text after it; text after the value is not passed on yet.
         let is_open = verdict == Verdict::Over || letter == ',' && value.is_before_item();
         if self.give(out) && is_open {
             out.read(letter);
@@ -306,7 +307,7 @@ impl PythonCalls {
         }
     }
 
-    /// Gives out what is certain of the value, and before it what precedes it; false if there is nothing.
+    /// Passes on the certain part of the value and the JSON before it; false if nothing is certain.
     fn give(&mut self, out: &mut Out) -> bool {
         if self.json.is_empty() {
             return false;
@@ -352,12 +353,4 @@ impl PythonCalls {
             _ => Step::look_again(out, letter),
         }
     }
-}
-
-fn begins_name(letter: char) -> bool {
-    letter.is_alphabetic() || letter == '_'
-}
-
-fn continues_name(letter: char) -> bool {
-    letter.is_alphanumeric() || matches!(letter, '_' | '.' | '-')
 }

@@ -1,28 +1,28 @@
-//! qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
-//! first argument, or with its end: until then it may be prose.
+//! The formats qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
+//! first argument, or with its end; until then it may be prose.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::Tools;
 use crate::json::quoted;
-use crate::literal::{Chosen, OneOf, is_space};
+use crate::literal::{ChoiceStep, LiteralChoice, is_space};
 use crate::out::Out;
 use crate::tool::tagged_value::{TaggedValue, ValueRule, ValueStep};
 use crate::tool::{Calls, Mark, Step};
 
-/// How a format writes its tags.
+/// The tags of a format.
 #[derive(Debug)]
 struct Dialect {
     marks: &'static [Mark],
-    /// The beginning of a function's tag, up to its name, where the mark is not that already.
+    /// The beginning of the tag of a function, up to its name, unless the mark already is that tag.
     function: &'static [&'static str],
-    /// What may follow a function's tag: an argument's, and all else ends the function. The last ends the
-    /// whole as well, if `closes`.
+    /// The tags that may follow the tag of a function: the first begins an argument, the others end the function. If
+    /// `closes` is set, the last one also ends the calls.
     parts: &'static [&'static str],
     closes: bool,
     value: ValueRule,
-    /// Whether a name without quotes may have space in it.
+    /// Whether a name without quotes may contain whitespace.
     space_in_names: bool,
 }
 
@@ -34,7 +34,7 @@ static QWEN3CODER: Dialect = Dialect {
     value: ValueRule {
         ends: &[
             ("</parameter>", &["<parameter=", "</function>", "</tool_call>"]),
-            // Where the argument's own tag is missing.
+            // The closing tag of the argument is missing.
             ("</function>", &["</tool_call>"]),
         ],
         has_cdata: false,
@@ -51,14 +51,14 @@ static MINICPM5: Dialect = Dialect {
     space_in_names: false,
 };
 
-/// Calls on their way.
+/// The parser of the calls.
 #[derive(Debug)]
-pub(crate) struct Tagged {
+pub(crate) struct TaggedCalls {
     dialect: &'static Dialect,
     tools: Arc<Tools>,
     state: State,
     function: String,
-    /// The arguments there were: of those with the same name the first counts.
+    /// The names of the arguments so far. The first argument with a name counts.
     names: HashSet<String>,
     has_begun: bool,
     json: String,
@@ -68,16 +68,16 @@ pub(crate) struct Tagged {
 enum State {
     /// Before a function's tag.
     Lead,
-    Function(OneOf),
+    Function(LiteralChoice),
     FunctionName(Name),
     /// Between arguments.
     Between,
-    Part(OneOf),
+    Part(LiteralChoice),
     ArgumentName(Name),
     Value(TaggedValue),
-    /// After a function, before what closes the whole, which may be missing.
+    /// After a function, before the optional tag that ends the calls.
     Tail,
-    Close(OneOf),
+    Close(LiteralChoice),
 }
 
 /// A name in a tag.
@@ -85,14 +85,14 @@ enum State {
 struct Name {
     text: String,
     quote: Option<char>,
-    /// Nothing but the tag's end may follow.
+    /// Whether only the end of the tag may follow.
     is_whole: bool,
-    /// The tag ends with a slash.
+    /// Whether the tag ends with a slash.
     is_alone: bool,
 }
 
 impl Name {
-    /// Takes the next character. [`Step::Done`] is the tag's end.
+    /// Reads the next character. [`Step::Done`] is the tag's end.
     fn step(&mut self, letter: char, space_in_names: bool) -> Step {
         match letter {
             '\n' | '<' => return Step::TEXT,
@@ -112,7 +112,7 @@ impl Name {
     }
 }
 
-impl Tagged {
+impl TaggedCalls {
     /// `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
     pub(crate) fn qwen3coder(tools: &Arc<Tools>) -> Self {
         Self::new(&QWEN3CODER, tools)
@@ -150,17 +150,17 @@ impl Tagged {
         self.go(State::Between)
     }
 
-    /// A tag between arguments, by its place in the list.
+    /// Processes a tag between arguments, by its index in the list.
     fn part(&mut self, part: usize, out: &mut Out) -> Step {
         if part == 0 {
             return self.go(State::ArgumentName(Name::default()));
         }
         let step = self.function_is_whole(out);
-        // The last tag closes the whole.
+        // The last tag ends the calls.
         if part == 2 { Step::Done } else { step }
     }
 
-    /// The function is whole; what closes the whole may follow.
+    /// Completes the function; the tag that ends the calls may follow.
     fn function_is_whole(&mut self, out: &mut Out) -> Step {
         if self.has_begun {
             out.arguments("}");
@@ -195,12 +195,12 @@ impl Tagged {
         self.json.clear();
         let step = value.step(letter, &mut self.json);
         out.worked(value.take_work());
-        // What a value holds back comes back as part of the value, never as text.
+        // Text that a value holds back becomes part of the value, never content.
         out.arguments(&self.json);
         match step {
             ValueStep::More => Step::More,
             ValueStep::End { end: 0, next } => {
-                // The tag that follows is not understood yet.
+                // The tag after the value is not interpreted yet.
                 self.dialect.parts[next].chars().for_each(|letter| out.read(letter));
                 self.part(next, out)
             }
@@ -212,7 +212,7 @@ impl Tagged {
     }
 }
 
-impl Calls for Tagged {
+impl Calls for TaggedCalls {
     fn marks(&self) -> &'static [Mark] {
         self.dialect.marks
     }
@@ -242,31 +242,31 @@ impl Calls for Tagged {
             },
             State::Lead | State::Between | State::Tail if is_space(letter) => Step::More,
             State::Lead => {
-                self.state = State::Function(OneOf::new(self.dialect.function));
+                self.state = State::Function(LiteralChoice::new(self.dialect.function));
                 self.step(letter, out)
             }
             State::Between => {
-                self.state = State::Part(OneOf::new(self.dialect.parts));
+                self.state = State::Part(LiteralChoice::new(self.dialect.parts));
                 self.step(letter, out)
             }
             State::Tail => {
-                self.state = State::Close(OneOf::new(&self.dialect.parts[2..]));
+                self.state = State::Close(LiteralChoice::new(&self.dialect.parts[2..]));
                 self.step(letter, out)
             }
             State::Function(tag) => match tag.step(letter) {
-                Chosen::More => Step::More,
-                Chosen::Whole(_) => self.go(State::FunctionName(Name::default())),
-                Chosen::Not => Step::look_again(out, letter),
+                ChoiceStep::More => Step::More,
+                ChoiceStep::Whole(_) => self.go(State::FunctionName(Name::default())),
+                ChoiceStep::Not => Step::look_again(out, letter),
             },
             State::Part(tag) => match tag.step(letter) {
-                Chosen::More => Step::More,
-                Chosen::Whole(part) => self.part(part, out),
-                Chosen::Not => Step::Stop { again: tag.fitted() },
+                ChoiceStep::More => Step::More,
+                ChoiceStep::Whole(part) => self.part(part, out),
+                ChoiceStep::Not => Step::Stop { again: tag.fitted() },
             },
             State::Close(tag) => match tag.step(letter) {
-                Chosen::More => Step::More,
-                Chosen::Whole(_) => Step::Done,
-                Chosen::Not => Step::look_again(out, letter),
+                ChoiceStep::More => Step::More,
+                ChoiceStep::Whole(_) => Step::Done,
+                ChoiceStep::Not => Step::look_again(out, letter),
             },
         }
     }
@@ -280,7 +280,7 @@ impl Calls for Tagged {
                 self.function_is_whole(out);
             }
         }
-        // What is left of a call that has begun is the beginning of a tag.
+        // The rest of a call that has begun is the beginning of a tag.
         if self.has_begun {
             out.commit();
         }

@@ -1,38 +1,38 @@
-//! A value between tags: text that knows no escapes. Its end is a tag that what may follow a value follows,
-//! so that a value may speak of tags.
+//! Parses a value between tags: text without escapes. A tag ends the value only if an expected tag follows it, so that a
+//! value may contain tags.
 
 use crate::json::escape;
-use crate::literal::{Chosen, OneOf, is_space};
-use crate::scanner::{Found, Scanner};
+use crate::literal::{ChoiceStep, LiteralChoice, is_space};
+use crate::scanner::{ScanEvent, Scanner};
 use crate::schema::Types;
 use crate::typed::{partial, typed};
 
 const CDATA: &str = "<![CDATA[";
 const CDATA_END: &str = "]]>";
 
-/// Longest text that may be a `null` with space around it.
+/// Largest size of a text that may be `null` with whitespace around it, in bytes.
 const NULL_BYTES_MAX: usize = 32;
 
-/// How the values of a format end.
+/// The tags that end the values of a format.
 #[derive(Debug)]
 pub(crate) struct ValueRule {
-    /// The tags that may end a value, each with what has to follow it, or the end of the text.
+    /// The tags that may end a value, each with the tags of which one must follow it, unless the text ends.
     pub(crate) ends: &'static [(&'static str, &'static [&'static str])],
     pub(crate) has_cdata: bool,
 }
 
-/// What became of a character.
+/// The effect of a character on the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueStep {
     More,
-    /// The value ended, and this tag follows, which is the one at `next` in the list of the end at `end`.
+    /// The value ended with the tag at index `end`, and the tag at index `next` of its list follows.
     End {
         end: usize,
         next: usize,
     },
 }
 
-/// A value on its way, as JSON.
+/// The parser of a value, which writes JSON.
 #[derive(Debug)]
 pub(crate) struct TaggedValue {
     rule: &'static ValueRule,
@@ -40,24 +40,24 @@ pub(crate) struct TaggedValue {
     form: Form,
     state: State,
     scanner: Scanner,
-    /// Nothing has come: a newline now is not of the value.
+    /// Whether nothing has been read, so that a newline would not be part of the value.
     is_first: bool,
-    /// A newline that is of the value if something follows.
+    /// Whether a newline was read that is part of the value if more text follows.
     has_newline: bool,
-    /// Text that is not passed on yet.
+    /// The text that was not passed on yet.
     held: String,
 }
 
-/// How a value is passed on.
+/// When a value is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// As it comes.
+    /// The value is passed on as it arrives.
     Text,
-    /// As it comes, once it cannot be `null` any more.
+    /// The value is passed on as it arrives, once it cannot be `null` any more.
     TextOrNull,
-    /// When it is whole.
+    /// The value is passed on when it is complete.
     Whole,
-    /// Not at all.
+    /// The value is dropped.
     Dropped,
 }
 
@@ -69,19 +69,19 @@ enum State {
     Ended(After),
 }
 
-/// What follows a tag that may end the value.
+/// The text after a tag that may end the value.
 #[derive(Debug)]
 struct After {
-    /// The place of the tag in the list.
+    /// The index of the tag in the list.
     end: usize,
-    /// All of it.
+    /// The whole text after the tag.
     read: String,
-    /// What has to follow, once there was more than space.
-    next: Option<OneOf>,
+    /// The expected tags, once more than whitespace was read.
+    next: Option<LiteralChoice>,
 }
 
 impl TaggedValue {
-    /// Nothing of it has come.
+    /// Creates the parser of a value.
     pub(crate) fn new(rule: &'static ValueRule, types: Types, to: &mut String) -> Self {
         let nullable = Types { text: true, null: true, ..Types::default() };
         let form = if types.is_text_only() {
@@ -95,7 +95,7 @@ impl TaggedValue {
         Self { types, form, ..Self::dropped(rule) }
     }
 
-    /// A value that nobody will see.
+    /// Creates the parser of a value that is dropped.
     pub(crate) fn dropped(rule: &'static ValueRule) -> Self {
         Self {
             rule,
@@ -109,7 +109,7 @@ impl TaggedValue {
         }
     }
 
-    /// Takes the next character, and appends to `to` what is certain. After the end nothing may follow.
+    /// Reads the next character, and appends to `to` what is certain. After the end no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueStep {
         let State::Ended(after) = &mut self.state else {
             self.scan(letter, to);
@@ -119,20 +119,20 @@ impl TaggedValue {
             after.read.push(letter);
             return ValueStep::More;
         }
-        let next = after.next.get_or_insert_with(|| OneOf::new(self.rule.ends[after.end].1));
+        let next = after.next.get_or_insert_with(|| LiteralChoice::new(self.rule.ends[after.end].1));
         match next.step(letter) {
-            Chosen::More => {
+            ChoiceStep::More => {
                 after.read.push(letter);
                 ValueStep::More
             }
-            Chosen::Whole(next) => {
+            ChoiceStep::Whole(next) => {
                 let end = after.end;
                 self.close(to);
                 ValueStep::End { end, next }
             }
-            Chosen::Not => {
-                // The tag was text. What follows it may begin another one, which is no longer than a tag: what
-                // is looked at anew is bounded, but for space, which begins nothing.
+            ChoiceStep::Not => {
+                // The tag was text. The text after it may begin another tag. It is at most as long as a tag, without
+                // whitespace, so the text that is processed again is bounded.
                 let (end, read) = (after.end, std::mem::take(&mut after.read));
                 self.state = State::Within;
                 self.rule.ends[end].0.chars().for_each(|letter| self.text(letter, to));
@@ -144,12 +144,12 @@ impl TaggedValue {
         }
     }
 
-    /// How much work the value took since this was last asked.
+    /// Returns the amount of work since the last call.
     pub(crate) fn take_work(&mut self) -> usize {
         self.scanner.take_work()
     }
 
-    /// The text ends. Returns the place of the tag that ended the value, if one did.
+    /// Ends the text. Returns the index of the tag that ended the value, if one did.
     pub(crate) fn finish(&mut self, to: &mut String) -> Option<usize> {
         if let State::Ended(after) = &self.state {
             let end = after.end;
@@ -172,18 +172,18 @@ impl TaggedValue {
             let markers = cdata.map(|cdata| (usize::MAX, cdata)).into_iter().chain(ends.enumerate());
             match self.scanner.settle(markers) {
                 None => return,
-                Some(Found::Letter(letter)) => self.text(letter, to),
-                Some(Found::Marker(usize::MAX)) => {
+                Some(ScanEvent::Letter(letter)) => self.text(letter, to),
+                Some(ScanEvent::Marker(usize::MAX)) => {
                     self.cdata(if in_cdata { State::Within } else { State::Cdata }, to)
                 }
-                Some(Found::Marker(end)) => {
+                Some(ScanEvent::Marker(end)) => {
                     self.state = State::Ended(After { end, read: String::new(), next: None });
                 }
             }
         }
     }
 
-    /// Verbatim text begins or ends: newlines in it are of the value.
+    /// Begins or ends CDATA, whose newlines are part of the value.
     fn cdata(&mut self, state: State, to: &mut String) {
         self.state = state;
         self.is_first = false;
@@ -192,7 +192,7 @@ impl TaggedValue {
         }
     }
 
-    /// A character of the value, unless it is a newline at its beginning or end.
+    /// Adds a character to the value, unless it is a newline at its beginning or end.
     fn text(&mut self, letter: char, to: &mut String) {
         if std::mem::take(&mut self.is_first) && letter == '\n' {
             return;

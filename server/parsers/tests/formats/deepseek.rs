@@ -11,7 +11,7 @@ fn deepseek() -> Case {
 const FIRST: &str = r#"{"city": "<｜tool▁call▁end｜> ```"}"#;
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let both = [call(0, "weather", FIRST), call(1, "now", "{}")].concat();
     let old = |name: &str, arguments: &str| {
         format!(
@@ -74,7 +74,7 @@ fn a_call_without_arguments_is_a_call() {
 }
 
 #[test]
-fn space_round_the_name_is_left_out() {
+fn whitespace_around_the_name_is_dropped() {
     for text in [
         "<｜tool▁call▁begin｜> f <｜tool▁sep｜> {\"a\": 1}<｜tool▁call▁end｜>",
         "<｜tool▁call▁begin｜>\nf\n<｜tool▁sep｜>\n{\"a\": 1}\n<｜tool▁call▁end｜>",
@@ -85,7 +85,7 @@ fn space_round_the_name_is_left_out() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     deepseek().reads(
         "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>Done. ```x```",
         &[vec![content("I look.")], call(0, "now", "{}"), vec![content("Done. ```x```")]].concat(),
@@ -97,7 +97,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁begin｜>now",

@@ -9,7 +9,7 @@ fn gemma() -> Case {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let arguments = r#"{"city":"Paris","days":-3,"share":0.5,"metric":true,"note":null,"tags":["a",1,[],{}],"where":{"a":{"b":[1]}}}"#;
     for text in [
         "<|tool_call>call:weather{city:<|\"|>Paris<|\"|>,days:-3,share:0.5,metric:true,note:null,tags:[<|\"|>a<|\"|>,1,[],{}],where:{a:{b:[1]}}}<tool_call|>",
@@ -40,7 +40,7 @@ fn strings_are_verbatim() {
 }
 
 #[test]
-fn several_calls_are_read() {
+fn several_calls_are_parsed() {
     let both = [call(0, "a", "{\"x\":1}"), call(1, "b", "{}")].concat();
     for text in [
         "<|tool_call>call:a{x:1}<tool_call|><|tool_call>call:b{}<tool_call|>",
@@ -54,7 +54,7 @@ fn several_calls_are_read() {
 }
 
 #[test]
-fn the_end_marker_makes_good_for_brackets_that_are_not_closed() {
+fn the_end_marker_closes_open_brackets() {
     for (arguments, json) in [
         ("city:<|\"|>Paris<|\"|>,guests:4", r#"{"city":"Paris","guests":4}"#),
         ("guests:4 ", r#"{"guests":4}"#),
@@ -78,7 +78,7 @@ fn the_end_marker_makes_good_for_brackets_that_are_not_closed() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     gemma().reads(
         "I look. <|tool_call>call:now{}<tool_call|> and <|tool_call>call:now{}<tool_call|> so.<turn|>",
         &[
@@ -93,7 +93,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "<|tool_call>",
         "<|tool_call>call:",
@@ -121,7 +121,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn blocks_of_python_are_read() {
+fn code_blocks_with_python_calls_are_parsed() {
     let both = [call(0, "weather", r#"{"city":"a ``` b"}"#), call(1, "now", "{}")].concat();
     for text in [
         "```tool_code\nweather(city=\"a ``` b\")\nnow()\n```",
@@ -155,7 +155,7 @@ fn reasoning_is_in_a_channel() {
 }
 
 #[test]
-fn text_is_given_out_as_it_comes() {
+fn text_is_passed_on_as_it_arrives() {
     let more = |text: &str| Delta::ToolCallArguments { index: 0, text: text.to_owned() };
     let mut parser = gemma().parser();
     assert_eq!(parser.push("<|tool_call>call:f"), []);

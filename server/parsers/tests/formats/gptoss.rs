@@ -9,7 +9,7 @@ fn gptoss() -> Case {
 }
 
 #[test]
-fn channels_are_told_apart() {
+fn channels_are_distinguished() {
     gptoss().reads(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.<|return|>",
         &[reasoning("Hm."), content("Hello.")],
@@ -24,7 +24,7 @@ fn channels_are_told_apart() {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let arguments = r#"{"city": "<|call|> <|end|> }"}"#;
     for header in [
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
@@ -49,7 +49,7 @@ fn calls_are_read() {
 }
 
 #[test]
-fn a_whole_turn_is_read() {
+fn a_whole_turn_is_parsed() {
     let text = "<|channel|>analysis<|message|>First.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|><|start|>assistant<|channel|>analysis<|message|>Second.<|end|><|start|>assistant<|channel|>commentary to=functions.f<|channel|>commentary<|message|>{\"a\": 1}<|call|><|start|>assistant<|channel|>final<|message|>Done.<|return|>";
     gptoss().reads(
         text,
@@ -89,7 +89,7 @@ fn text_outside_of_messages_is_content() {
 }
 
 #[test]
-fn what_is_no_header_is_text() {
+fn text_that_is_not_a_header_stays_text() {
     for text in [
         "<|channel|>",
         "<|start|>assistant",
@@ -114,7 +114,7 @@ fn what_is_no_header_is_text() {
 }
 
 #[test]
-fn a_call_that_is_no_json_is_its_text_without_the_header() {
+fn a_call_without_valid_json_is_text_without_the_header() {
     let code = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
     gptoss().reads(code, &[content("print(1)")]);
     // In the channel of reasoning it is reasoning.
@@ -141,7 +141,7 @@ fn a_call_that_is_no_json_is_its_text_without_the_header() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_keeps_what_it_has() {
+fn a_call_that_is_cut_off_keeps_its_arguments() {
     let header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
     gptoss().reads_cut(header, &cut(0, "f", ""));
     // The model has ended it: its end marker is no text.
@@ -150,7 +150,7 @@ fn a_call_that_is_cut_off_keeps_what_it_has() {
 }
 
 #[test]
-fn what_is_off_is_text() {
+fn disabled_formats_are_text() {
     let call_text = "<|channel|>commentary to=functions.now<|message|>{}<|call|>";
     // Headers are markup all the same.
     gptoss().without_tools().reads(call_text, &[content("{}")]);
@@ -165,7 +165,7 @@ fn what_is_off_is_text() {
 }
 
 #[test]
-fn text_is_given_out_as_it_comes() {
+fn text_is_passed_on_as_it_arrives() {
     let more = |text: &str| Delta::ToolCallArguments { index: 0, text: text.to_owned() };
     let mut parser = gptoss().parser();
     assert_eq!(parser.push("<|channel|>analysis<|message|>H"), [reasoning("H")]);

@@ -13,7 +13,7 @@ fn thinking() -> Case {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let both = [call(0, "weather", r#"{"city": "</tool_call>"}"#), call(1, "now", "{}")].concat();
     for text in [
         r#"<|tool_call|>[{"name": "weather", "arguments": {"city": "</tool_call>"}}, {"name": "now", "arguments": {}}]"#,
@@ -26,7 +26,7 @@ fn calls_are_read() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in
         ["<|tool_call|>", "<|tool_call|>[]", "<|tool_call|>[{\"a\": 1}]", "<|tool", "[{\"name\": \"now\"}]"]
     {
@@ -36,7 +36,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn reasoning_is_told_by_phrases() {
+fn reasoning_is_marked_by_phrases() {
     let expected = [reasoning(" Let me see.\n\n"), content(" It is 5.")];
     thinking().reads("Here is my thought process: Let me see.\n\nHere is my response: It is 5.", &expected);
     thinking()
@@ -50,7 +50,7 @@ fn reasoning_is_told_by_phrases() {
 }
 
 #[test]
-fn reasoning_is_told_by_tags_and_the_answer_too() {
+fn reasoning_and_the_response_are_marked_by_tags() {
     let expected = [reasoning("Hm."), content("It is 5.")];
     for text in [
         "<think>Hm.</think>It is 5.",

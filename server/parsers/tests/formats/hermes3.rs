@@ -9,7 +9,7 @@ fn hermes() -> Case {
 }
 
 #[test]
-fn a_call_is_read() {
+fn a_call_is_parsed() {
     let paris = call(0, "weather", r#"{"city": "Paris"}"#);
     for text in [
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>",
@@ -75,7 +75,7 @@ fn a_marker_within_a_string_ends_nothing() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "Hello.",
         "",
@@ -112,7 +112,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn a_call_after_something_broken_is_a_call() {
+fn a_call_after_a_malformed_one_is_a_call() {
     for broken in ["<tool_call>", "<tool_call>{\"name\": oops}</tool_call>", "<tool_call>[", "<tool_ca", "<"]
     {
         let text = format!("{broken}<tool_call>{{\"name\":\"now\",\"arguments\":{{}}}}</tool_call>");
@@ -121,7 +121,7 @@ fn a_call_after_something_broken_is_a_call() {
 }
 
 #[test]
-fn what_was_given_out_stays_when_a_call_breaks() {
+fn deltas_remain_valid_if_a_call_turns_out_malformed() {
     let text = "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\": oops}}</tool_call>";
     hermes().reads(text, &[cut(0, "f", "{\"a\": "), vec![content("oops}}</tool_call>")]].concat());
     let text = "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": \"}</tool_call>";
@@ -131,7 +131,7 @@ fn what_was_given_out_stays_when_a_call_breaks() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_keeps_what_it_has() {
+fn a_call_that_is_cut_off_keeps_its_arguments() {
     for (text, arguments) in [
         ("<tool_call>{\"name\":\"f\",\"arguments\":{", "{"),
         ("<tool_call>{\"name\":\"f\",\"arguments\":{\"a\": \"b", "{\"a\": \"b"),
@@ -144,13 +144,13 @@ fn a_call_that_is_cut_off_keeps_what_it_has() {
 }
 
 #[test]
-fn strings_that_no_reader_would_accept_are_put_right() {
+fn malformed_strings_are_corrected() {
     let text = "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\": \"x\ny\", \"b\": \"C:\\Dir\"}}</tool_call>";
     hermes().reads(text, &call(0, "f", "{\"a\": \"x\\ny\", \"b\": \"C:\\\\Dir\"}"));
 }
 
 #[test]
-fn a_tool_that_was_not_offered_is_called_all_the_same() {
+fn a_call_of_a_tool_that_was_not_offered_is_a_call() {
     hermes().reads("<tool_call>{\"name\":\"rm -rf\",\"arguments\":{}}</tool_call>", &call(0, "rm -rf", "{}"));
 }
 
@@ -160,7 +160,7 @@ fn without_tools_calls_are_text() {
 }
 
 #[test]
-fn nothing_is_held_back_that_is_certain() {
+fn certain_text_is_not_held_back() {
     let steps: [(&str, Vec<Delta>); 9] = [
         ("See: <tool", vec![content("See: ")]),
         ("_box> <tool_call>{\"name\": \"we", vec![content("<tool_box> ")]),

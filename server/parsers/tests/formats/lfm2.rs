@@ -9,7 +9,7 @@ fn lfm() -> Case {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let arguments = r#"{"city":"a <|tool_call_end|> b","note":null,"days":-1}"#;
     let both = [call(0, "weather", arguments), call(1, "now", "{}")].concat();
     for text in [
@@ -25,7 +25,7 @@ fn calls_are_read() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     lfm().reads(
         "I look.<|tool_call_start|>[now()]<|tool_call_end|>Looked. <|tool_call_start|>[a(x=1)]<|tool_call_end|> Bye",
         &[
@@ -40,7 +40,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "<|tool_call_start|>",
         "<|tool_call_start|>now()<|tool_call_end|>",
@@ -89,7 +89,7 @@ fn quotes_within_strings_may_be_without_a_backslash() {
 }
 
 #[test]
-fn a_call_beside_a_sibling_that_is_none_is_a_call() {
+fn a_malformed_sibling_does_not_hide_a_call() {
     lfm().reads(
         "<|tool_call_start|>[f(x), now()]<|tool_call_end|> ok",
         &[vec![content("<|tool_call_start|>[f(x), ")], call(0, "now", "{}"), vec![content(" ok")]].concat(),

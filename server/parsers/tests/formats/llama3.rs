@@ -9,7 +9,7 @@ fn llama() -> Case {
 }
 
 #[test]
-fn calls_as_json_are_read() {
+fn json_calls_are_parsed() {
     let paris = call(0, "weather", r#"{"city": "a; b}"}"#);
     let both = [paris.clone(), call(1, "now", "{}")].concat();
     for text in [
@@ -36,7 +36,7 @@ fn calls_as_json_are_read() {
 }
 
 #[test]
-fn calls_as_python_are_read() {
+fn python_calls_are_parsed() {
     let arguments =
         r#"{"city":"Pa'ris","days":-3,"share":-0.5,"tags":["a",[1,null],{"b":true}],"metric":false}"#;
     let both = [call(0, "weather", arguments), call(1, "now", "{}")].concat();
@@ -55,7 +55,7 @@ fn calls_as_python_are_read() {
 }
 
 #[test]
-fn python_values_take_the_type_that_the_tool_wants() {
+fn python_values_get_the_types_of_the_tool() {
     llama().reads(
         "[weather(city=75001, days=\"3\", share='0.5', metric='True', where=\"{'a': 1}\", note=None, any=5)]",
         &call(
@@ -68,7 +68,7 @@ fn python_values_take_the_type_that_the_tool_wants() {
 }
 
 #[test]
-fn an_answer_in_json_is_content() {
+fn a_response_in_json_is_content() {
     for text in [
         r#"{"name": "Bob", "age": 3}"#,
         r#"{"name": "Bob"}"#,
@@ -111,7 +111,7 @@ fn prose_in_brackets_is_content() {
 }
 
 #[test]
-fn text_round_marked_calls_is_content() {
+fn text_around_marked_calls_is_content() {
     llama().reads(
         "I look. <|python_tag|>{\"name\": \"now\", \"parameters\": {}} Then <|python_start|>[a(x=1)]<|python_end|> done",
         &[
@@ -127,7 +127,7 @@ fn text_round_marked_calls_is_content() {
 }
 
 #[test]
-fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
+fn a_malformed_or_cut_off_call_keeps_its_arguments() {
     for (text, arguments) in [
         ("{\"name\": \"f\", \"parameters\": {\"a\": \"b", "{\"a\": \"b"),
         ("[f(a=\"b", "{\"a\":\"b"),
@@ -149,7 +149,7 @@ fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
 }
 
 #[test]
-fn a_json_answer_is_held_back_until_it_can_be_no_call() {
+fn a_json_response_is_held_back_until_it_cannot_be_a_call() {
     let mut parser = llama().parser();
     assert_eq!(parser.push("{\"name\": \"Bob\", \"age"), []);
     assert_eq!(parser.push("\": 3"), [content("{\"name\": \"Bob\", \"age\": 3")]);

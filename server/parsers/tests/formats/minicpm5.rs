@@ -9,7 +9,7 @@ fn mini() -> Case {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let paris = call(0, "weather", r#"{"city":"Paris","days":3}"#);
     for text in [
         "<function name=\"weather\"><param name=\"city\">Paris</param><param name=\"days\">3</param></function>",
@@ -28,7 +28,7 @@ fn calls_are_read() {
 }
 
 #[test]
-fn verbatim_text_is_verbatim() {
+fn cdata_is_verbatim() {
     for (value, meant) in [
         ("<![CDATA[a < b && \"c\" </param></function>]]>", "a < b && \\\"c\\\" </param></function>"),
         ("<![CDATA[\na\n]]>", "\\na\\n"),
@@ -46,7 +46,7 @@ fn verbatim_text_is_verbatim() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     mini().reads(
         "I look. <function name=\"now\"></function> and\n<function name=\"f\"><param name=\"a\">1</param><param name=\"a\">2</param></function>\n<function name=\"now\"></function> so",
         &[
@@ -62,7 +62,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "<function",
         "<function name=",

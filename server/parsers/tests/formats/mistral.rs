@@ -13,7 +13,7 @@ fn devstral() -> Case {
 }
 
 #[test]
-fn calls_in_an_array_are_read() {
+fn calls_in_an_array_are_parsed() {
     let expected = [call(0, "weather", r#"{"city": "[TOOL_CALLS]]"}"#), call(1, "now", "{}")].concat();
     for text in [
         r#"[TOOL_CALLS][{"name": "weather", "arguments": {"city": "[TOOL_CALLS]]"}}, {"name": "now", "arguments": {}}]"#,
@@ -26,7 +26,7 @@ fn calls_in_an_array_are_read() {
 }
 
 #[test]
-fn calls_by_name_are_read() {
+fn calls_by_name_are_parsed() {
     let expected = [call(0, "weather", r#"{"city": "[ARGS]{"}"#), call(1, "now", "{}")].concat();
     for text in [
         r#"[TOOL_CALLS]weather[ARGS]{"city": "[ARGS]{"}[TOOL_CALLS]now[ARGS]{}"#,
@@ -63,7 +63,7 @@ fn a_call_without_arguments_is_a_call() {
 }
 
 #[test]
-fn space_round_the_name_is_left_out() {
+fn whitespace_around_the_name_is_dropped() {
     let expected = [call(0, "weather", "{\"days\": 1}"), call(1, "now", "{}")].concat();
     for case in [mistral(), devstral()] {
         for text in [
@@ -77,7 +77,7 @@ fn space_round_the_name_is_left_out() {
 }
 
 #[test]
-fn a_call_beside_a_sibling_that_is_none_is_a_call() {
+fn a_malformed_sibling_does_not_hide_a_call() {
     mistral().reads(
         r#"[TOOL_CALLS][{"name": 1}, {"name": "now", "arguments": {}}] ok"#,
         &[vec![content(r#"[TOOL_CALLS][{"name": 1}, "#)], call(0, "now", "{}"), vec![content(" ok")]]
@@ -117,7 +117,7 @@ fn magistral_thinks_between_tags() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     for case in [mistral(), devstral()] {
         case.reads(
             "I look. [TOOL_CALLS]now[ARGS]{} then[TOOL_CALLS]a.b-c[ARGS]{\"x\": -1} .",
@@ -138,7 +138,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "[TOOL_CALLS]",
         "[TOOL_CALLS][]",
@@ -168,7 +168,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn a_call_after_something_broken_is_a_call() {
+fn a_call_after_a_malformed_one_is_a_call() {
     for broken in ["[TOOL_CALLS]", "[TOOL_CALLS]now", "[TOOL_CALLS][", "[TOOL_CALLS]now[ARGS][", "["] {
         let text = format!("{broken}[TOOL_CALLS]now[ARGS]{{}}");
         devstral().reads(&text, &[vec![content(broken)], call(0, "now", "{}")].concat());
@@ -177,7 +177,7 @@ fn a_call_after_something_broken_is_a_call() {
 }
 
 #[test]
-fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
+fn a_malformed_or_cut_off_call_keeps_its_arguments() {
     devstral().reads("[TOOL_CALLS]f[ARGS]{\"a\": \"b", &cut(0, "f", "{\"a\": \"b"));
     devstral()
         .reads("[TOOL_CALLS]f[ARGS]{\"a\": b}", &[cut(0, "f", "{\"a\": "), vec![content("b}")]].concat());

@@ -9,7 +9,7 @@ fn phi() -> Case {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let both = [call(0, "weather", r#"{"city": "a]}"}"#), call(1, "now", "{}")].concat();
     for text in [
         r#"functools[{"name": "weather", "arguments": {"city": "a]}"}}, {"name": "now", "arguments": {}}]"#,
@@ -23,7 +23,7 @@ fn calls_are_read() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     let text =
         r#"Now: functools[{"name": "now", "arguments": {}}] and functools[{"name": "b", "arguments": {}}]."#;
     let expected = [
@@ -37,7 +37,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "import functools\n\n@functools.cache\ndef f(): pass",
         "functools",
@@ -58,7 +58,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
+fn a_malformed_or_cut_off_call_keeps_its_arguments() {
     phi().reads(
         r#"functools[{"name": "now", "arguments": {}}, {"name": "f", "arguments": {"a": "b"#,
         &[call(0, "now", "{}"), cut(1, "f", "{\"a\": \"b")].concat(),

@@ -1,4 +1,4 @@
-//! What every format promises of every text, shown with texts made of the pieces that formats are made of.
+//! The guarantees that hold for every format and every text, checked with texts made of fragments of formats.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -133,10 +133,10 @@ const PARTS: [&str; 92] = [
     "weather",
 ];
 
-/// Says what was read when a test fails.
-struct Told(String);
+/// Prints the text under test if the test fails.
+struct PrintOnPanic(String);
 
-impl Drop for Told {
+impl Drop for PrintOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.0);
@@ -170,12 +170,12 @@ fn likely(tool: ToolFormat, random: &mut StdRng) -> String {
 }
 
 #[test]
-fn garbage_is_read_the_same_however_it_is_cut() {
+fn garbage_is_parsed_the_same_however_it_is_split() {
     for case in cases() {
         for seed in 0..60 {
             let mut random = StdRng::seed_from_u64(seed);
             for text in [garbage(&mut random), likely(case.formats.tool, &mut random)] {
-                let _told = Told(format!("seed {seed}, {:?}: {text:?}", case.formats));
+                let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
                 let whole = case.read([text.as_str()]);
                 let letters: Vec<String> = text.chars().map(String::from).collect();
                 assert_eq!(case.read(letters.iter().map(String::as_str)), whole);
@@ -191,12 +191,12 @@ fn garbage_is_read_the_same_however_it_is_cut() {
 }
 
 #[test]
-fn short_garbage_is_read_the_same_at_every_split() {
+fn short_garbage_is_parsed_the_same_at_every_split() {
     for case in cases() {
         for seed in 1000..1008 {
             let mut random = StdRng::seed_from_u64(seed);
             let text = likely(case.formats.tool, &mut random);
-            let _told = Told(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let whole = case.read([text.as_str()]);
             case.splits(&text, &whole);
         }
@@ -213,7 +213,7 @@ fn text_without_calls_is_not_changed() {
         for seed in 0..300 {
             let mut random = StdRng::seed_from_u64(seed);
             let text = garbage(&mut random).replace("<turn|>", "") + "x";
-            let _told = Told(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let deltas = case.read([text.as_str()]);
             if !deltas.iter().any(|delta| matches!(delta, Delta::ToolCallBegin { .. })) {
                 assert_eq!(deltas, [Delta::Content(text.clone())]);
@@ -225,13 +225,13 @@ fn text_without_calls_is_not_changed() {
 }
 
 #[test]
-fn content_never_ends_in_the_beginning_of_a_marker() {
+fn content_never_ends_with_a_prefix_of_a_marker() {
     for case in cases() {
         let markers = markers(case.formats.tool);
         for seed in 0..60 {
             let mut random = StdRng::seed_from_u64(seed);
             let text = format!("{}{}", garbage(&mut random), likely(case.formats.tool, &mut random));
-            let _told = Told(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let mut parser = case.parser();
             for (at, letter) in text.char_indices() {
                 let deltas = parser.push(letter.encode_utf8(&mut [0; 4]));
@@ -255,7 +255,7 @@ fn content_never_ends_in_the_beginning_of_a_marker() {
 }
 
 #[test]
-fn random_characters_are_read_the_same_however_they_are_cut() {
+fn random_characters_are_parsed_the_same_however_they_are_split() {
     const LETTERS: &[char] = &[
         '<', '|', '>', '{', '}', '[', ']', '(', ')', '"', '\'', '\\', ':', ',', '=', 'f', 'a', '1', ' ', '\n',
     ];
@@ -264,7 +264,7 @@ fn random_characters_are_read_the_same_however_they_are_cut() {
             let mut random = StdRng::seed_from_u64(seed);
             let tail: String = (0..200).map(|_| LETTERS[random.random_range(0..LETTERS.len())]).collect();
             let text = format!("{}{tail}", likely(case.formats.tool, &mut random));
-            let _told = Told(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let letters: Vec<String> = text.chars().map(String::from).collect();
             assert_eq!(case.read(letters.iter().map(String::as_str)), case.read([text.as_str()]));
         }
@@ -341,7 +341,7 @@ fn long(bytes: usize) -> Vec<(Formats, String)> {
 }
 
 #[test]
-fn work_grows_with_the_text_and_no_faster() {
+fn work_is_linear_in_the_text() {
     let work = |formats: Formats, text: &str, by_letters: bool| {
         let case = Case { formats, tools: tools(), prompt: "" };
         let mut parser = case.parser();
@@ -370,7 +370,7 @@ fn work_grows_with_the_text_and_no_faster() {
 }
 
 #[test]
-fn a_long_call_is_given_out_in_fragments() {
+fn a_long_call_is_passed_on_in_fragments() {
     for (formats, text) in long(4 << 10) {
         // What has to be whole first, and what is no call.
         if !text.contains("city=") && !text.starts_with("<tool_call>{\"name\": \"f\"") {
@@ -387,7 +387,7 @@ fn a_long_call_is_given_out_in_fragments() {
 }
 
 #[test]
-fn reasoning_survives_the_end_of_the_tokens() {
+fn reasoning_survives_a_cut_off() {
     for reasoning in [ReasoningFormat::Qwen3, ReasoningFormat::DeepSeek, ReasoningFormat::MiniCpm5] {
         both(ToolFormat::Hermes3, reasoning)
             .reads("<think>\nHm </thi", &[Delta::Reasoning("Hm </thi".to_owned())]);
@@ -395,7 +395,7 @@ fn reasoning_survives_the_end_of_the_tokens() {
 }
 
 #[test]
-fn nothing_is_lost() {
+fn no_text_is_lost() {
     for case in cases() {
         for seed in 0..400 {
             let mut random = StdRng::seed_from_u64(seed);
@@ -408,7 +408,7 @@ fn nothing_is_lost() {
             }
             let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
             let (head, tail) = text.split_at(ends[random.random_range(0..ends.len())]);
-            let _told = Told(format!("seed {seed}, {:?}: {head:?} {tail:?}", case.formats));
+            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {head:?} {tail:?}", case.formats));
             let deltas = case.read([head, "§", tail]);
             let found = deltas.iter().any(|delta| match delta {
                 Delta::Content(text) | Delta::Reasoning(text) | Delta::ToolCallArguments { text, .. } => {

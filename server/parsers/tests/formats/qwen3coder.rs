@@ -9,7 +9,7 @@ fn qwen() -> Case {
 }
 
 #[test]
-fn calls_are_read() {
+fn calls_are_parsed() {
     let paris = call(0, "weather", r#"{"city":"Paris","days":3}"#);
     for text in [
         "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
@@ -63,7 +63,7 @@ fn one_newline_is_trimmed_on_each_side_of_a_value() {
 }
 
 #[test]
-fn a_value_may_speak_of_tags() {
+fn a_value_may_contain_tags() {
     for value in [
         "a </parameter> b",
         "</parameter",
@@ -82,7 +82,7 @@ fn a_value_may_speak_of_tags() {
 }
 
 #[test]
-fn of_two_arguments_with_a_name_the_first_counts() {
+fn the_first_of_two_arguments_with_the_same_name_counts() {
     qwen().reads(
         "<function=f><parameter=a>1</parameter><parameter=b>2</parameter><parameter=a>3</parameter></function>",
         &call(0, "f", r#"{"a":"1","b":"2"}"#),
@@ -90,7 +90,7 @@ fn of_two_arguments_with_a_name_the_first_counts() {
 }
 
 #[test]
-fn text_round_calls_is_content() {
+fn text_around_calls_is_content() {
     qwen().reads(
         "I look.\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>\nand <function=now></function> so",
         &[
@@ -106,7 +106,7 @@ fn text_round_calls_is_content() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn text_that_is_not_a_call_stays_text() {
     for text in [
         "<tool_call>",
         "<tool_call>\n<function=",
@@ -128,7 +128,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
+fn a_malformed_or_cut_off_call_keeps_its_arguments() {
     for (text, arguments) in [
         ("<function=weather><parameter=city>", "{\"city\":\""),
         ("<function=weather><parameter=city>\nPar", "{\"city\":\"Par"),
@@ -152,7 +152,7 @@ fn a_call_that_breaks_or_is_cut_off_keeps_what_it_has() {
 }
 
 #[test]
-fn text_is_given_out_as_it_comes() {
+fn text_is_passed_on_as_it_arrives() {
     let more = |text: &str| Delta::ToolCallArguments { index: 0, text: text.to_owned() };
     let mut parser = qwen().parser();
     assert_eq!(parser.push("<tool_call>\n<function=weather>\n"), []);

@@ -1,25 +1,24 @@
-//! What follows: whether a quote ends its string, and where a call that is none ends. Models forget to escape quotes
-//! within strings (`code='sed -n '1,5p' x'`), so a quote ends a string only if what follows it goes on as a call does.
+//! Lookahead: whether a quote ends its string, and where a malformed call ends. Models forget to escape quotes within
+//! strings (`code='sed -n '1,5p' x'`), so a quote ends a string only if the text after it continues like a call.
 
-use super::{begins_name, continues_name};
 use crate::literal::is_space;
-use crate::python::Closing;
+use crate::python::ClosingContext;
 
-/// What follows a quote, up to the character that decides. It holds no quotes, so that no character is held twice.
+/// The text after a quote, up to the character that decides. It contains no quotes, so no character is held twice.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Lookahead {
     pub(super) quote: char,
     pub(super) held: String,
-    place: Place,
+    state: LookaheadState,
     /// Parentheses that close the call: two if it is printed.
     parentheses: u8,
     is_list: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum LookaheadState {
     /// After the quote.
-    Quote(Closing),
+    Quote(ClosingContext),
     /// After a comma between arguments.
     Comma,
     Key,
@@ -33,87 +32,101 @@ enum Place {
     Name,
 }
 
-/// What a character says of the quote.
+/// Whether a quote ends its string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
-    /// Nothing yet.
+pub(super) enum QuoteVerdict {
+    /// The next character decides.
     More,
-    /// It ends the string.
+    /// The quote ends the string.
     Closes,
-    /// It is text.
+    /// The quote is part of the string.
     IsText,
 }
 
-impl Ahead {
-    pub(super) fn new(quote: char, closing: Closing, parentheses: u8, is_list: bool) -> Self {
-        Self { quote, held: String::new(), place: Place::Quote(closing), parentheses, is_list }
+impl Lookahead {
+    pub(super) fn new(quote: char, closing: ClosingContext, parentheses: u8, is_list: bool) -> Self {
+        Self { quote, held: String::new(), state: LookaheadState::Quote(closing), parentheses, is_list }
     }
 
-    /// Takes the next character after the quote.
-    pub(super) fn step(&mut self, letter: char) -> Sight {
+    /// Reads the next character after the quote.
+    pub(super) fn step(&mut self, letter: char) -> QuoteVerdict {
         let sight = self.sight(letter);
-        if sight == Sight::More {
+        if sight == QuoteVerdict::More {
             self.held.push(letter);
         }
         sight
     }
 
-    fn sight(&mut self, letter: char) -> Sight {
-        self.place = match (self.place, letter) {
-            (Place::Key, ' ' | '\t' | '\n' | '\r') => Place::AfterKey,
-            (place, letter) if is_space(letter) && !matches!(place, Place::Name) => place,
-            (Place::Quote(Closing::Argument), ',') => Place::Comma,
-            (Place::Quote(Closing::Argument) | Place::Comma | Place::Call, ')') if self.parentheses > 0 => {
+    fn sight(&mut self, letter: char) -> QuoteVerdict {
+        self.state = match (self.state, letter) {
+            (LookaheadState::Key, ' ' | '\t' | '\n' | '\r') => LookaheadState::AfterKey,
+            (state, letter) if is_space(letter) && !matches!(state, LookaheadState::Name) => state,
+            (LookaheadState::Quote(ClosingContext::Argument), ',') => LookaheadState::Comma,
+            (
+                LookaheadState::Quote(ClosingContext::Argument)
+                | LookaheadState::Comma
+                | LookaheadState::Call,
+                ')',
+            ) if self.parentheses > 0 => {
                 self.parentheses -= 1;
-                Place::Call
+                LookaheadState::Call
             }
-            (Place::Quote(Closing::Key), ':') | (Place::Key | Place::AfterKey, '=') => return Sight::Closes,
-            (Place::Quote(Closing::Item(close)), letter) if letter == close => return Sight::Closes,
-            (Place::Quote(Closing::Item(_)), ',') => Place::ItemComma,
-            (Place::ItemComma, letter) if letter.is_alphanumeric() || "'\"-+._[]{}()".contains(letter) => {
-                return Sight::Closes;
+            (LookaheadState::Quote(ClosingContext::Key), ':')
+            | (LookaheadState::Key | LookaheadState::AfterKey, '=') => return QuoteVerdict::Closes,
+            (LookaheadState::Quote(ClosingContext::Item(close)), letter) if letter == close => {
+                return QuoteVerdict::Closes;
             }
-            (Place::Comma, letter) if begins_name(letter) => Place::Key,
-            (Place::Key, letter) if continues_name(letter) => Place::Key,
-            (Place::Call, ',') if self.is_list && self.parentheses == 0 => Place::CallComma,
-            // A marker or a fence that follows makes good for a bracket that is missing.
-            (Place::Call, '<' | '`') => return Sight::Closes,
-            (Place::Call | Place::CallComma, ']') if self.is_list => return Sight::Closes,
-            (Place::Call, letter) if !self.is_list && begins_name(letter) => return Sight::Closes,
-            (Place::CallComma, letter) if begins_name(letter) => Place::Name,
-            (Place::Name, letter) if continues_name(letter) => Place::Name,
-            (Place::Name, '(') => return Sight::Closes,
-            _ => return Sight::IsText,
+            (LookaheadState::Quote(ClosingContext::Item(_)), ',') => LookaheadState::ItemComma,
+            (LookaheadState::ItemComma, letter)
+                if letter.is_alphanumeric() || "'\"-+._[]{}()".contains(letter) =>
+            {
+                return QuoteVerdict::Closes;
+            }
+            (LookaheadState::Comma, letter) if begins_name(letter) => LookaheadState::Key,
+            (LookaheadState::Key, letter) if continues_name(letter) => LookaheadState::Key,
+            (LookaheadState::Call, ',') if self.is_list && self.parentheses == 0 => LookaheadState::CallComma,
+            // A marker or a fence replaces a missing bracket.
+            (LookaheadState::Call, '<' | '`') => return QuoteVerdict::Closes,
+            (LookaheadState::Call | LookaheadState::CallComma, ']') if self.is_list => {
+                return QuoteVerdict::Closes;
+            }
+            (LookaheadState::Call, letter) if !self.is_list && begins_name(letter) => {
+                return QuoteVerdict::Closes;
+            }
+            (LookaheadState::CallComma, letter) if begins_name(letter) => LookaheadState::Name,
+            (LookaheadState::Name, letter) if continues_name(letter) => LookaheadState::Name,
+            (LookaheadState::Name, '(') => return QuoteVerdict::Closes,
+            _ => return QuoteVerdict::IsText,
         };
-        Sight::More
+        QuoteVerdict::More
     }
 }
 
-/// A member of a list that is no call, by its brackets.
+/// A member of a list that is not a call, which is skipped by matching its brackets.
 #[derive(Debug, Default)]
-pub(super) struct Skipped {
+pub(super) struct SkippedMember {
     depth: usize,
     quote: Option<char>,
     is_escaped: bool,
 }
 
-/// What a character makes of it.
+/// The effect of a character on a skipped member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Member {
     More,
-    /// It is the comma after the member.
+    /// The character is the comma after the member.
     Over,
-    /// It ends the list, or there is no telling where the member ends.
+    /// The character ends the list, or the end of the member cannot be determined.
     Last,
 }
 
-impl Skipped {
+impl SkippedMember {
     pub(super) fn step(&mut self, letter: char) -> Member {
         if std::mem::take(&mut self.is_escaped) {
             return Member::More;
         }
         match (self.quote, letter) {
-            // A marker may begin here, which counts for more than a member that is no call.
+            // A marker may begin here, which takes precedence over a skipped member.
             (_, '<') => return Member::Last,
             (Some(_), '\\') => self.is_escaped = true,
             (Some(quote), letter) if letter == quote => self.quote = None,
@@ -127,4 +140,14 @@ impl Skipped {
         }
         Member::More
     }
+}
+
+/// Whether the name of a function may begin with `letter`.
+pub(super) fn begins_name(letter: char) -> bool {
+    letter.is_alphabetic() || letter == '_'
+}
+
+/// Whether the name of a function may contain `letter`.
+pub(super) fn continues_name(letter: char) -> bool {
+    letter.is_alphanumeric() || matches!(letter, '_' | '.' | '-')
 }
