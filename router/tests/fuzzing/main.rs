@@ -1,7 +1,5 @@
 //! Connections whose bytes were changed at random, the same every time. `make fuzz` runs as long as it is allowed to.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod connection;
 #[path = "../../../server/fuzz/mutations.rs"]
 mod mutations;

@@ -15,7 +15,9 @@ use serde_json::Value;
 use server_openai::responses::{Conversation, Item};
 use tempfile::TempDir;
 
-use crate::store::{CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, Stored};
+use crate::store::{
+    CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, Stored, StoredItem, Tally,
+};
 use crate::tenant::Tenant;
 
 /// Between the parts of an input: the file with the server's number, and the records.
@@ -117,16 +119,16 @@ fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, 
         assert!(chain.iter().all(is_own), "{tenant} is shown {chain:?}");
     }
     match id.kind() {
-        Kind::Conversation => change(store, (id, tenant), contents),
-        _ => replace(store, (id, tenant), &stored),
+        Kind::Conversation => change(store, id, tenant, contents),
+        _ => replace(store, id, tenant, &stored),
     }
 }
 
 /// Adds an item to a conversation, replaces its head, and removes its first item.
-fn change(store: &Store, (id, tenant): (Id, Tenant), before: Contents) {
+fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     let read = || Contents::of(&store.get(id, tenant).expect("it can be read").expect("it is stored"));
     let item = item();
-    let add = |tally: crate::store::Tally| {
+    let add = |tally: Tally| {
         assert_eq!(tally.items, before.items.len());
         let named = tally.named.saturating_add(1);
         Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], named })
@@ -158,7 +160,7 @@ fn change(store: &Store, (id, tenant): (Id, Tenant), before: Contents) {
 }
 
 /// Stores a response again as it was read.
-fn replace(store: &Store, (id, tenant): (Id, Tenant), stored: &Stored) {
+fn replace(store: &Store, id: Id, tenant: Tenant, stored: &Stored) {
     let Ok(mut response) = stored.response() else { return };
     response.id = id.to_string();
     let record = ResponseRecord { response, input: vec![item()], events: None };
@@ -204,7 +206,7 @@ fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
 
 impl Contents {
     fn of(stored: &Stored) -> Self {
-        let item = |item: crate::store::StoredItem<'_>| (item.id.clone(), item.parse().ok());
+        let item = |item: StoredItem<'_>| (item.id.clone(), item.parse().ok());
         let items: Vec<_> = stored.input().map(|read| read.ok().map(item)).collect();
         assert_eq!(stored.tally().items, items.len());
         Self { head: stored.head().ok(), items, bytes: stored.bytes() }
