@@ -31,9 +31,8 @@ struct Comments<'a> {
 impl Comments<'_> {
     fn check(&mut self, attributes: &[syn::Attribute], name: &syn::Ident) {
         let Some(paragraph) = first_paragraph(attributes) else { return };
-        let line = name.span().start().line;
         if let Some(objection) = objection(&paragraph) {
-            let message = format!("line {line}: the doc comment of {name} {objection}: {paragraph:?}");
+            let message = format!("the doc comment of {name} {objection}: {paragraph:?}");
             self.findings.push(Finding::new(self.path, message));
         }
     }
@@ -164,22 +163,19 @@ mod tests {
     #[test]
     fn finds_comments_that_are_too_short() {
         let short = "the doc comment of f has fewer than 4 words: \"By whom.\"";
-        assert_eq!(messages("/// By whom.\npub fn f() {}"), [format!("line 2: {short}")]);
-        assert_eq!(messages("impl S {\n/// By whom.\npub fn f() {}\n}"), [format!("line 3: {short}")]);
-        assert_eq!(messages("pub trait T {\n/// By whom.\nfn f();\n}"), [format!("line 3: {short}")]);
-        assert_eq!(messages("pub struct S {\n/// By whom.\npub f: u8 }"), [format!("line 3: {short}")]);
-        assert_eq!(messages("pub enum E { V {\n/// By whom.\nf: u8 } }"), [format!("line 3: {short}")]);
-        assert_eq!(
-            messages("pub mod m {\n/// By whom.\npub const f: u8 = 1; }"),
-            [format!("line 3: {short}")]
-        );
+        assert_eq!(messages("/// By whom.\npub fn f() {}"), [short]);
+        assert_eq!(messages("impl S {\n/// By whom.\npub fn f() {}\n}"), [short]);
+        assert_eq!(messages("pub trait T {\n/// By whom.\nfn f();\n}"), [short]);
+        assert_eq!(messages("pub struct S {\n/// By whom.\npub f: u8 }"), [short]);
+        assert_eq!(messages("pub enum E { V {\n/// By whom.\nf: u8 } }"), [short]);
+        assert_eq!(messages("pub mod m {\n/// By whom.\npub const f: u8 = 1; }"), [short]);
     }
 
     #[test]
     fn finds_fragments() {
         let fragment = "is a fragment that begins with \"Of\"";
         let text = "/// Of the prompt and the answer.\npub type A = u8;";
-        let expected = format!("line 2: the doc comment of A {fragment}: \"Of the prompt and the answer.\"");
+        let expected = format!("the doc comment of A {fragment}: \"Of the prompt and the answer.\"");
         assert_eq!(messages(text), [expected]);
     }
 

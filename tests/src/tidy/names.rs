@@ -173,9 +173,7 @@ struct TypeNames<'a> {
 impl TypeNames<'_> {
     fn check(&mut self, name: &syn::Ident) {
         if let Some(objection) = objection(&name.to_string()) {
-            let line = name.span().start().line;
-            let message =
-                format!("line {line}: the type name {name} is {objection}; use a noun with content");
+            let message = format!("the type name {name} is {objection}; use a noun with content");
             self.findings.push(Finding::new(self.path, message));
         }
     }
@@ -240,7 +238,7 @@ mod tests {
         let text = "pub struct Told;\nenum Asked {}\ntrait Reading {}\ntype Place = u8;\nuse a::B as Made;\n\
                     fn f() { struct Then; }";
         assert_eq!(messages(text).len(), 6);
-        let message = "line 1: the type name Told is a bare participle; use a noun with content";
+        let message = "the type name Told is a bare participle; use a noun with content";
         assert_eq!(messages("pub struct Told;"), [message]);
     }
 

@@ -26,8 +26,7 @@ impl Parameters<'_> {
             let is_unpacked = matches!(&*parameter.pat, syn::Pat::Tuple(_) | syn::Pat::Slice(_));
             if is_unpacked || is_tuple(&parameter.ty) {
                 let name = &signature.ident;
-                let line = name.span().start().line;
-                let message = format!("line {line}: {name} packs arguments into one parameter; use a struct");
+                let message = format!("{name} packs arguments into one parameter; use a struct");
                 self.findings.push(Finding::new(self.path, message));
             }
         }
@@ -79,7 +78,7 @@ mod tests {
 
     #[test]
     fn finds_packed_parameters_of_functions_methods_and_trait_methods() {
-        let message = "line 1: f packs arguments into one parameter; use a struct";
+        let message = "f packs arguments into one parameter; use a struct";
         assert_eq!(messages("fn f(x: u8, (a, b): (u8, u8)) {}"), [message]);
         assert_eq!(messages("fn f(pair: &(u8, u8)) {}"), [message]);
         assert_eq!(messages("fn f([a, b]: [u8; 2]) {}"), [message]);
