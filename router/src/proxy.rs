@@ -300,7 +300,7 @@ fn waiter(parts: &Parts) -> Result<Waiter, Error> {
 }
 
 /// The body, no larger and no slower than the limits have it.
-async fn read(app: &App, body: Incoming) -> Result<Bytes, Error> {
+async fn read(app: &App, mut body: Incoming) -> Result<Bytes, Error> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
@@ -311,8 +311,14 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Error> {
         return Err(Error::BodyTooLarge(limit));
     }
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let received = tokio::time::timeout(time, receive(app, body, announced, limit)).await;
-    received.map_err(|_| Error::Body(format!("it took longer than {time:?}")))?
+    let end = tokio::time::Instant::now() + time;
+    let received = tokio::time::timeout_at(end, receive(app, &mut body, announced, limit)).await;
+    let received = received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {time:?}"))));
+    if received.is_err() {
+        // Whether the rest arrives or not, the error stands.
+        let _ = tokio::time::timeout_at(end, discard(&mut body)).await;
+    }
+    received
 }
 
 /// Size of the part of a rejected body that the router reads and discards. A client that is still sending does not read
@@ -322,27 +328,20 @@ async fn read(app: &App, body: Incoming) -> Result<Bytes, Error> {
 const DISCARDED_BYTES_MAX: usize = 64 << 20;
 
 /// The body, counted against the limit for it and the one for all bodies as it comes.
-async fn receive(app: &App, mut body: Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
+async fn receive(app: &App, body: &mut Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
     let total = app.settings().max_buffered_body_bytes.0;
     let limits = BudgetLimits::new(total, limit);
     let mut received = app.bodies().body(announced);
-    while let Some(part) = next_part(&mut body).await? {
-        let refusal = if received.len() + part.len() as u64 > limit {
-            Error::BodyTooLarge(limit)
-        } else if let Err(BudgetExceeded) = received.push(part, limits) {
-            Error::TooManyBodyBytes(total)
-        } else {
-            continue;
-        };
-        // What has arrived is of no use any more.
-        drop(received);
-        discard(&mut body).await?;
-        return Err(refusal);
+    while let Some(part) = next_part(body).await? {
+        if received.len() + part.len() as u64 > limit {
+            return Err(Error::BodyTooLarge(limit));
+        }
+        received.push(part, limits).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
     }
     Ok(received.into_bytes())
 }
 
-/// Reads the rest of a body, as far as it is not too long.
+/// Reads the rest of a body, up to [`DISCARDED_BYTES_MAX`].
 async fn discard(body: &mut Incoming) -> Result<(), Error> {
     let mut discarded = 0;
     while let Some(part) = next_part(body).await? {
