@@ -1,5 +1,5 @@
 //! Many resources at once: what they cost the operator. The operator is the real program, the API server, etcd and the
-//! controllers are real, and pods are objects of which this program says what a kubelet would say ([`node`]).
+//! controllers are real, and pods are objects of which this program says what a kubelet would say (`node`).
 //! `make bench-operator` prints the table; `--update` also puts it into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 
