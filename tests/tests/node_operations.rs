@@ -24,7 +24,7 @@ const NEW_KEY: &str = "new-8a1b6c2d9e0f4a7b";
 /// What the deployment of this file has beyond that of all scenes.
 const MORE: &str = "
   engine: {kvCache: {size: 256Mi}}
-  router: {replicas: 2, extraArgs: ['--key-isolation=name']}
+  router: {replicas: 2, keyIsolation: name}
   access: {apiKeysSecretRef: {name: keys}}
   drain: {timeout: 30s}";
 
