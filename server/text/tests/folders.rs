@@ -101,6 +101,26 @@ fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     folder.refused(&["tokenizer.json", "post_processor adds token 100", "has 100 tokens"]);
 }
 
+/// The tokenizers library panics at the first text.
+#[test]
+fn a_template_that_names_an_undefined_special_token_is_refused() {
+    let folder = Folder::new();
+    let text = fs::read_to_string(folder.0.path().join("tokenizer.json")).unwrap();
+    let sound: Json = serde_json::from_str(&text).unwrap();
+    let template = |name: &str| {
+        let mut template = sound["post_processor"].clone();
+        template[name] = json!([{"SpecialToken": {"id": "<unknown>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+        template
+    };
+    for post_processor in [template("single"), json!({"type": "Sequence", "processors": [template("pair")]})]
+    {
+        let mut file = sound.clone();
+        file["post_processor"] = post_processor;
+        folder.write("tokenizer.json", &file);
+        folder.refused(&["tokenizer.json", "post_processor names the special token \"<unknown>\""]);
+    }
+}
+
 #[test]
 fn flags_of_llama_tokenizers_win_over_the_post_processor() {
     let folder = Folder::new();

@@ -37,6 +37,7 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
         problem,
     };
     let outline: Outline = serde_json::from_str(&text).map_err(json)?;
+    check_templates(&outline.post_processor).map_err(|problem| fault("post_processor", problem))?;
     let mut inner: tokenizers::Tokenizer = text
         .parse()
         .map_err(|error: tokenizers::Error| fault("the tokenizer", format!("cannot be used: {error}")))?;
@@ -82,11 +83,28 @@ fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
     }
 }
 
+/// Checks that each template of a post-processor defines the special tokens that it names. The library panics at the first
+/// text otherwise.
+fn check_templates(post_processor: &Value) -> Result<(), String> {
+    let members = post_processor["processors"].as_array().into_iter().flatten();
+    members.map(check_templates).collect::<Result<(), _>>()?;
+    let templates = ["single", "pair"].into_iter().filter_map(|name| post_processor[name].as_array());
+    for piece in templates.flatten() {
+        let Some(token) = piece["SpecialToken"]["id"].as_str() else { continue };
+        if post_processor["special_tokens"].get(token).is_none() {
+            return Err(format!("names the special token {token:?}, which its special_tokens do not define"));
+        }
+    }
+    Ok(())
+}
+
 /// The part of a `tokenizer.json` that this module reads.
 #[derive(Deserialize)]
 struct Outline {
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    post_processor: Value,
 }
 
 /// Adds tokens that are in `tokenizer_config.json` only.
