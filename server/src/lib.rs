@@ -12,6 +12,7 @@
 //! After `prepare` nobody looks at the request as it was on the wire. A client that goes away drops its
 //! answer's body, which drops the token stream, which frees the sequence: there is no other cancellation.
 
+mod allocator;
 mod app;
 mod args;
 mod authentication;
@@ -39,7 +40,6 @@ mod sse;
 mod store;
 mod telemetry;
 mod tenant;
-mod trim;
 
 pub use app::{App, Serving};
 pub use args::{

@@ -30,7 +30,7 @@ use crate::metrics::Metrics;
 use crate::routes::{Sleep, admin_router, router_with};
 use crate::sleep::{level, sleep_when_idle};
 use crate::store::StoreConfig;
-use crate::{backend, fetch, listen, numa, telemetry, trim};
+use crate::{allocator, backend, fetch, listen, numa, telemetry};
 
 /// Time for the errors to reach the clients when the engine has died.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -59,6 +59,7 @@ impl Args {
         telemetry::start(&self.log, self.log_format)?;
         // Before there is another thread: those that are started run where this one does.
         numa::place(self.numa_node)?;
+        allocator::use_one_arena();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -293,7 +294,7 @@ async fn spawn_services(
         server.serve_with_incoming(TcpListenerStream::new(grpc)).await.context("the gRPC server failed")?;
         bail!("the gRPC server ended")
     });
-    services.spawn(trim::trim_after_growth());
+    services.spawn(allocator::trim_after_growth());
     let app = app.clone();
     services.spawn(async move {
         let mut phase = app.lifecycle().watch();

@@ -39,7 +39,7 @@ pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
 pub use attention::Attention;
 pub use error::Error;
 pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
-pub use memory::{available_bytes, trim};
+pub use memory::{available_bytes, trim, use_one_arena};
 pub use numa::{NodeError, OnNode, nodes_in_use, run_on_node};
 pub use runner::OpenVinoRunner;
 pub use runtime::NodeTime;

@@ -4,6 +4,7 @@
 use server_engine::TokenId;
 use server_text::EncodeError;
 
+use crate::allocator::return_free_memory;
 use crate::error::Error;
 use crate::limits::TextTooLong;
 use crate::model::Model;
@@ -95,12 +96,3 @@ impl Encoder<'_> {
         tokens
     }
 }
-
-#[cfg(feature = "openvino")]
-fn return_free_memory() {
-    server_openvino::trim();
-}
-
-/// Without the runtime's crate nothing can ask the allocator.
-#[cfg(not(feature = "openvino"))]
-fn return_free_memory() {}

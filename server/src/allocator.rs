@@ -1,5 +1,7 @@
-//! Returns memory that large requests have used to the operating system. The C library's allocator retains what is freed,
-//! in as many arenas as there are threads, so that a burst of large requests would take its memory for good.
+//! The C library's allocator: how much of the memory that requests have freed stays with this process.
+//!
+//! By default it has as many arenas as there are threads and retains what is freed in each, so a burst of large requests would
+//! keep its memory for good. See decision 0081.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -26,6 +28,26 @@ impl Trimmer {
     }
 }
 
+/// Makes all threads allocate from one arena. To be called before there is another thread.
+#[cfg(feature = "openvino")]
+pub(crate) fn use_one_arena() {
+    server_openvino::use_one_arena();
+}
+
+/// Without the runtime's crate nothing can configure the allocator.
+#[cfg(not(feature = "openvino"))]
+pub(crate) fn use_one_arena() {}
+
+/// Returns free memory to the operating system.
+#[cfg(feature = "openvino")]
+pub(crate) fn return_free_memory() {
+    server_openvino::trim();
+}
+
+/// Without the runtime's crate nothing can ask the allocator.
+#[cfg(not(feature = "openvino"))]
+pub(crate) fn return_free_memory() {}
+
 /// Trims whenever the memory of this process has grown, for as long as it is polled.
 pub(crate) async fn trim_after_growth() -> anyhow::Result<Infallible> {
     let mut trimmer = Trimmer { floor: anonymous_bytes().unwrap_or(u64::MAX) };
@@ -33,10 +55,10 @@ pub(crate) async fn trim_after_growth() -> anyhow::Result<Infallible> {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // Systems that do not tell are left alone.
+        // Systems that do not report it are left alone.
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
-            tokio::task::spawn_blocking(server_openvino::trim).await?;
+            tokio::task::spawn_blocking(return_free_memory).await?;
             trimmer.floor = anonymous_bytes().unwrap_or(before);
             tracing::debug!(before, after = trimmer.floor, "trimmed the memory of the process");
         }
