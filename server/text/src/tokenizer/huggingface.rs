@@ -86,8 +86,8 @@ fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
 /// Checks that each template of a post-processor defines the special tokens that it names. The library panics at the first
 /// text otherwise.
 fn check_templates(post_processor: &Value) -> Result<(), String> {
-    let members = post_processor["processors"].as_array().into_iter().flatten();
-    members.map(check_templates).collect::<Result<(), _>>()?;
+    let mut members = post_processor["processors"].as_array().into_iter().flatten();
+    members.try_for_each(check_templates)?;
     let templates = ["single", "pair"].into_iter().filter_map(|name| post_processor[name].as_array());
     for piece in templates.flatten() {
         let Some(token) = piece["SpecialToken"]["id"].as_str() else { continue };
