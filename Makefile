@@ -62,7 +62,7 @@ fuzz: fetch ## Fuzz everything that strangers write, each target for SECONDS_EAC
 
 # By itself, since its time is fixed. It builds what `make test` builds.
 .PHONY: schema
-schema: fetch ## Check answers to made-up requests against /openapi.json, for SECONDS_EACH (120), with schemathesis.
+schema: fetch ## Check answers to made-up requests against /openapi.json, for SECONDS_EACH (120) from SEED (1), with schemathesis.
 	@scripts/need cargo g++
 	@scripts/schema
 	@$(CARGO) test --workspace --locked --no-run --quiet

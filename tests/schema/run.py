@@ -7,6 +7,7 @@ the other half with all of them. Extra arguments go to schemathesis.
 
 import copy
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -89,6 +90,8 @@ def run(document, url, seconds, more):
         path.write_text(json.dumps(document))
         st = pathlib.Path(sys.executable).with_name("st")
         command = [st, "run", path, "--url", url, "--checks", ",".join(CHECKS), "--max-time", str(seconds)]
+        # The same requests each time, as far as the time allows; another seed finds other things.
+        command += ["--seed", os.environ.get("SEED", "1")]
         command += ["--generation-database", "none", "--no-color", "--warnings", "off", *more]
         ended = subprocess.run(command, cwd=folder, check=False)
     if ended.returncode:
