@@ -9,8 +9,6 @@ CARGO ?= cargo
 ARGS ?=
 # Where `make run` finds the programs that `make build` has built.
 BIN ?= target/release
-# Where `make hostile` finds the programs that it attacks, if not among those that it has built.
-PROGRAMS ?=
 export MODEL PORT REPLICAS
 
 # The tests that `make test` leaves out, which need more than it may ask for: linted all the same.
@@ -94,13 +92,12 @@ e2e: programs-$(PROFILE) ## Install the chart on a real node and chat with real 
 	@tests/cluster/node.sh $(CARGO) test --workspace --offline --locked --features tests/node --test 'node_*' -- \
 	  --test-threads 1 $(ARGS)
 
-# By itself, since it needs root for the memory limits. It builds what `make test` builds. PROGRAMS=target/release
-# attacks what `make build` has built instead.
+# By itself, since it needs root for the memory limits. It builds what `make test` builds.
 .PHONY: hostile
 hostile: fetch ## Attack a real router and server, each limited to 2 GiB, while others use them; needs root. ARGS name attacks.
 	@scripts/need cargo g++
 	@$(CARGO) test --workspace --locked --no-run --quiet
-	@PROGRAMS="$(PROGRAMS)" $(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
+	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
 lint: fetch ## Check formatting, clippy, shell scripts, documentation links and dependencies; change nothing.

@@ -40,13 +40,13 @@ pub(crate) fn use_one_arena() {}
 
 /// Returns free memory to the operating system.
 #[cfg(feature = "openvino")]
-pub(crate) fn return_free_memory() {
+fn return_free_memory() {
     server_openvino::trim();
 }
 
 /// Without the runtime's crate nothing can ask the allocator.
 #[cfg(not(feature = "openvino"))]
-pub(crate) fn return_free_memory() {}
+fn return_free_memory() {}
 
 /// Trims whenever the memory of this process has grown, for as long as it is polled.
 pub(crate) async fn trim_after_growth() -> anyhow::Result<Infallible> {

@@ -34,10 +34,6 @@ pub struct Server {
     address: String,
 }
 
-/// The environment variable that names a folder with the programs to test, relative to the root of the repository.
-/// Without it, or if it is empty, tests run the programs that were built together with them.
-const PROGRAMS: &str = "PROGRAMS";
-
 /// The server binary, as [`built`].
 ///
 /// # Errors
@@ -46,18 +42,13 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     built("server")
 }
 
-/// The binary of this name in the folder that `PROGRAMS` names, or else that was built together with this test.
+/// The binary of this name that was built together with this test.
 ///
 /// # Errors
 /// There is none.
 pub fn built(name: &str) -> anyhow::Result<PathBuf> {
-    let folder = match std::env::var_os(PROGRAMS).filter(|folder| !folder.is_empty()) {
-        Some(folder) => crate::root().join(folder),
-        None => {
-            let test = std::env::current_exe()?;
-            test.parent().and_then(Path::parent).context("the test is not in a target folder")?.to_owned()
-        }
-    };
+    let test = std::env::current_exe()?;
+    let folder = test.parent().and_then(Path::parent).context("the test is not in a target folder")?;
     let binary = folder.join(name);
     if !binary.is_file() {
         bail!("{} is not there: build it with `cargo build -p {name}`", binary.display());

@@ -4,13 +4,9 @@
 use server_engine::TokenId;
 use server_text::EncodeError;
 
-use crate::allocator::return_free_memory;
 use crate::error::Error;
 use crate::limits::TextTooLong;
 use crate::model::Model;
-
-/// Texts of at least this many bytes leave so much free memory behind that it is returned to the system.
-const TRIMMED_BYTES_MIN: usize = 256 << 10;
 
 /// Whether the tokens are added that the model wants around every text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,10 +84,6 @@ impl Encoder<'_> {
             Error::coded("string_above_max_length", self.param, problem)
         })?;
         let tokens = encode().map_err(|error| Error::invalid(self.param, error));
-        // The allocator keeps what a thread frees for that thread, and the next text may be another's.
-        if text.len() >= TRIMMED_BYTES_MIN {
-            return_free_memory();
-        }
         drop(claim);
         tokens
     }
