@@ -41,10 +41,12 @@ impl Tenant {
         Some(Self(number)).filter(|tenant| *tenant != Self::default() && *tenant != Self::NOBODY)
     }
 
-    /// Separates these prompts from those of other tenants in the prefix cache.
-    pub(crate) fn separate(self, prompts: &mut [Request]) {
+    /// Makes these prompts those of this tenant: they are separate from other tenants' prompts in the prefix cache, and
+    /// take turns with them in the queue.
+    pub(crate) fn claim(self, prompts: &mut [Request]) {
         for prompt in prompts {
             prompt.salt = self.salt(prompt.salt);
+            prompt.tenant = self.0;
         }
     }
 

@@ -93,6 +93,7 @@ pub(crate) struct Submission {
     pub(crate) guide: Option<Arc<dyn Guide>>,
     pub(crate) salt: u64,
     pub(crate) adapter: u32,
+    pub(crate) tenant: u128,
     pub(crate) histories: Vec<History>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) aborts: Arc<Aborts>,
@@ -182,7 +183,7 @@ impl EngineHandle {
         self.check_state()?;
         limits.check(&request)?;
         let results = request.results() as usize;
-        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter } =
+        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter, tenant } =
             request;
         let permit =
             WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
@@ -206,6 +207,7 @@ impl EngineHandle {
             guide,
             salt,
             adapter,
+            tenant,
             histories,
             events,
             aborts,

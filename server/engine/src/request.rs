@@ -34,6 +34,8 @@ pub struct Request {
     /// The adapter it is computed with, from 1; 0 for the model as it is. What is cached is shared with requests of
     /// the same adapter only.
     pub adapter: u32,
+    /// Whose request it is, so that waiting requests of several tenants take turns. Any number will do.
+    pub tenant: u128,
 }
 
 impl Request {

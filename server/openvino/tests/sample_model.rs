@@ -343,6 +343,7 @@ async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
         guide: None,
         salt: 0,
         adapter: 0,
+        tenant: 0,
     };
     let mut stream = engine.handle().submit(request).unwrap();
     let (mut tokens, mut cached) = (Vec::new(), 0);

@@ -10,6 +10,9 @@
 //!              └─ preempted ┘   the youngest gives its blocks back and is computed anew
 //! ```
 //!
+//! Waiting requests of several tenants take turns by the tokens that each tenant has used ([`NewRequest::tenant`]); those of one
+//! tenant are served in the order in which they arrive.
+//!
 //! A sequence is a list of tokens and a count of those whose keys and values are in the cache. Prefill, a
 //! chunk of a prefill, decode and recomputing after a preemption are one thing: computing the tokens that
 //! are not in the cache yet.
@@ -21,6 +24,7 @@ mod block;
 mod block_pool;
 mod claims;
 mod eviction;
+mod fairness;
 mod keys;
 mod load;
 mod pace;

@@ -11,6 +11,7 @@ use crate::block::{BlockHash, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
 use crate::eviction::{Attended, SEQUENCE_BLOCKS_MIN};
+use crate::fairness::FairQueue;
 use crate::pace::Pace;
 use crate::readings::Readings;
 use crate::sequence::{Rank, Sequence, Wish};
@@ -47,6 +48,7 @@ pub struct Scheduler {
     /// If evicted blocks are kept elsewhere.
     readings: Option<Box<Readings>>,
     sequences: Sequences,
+    fairness: FairQueue,
     /// In the order of their ranks.
     waiting: VecDeque<Entry>,
     /// In the order of their ranks.
@@ -113,6 +115,7 @@ impl Scheduler {
             pace: Pace::default(),
             readings: None,
             sequences: Sequences::with_capacity(reserved),
+            fairness: FairQueue::default(),
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
             in_flight: Vec::with_capacity(running),
@@ -136,11 +139,12 @@ impl Scheduler {
     /// If the request has no sequence, or an id is in use.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejected> {
         self.accept(&request)?;
-        let NewRequest { sequences, prompt, stop, in_step, scores_prompt, root, adapter } = request;
+        let NewRequest { sequences, prompt, stop, in_step, scores_prompt, root, adapter, tenant } = request;
         let prompt_tokens = prompt.len() as u32;
         let mut siblings = sequences;
         let id = siblings.remove(0);
-        let rank = Rank { arrival: self.arrivals, index: 0 };
+        let start = self.fairness.arrive(tenant, prompt_tokens);
+        let rank = Rank { start, arrival: self.arrivals, index: 0 };
         self.arrivals += 1;
         let mut sequence = Sequence {
             id,
@@ -158,6 +162,7 @@ impl Scheduler {
             // Hashes of different adapters are different, so that none is in the other's way.
             root: if adapter == 0 { root } else { (self.hash)(root, &[adapter]) },
             adapter,
+            tenant,
             salt: root,
             hashes: Vec::new(),
             registered: 0,
@@ -173,7 +178,7 @@ impl Scheduler {
         self.waiting_sequences += sequence.group();
         self.uncomputed_tokens += u64::from(prompt_tokens);
         let slot = self.sequences.insert(sequence);
-        self.waiting.push_back(Entry { rank, slot });
+        self.enqueue(Entry { rank, slot });
         Ok(())
     }
 
@@ -306,11 +311,18 @@ impl Scheduler {
         }
     }
 
+    /// Adds an entry to those that wait.
+    fn enqueue(&mut self, entry: Entry) {
+        let at = self.waiting.partition_point(|other| other.rank < entry.rank);
+        self.waiting.insert(at, entry);
+    }
+
     /// Takes a sequence, with its siblings if they are one yet, out of everything.
     fn remove(&mut self, slot: u32) -> Sequence {
         self.end_reading_of(slot);
         self.release_blocks(slot);
         let sequence = self.sequences.remove(slot);
+        self.fairness.charge_generated(sequence.tenant, sequence.generated());
         self.uncomputed_tokens -= u64::from(sequence.uncomputed());
         self.suspended_sequences -= u32::from(sequence.is_suspended);
         if let Some(row) = sequence.row {

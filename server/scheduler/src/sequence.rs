@@ -33,6 +33,9 @@ pub struct NewRequest {
     /// What else than the model its tokens are computed with: a number that means nothing here but that what is
     /// computed with another is never shared. 0 for nothing.
     pub adapter: u32,
+    /// Whose request it is. Tenants share the scheduler fairly: the requests of one do not wait behind a backlog of
+    /// another's. Any number will do; requests without a tenant have the same one.
+    pub tenant: u128,
 }
 
 impl NewRequest {
@@ -46,6 +49,7 @@ impl NewRequest {
             scores_prompt: false,
             root: BlockHash::ROOT,
             adapter: 0,
+            tenant: 0,
         }
     }
 }
@@ -142,9 +146,12 @@ pub enum Rejected {
     QueueFull,
 }
 
-/// The order in which sequences are served: requests as they came, siblings as they were listed.
+/// The order in which sequences are served: requests fairly between tenants and then as they came, siblings as they
+/// were listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
+    /// The request's virtual start ([`FairQueue`](crate::fairness::FairQueue)).
+    pub(crate) start: u64,
     pub(crate) arrival: u64,
     pub(crate) index: u32,
 }
@@ -185,6 +192,7 @@ pub(crate) struct Sequence {
     /// What the first block follows.
     pub(crate) root: BlockHash,
     pub(crate) adapter: u32,
+    pub(crate) tenant: u128,
     /// What the first block's key is made from, besides the adapter.
     pub(crate) salt: BlockHash,
     /// Hashes of leading full blocks, as far as they were needed.
@@ -213,6 +221,10 @@ impl Sequence {
 
     pub(crate) fn tokens_len(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    pub(crate) fn generated(&self) -> u32 {
+        self.tokens_len() - self.prompt_tokens
     }
 
     pub(crate) fn uncomputed(&self) -> u32 {
@@ -273,7 +285,7 @@ impl Sequence {
 
     /// Takes `token` and tells whether it is the last.
     pub(crate) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
-        let before = self.tokens_len() - self.prompt_tokens;
+        let before = self.generated();
         self.tokens.push(token);
         if before >= self.stop.tokens_min && self.stop.tokens.contains(&token) {
             return Some(FinishReason::Stop);
@@ -313,6 +325,7 @@ impl Sequence {
             unscored: 0..0,
             root: self.root,
             adapter: self.adapter,
+            tenant: self.tenant,
             salt: self.salt,
             hashes,
             registered: self.registered,
@@ -328,8 +341,7 @@ impl Sequence {
 
     /// Drafts that it may have: it could take them all, and one token more.
     pub(crate) fn drafts_max(&self) -> u32 {
-        let generated = self.tokens_len() - self.prompt_tokens;
-        self.stop.tokens_max.saturating_sub(generated + 1)
+        self.stop.tokens_max.saturating_sub(self.generated() + 1)
     }
 
     /// Adds the next `count` uncomputed tokens to `batch`, and room for `drafts`.

@@ -1,10 +1,13 @@
 //! How many requests are prepared at once: preparation is computation, and more threads than cores only take time from
 //! the model and memory from everybody.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
+
+use crate::tenant::Tenant;
 
 /// Time that a request waits until its preparation (parsing, rendering, tokenizing) begins.
 ///
@@ -17,17 +20,26 @@ const SLOTS_MAX: usize = 16;
 /// Fewest: one long prompt does not hold up all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
-/// Bounds the requests that are prepared at once.
+/// Bounds the requests that are prepared at once. Tenants take turns, and the requests of one tenant are served in the
+/// order in which they arrive.
 #[derive(Debug)]
 pub(crate) struct Preparations {
     count: usize,
-    slots: Arc<Semaphore>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// No slot is free while a request waits.
+    free: usize,
+    /// Each tenant with waiting requests once, the one whose turn is next first.
+    tenants: VecDeque<(Tenant, VecDeque<oneshot::Sender<PreparationSlot>>)>,
 }
 
 /// A request that is being prepared. Dropping it lets the next one begin.
 #[derive(Debug)]
 pub(crate) struct PreparationSlot {
-    _permit: OwnedSemaphorePermit,
+    queue: Arc<Mutex<Queue>>,
 }
 
 /// No slot became free in time.
@@ -42,18 +54,68 @@ impl Preparations {
     }
 
     fn new(count: usize) -> Self {
-        Self { count, slots: Arc::new(Semaphore::new(count)) }
+        Self { count, queue: Arc::new(Mutex::new(Queue { free: count, tenants: VecDeque::new() })) }
     }
 
-    /// Waits for a slot, first come first served.
+    /// Waits for a slot. Cancelling it gives up the place in the queue.
     ///
     /// # Errors
     /// None became free in time.
-    pub(crate) async fn slot(&self) -> Result<PreparationSlot, NoSlot> {
-        let permit = tokio::time::timeout(WAIT_MAX, Arc::clone(&self.slots).acquire_owned()).await;
-        let permit = permit.map_err(|_| NoSlot)?.expect("invariant: it is never closed");
-        Ok(PreparationSlot { _permit: permit })
+    pub(crate) async fn slot(&self, tenant: Tenant) -> Result<PreparationSlot, NoSlot> {
+        let waiting = {
+            let mut queue = lock(&self.queue);
+            if queue.free > 0 {
+                queue.free -= 1;
+                return Ok(PreparationSlot { queue: Arc::clone(&self.queue) });
+            }
+            queue.push(tenant)
+        };
+        let slot = tokio::time::timeout(WAIT_MAX, waiting).await.map_err(|_| NoSlot)?;
+        Ok(slot.expect("invariant: a request in the queue gets a slot, unless it leaves"))
     }
+}
+
+impl Queue {
+    fn push(&mut self, tenant: Tenant) -> oneshot::Receiver<PreparationSlot> {
+        let (sender, receiver) = oneshot::channel();
+        match self.tenants.iter_mut().find(|(other, _)| *other == tenant) {
+            Some((_, requests)) => requests.push_back(sender),
+            None => self.tenants.push_back((tenant, VecDeque::from([sender]))),
+        }
+        receiver
+    }
+
+    /// Takes the request whose turn it is, and puts its tenant behind the others. Requests that have left take no turn.
+    fn pop(&mut self) -> Option<oneshot::Sender<PreparationSlot>> {
+        loop {
+            let (tenant, mut requests) = self.tenants.pop_front()?;
+            requests.retain(|request| !request.is_closed());
+            let Some(next) = requests.pop_front() else { continue };
+            if !requests.is_empty() {
+                self.tenants.push_back((tenant, requests));
+            }
+            return Some(next);
+        }
+    }
+}
+
+impl Drop for PreparationSlot {
+    fn drop(&mut self) {
+        let next = {
+            let mut queue = lock(&self.queue);
+            let next = queue.pop();
+            queue.free += usize::from(next.is_none());
+            next
+        };
+        if let Some(next) = next {
+            // A request that leaves at this moment drops the slot, which passes it on.
+            let _ = next.send(Self { queue: Arc::clone(&self.queue) });
+        }
+    }
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Display for Preparations {
@@ -64,15 +126,51 @@ impl std::fmt::Display for Preparations {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use futures_util::future::LocalBoxFuture;
+
     use super::*;
+
+    fn tenant(number: u32) -> Tenant {
+        Tenant::parse(&format!("{number:032x}")).unwrap()
+    }
 
     #[tokio::test(start_paused = true)]
     async fn no_more_requests_are_prepared_at_once_than_there_are_slots() {
         let preparations = Preparations::new(2);
-        let first = preparations.slot().await.unwrap();
-        let _second = preparations.slot().await.unwrap();
-        assert_eq!(preparations.slot().await.unwrap_err(), NoSlot);
+        let first = preparations.slot(tenant(1)).await.unwrap();
+        let _second = preparations.slot(tenant(1)).await.unwrap();
+        assert_eq!(preparations.slot(tenant(1)).await.unwrap_err(), NoSlot);
         drop(first);
-        preparations.slot().await.unwrap();
+        preparations.slot(tenant(1)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn tenants_take_turns() {
+        let preparations = Preparations::new(1);
+        let mut slot = preparations.slot(tenant(1)).await.ok();
+        let mut waiting: Vec<(&str, LocalBoxFuture<'_, _>)> =
+            [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1), ("b1", 2), ("b2", 2), ("c1", 3)]
+                .map(|(name, number)| (name, preparations.slot(tenant(number)).boxed_local()))
+                .into();
+        for (_, request) in &mut waiting {
+            assert!(request.now_or_never().is_none());
+        }
+        // A request that leaves is passed over and takes no turn.
+        drop(waiting.remove(1));
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            drop(slot.take());
+            let next = waiting
+                .iter_mut()
+                .enumerate()
+                .find_map(|(index, (_, request))| Some((index, request.now_or_never()?)));
+            let (index, granted) = next.expect("a free slot is given to somebody");
+            slot = granted.ok();
+            order.push(waiting.remove(index).0);
+        }
+        assert_eq!(order, ["a1", "b1", "c1", "a3", "b2", "a4"]);
+        drop(slot);
+        preparations.slot(tenant(1)).now_or_never().expect("a slot is free").unwrap();
     }
 }

@@ -153,6 +153,7 @@ impl Resolved {
             guide,
             salt: self.salt,
             adapter: self.adapter,
+            tenant: 0,
         })
     }
 

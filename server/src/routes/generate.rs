@@ -182,9 +182,9 @@ async fn begin<S: Shape>(
     let serving = app.serving()?;
     let admitted = app.admission().admit()?;
     let id = app.next_id();
-    let prepared = prepare::<S>(app, body, id).await?;
+    let prepared = prepare::<S>(app, body, id, tenant).await?;
     let Prepared { mut prompts, echoes, text, reply } = prepared;
-    tenant.separate(&mut prompts);
+    tenant.claim(&mut prompts);
     let (candidates, wanted) = (prompts.first().map_or(1, server_engine::Request::results), reply.choices);
     let submitted = submit(app, serving, prompts)?;
     let head = Head {
@@ -207,12 +207,12 @@ async fn begin<S: Shape>(
 /// not wait meanwhile.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
-async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId) -> Result<Prepared, Error> {
+async fn prepare<S: Shape>(app: &App, body: Bytes, id: RequestId, tenant: Tenant) -> Result<Prepared, Error> {
     let work = move |app: &App, body: &[u8]| {
         let Serving { model, engine, .. } = app.serving()?;
         S::prepare(body, Target { model, limits: engine.limits(), seed: id.seed() })
     };
-    if is_light(&body) { work(app, &body) } else { apart(app, move |app| work(app, &body)).await }
+    if is_light(&body) { work(app, &body) } else { apart(app, tenant, move |app| work(app, &body)).await }
 }
 
 /// Whether a body is read and prepared in no time.
@@ -223,9 +223,11 @@ pub(super) fn is_light(body: &[u8]) -> bool {
 /// Prepares a request on a thread of its own, once one of the slots for that is free.
 pub(super) async fn apart<T: Send + 'static>(
     app: &App,
+    tenant: Tenant,
     work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let slot = app.preparations().slot().await.map_err(|NoSlot| app.overloaded(Resource::Preparation))?;
+    let slot =
+        app.preparations().slot(tenant).await.map_err(|NoSlot| app.overloaded(Resource::Preparation))?;
     let app = app.clone();
     let work = tokio::task::spawn_blocking(move || {
         let _slot = slot;

@@ -80,7 +80,7 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
     let admitted = app.admission().admit()?;
     let id = app.store().name(Kind::Response);
     let mut ready = prepare(app, body, id, tenant).await?;
-    tenant.separate(&mut ready.prepared.prompts);
+    tenant.claim(&mut ready.prepared.prompts);
     ready.response.created_at = unix_time();
     ready.response.store &= app.store().is_on();
     if ready.response.background && !ready.response.store {
@@ -123,14 +123,14 @@ async fn prepare(app: &App, body: Bytes, id: Id, tenant: Tenant) -> Result<Ready
         responses(&request, found, id, Target { model, limits: engine.limits(), seed })
     };
     if !generate::is_light(&body) {
-        return generate::apart(app, move |app| work(app, read(&body)?)).await;
+        return generate::apart(app, tenant, move |app| work(app, read(&body)?)).await;
     }
     let asked = read(&body)?;
     if asked.1.is_empty() {
         return work(app, asked);
     }
     // What is kept may be on the disk.
-    generate::apart(app, move |app| work(app, asked)).await
+    generate::apart(app, tenant, move |app| work(app, asked)).await
 }
 
 /// A request, and what it refers to.

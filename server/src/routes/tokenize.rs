@@ -11,6 +11,7 @@ use super::generate::{self, Counted};
 use crate::app::{App, Serving};
 use crate::error::Error;
 use crate::prepare::{self, Endpoint, Target};
+use crate::tenant::Tenant;
 
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Response {
     answer(&app, request, ("tokenize", Endpoint::Tokenize), prepare::tokenize).await
@@ -47,6 +48,7 @@ async fn compute<T: Send + 'static>(
     work: fn(&Value, Target<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     app.serving()?;
+    let tenant = Tenant::of(request.headers())?;
     let body = body::read(app, request).await?;
     let admitted = app.admission().admit()?;
     let (is_light, seed) = (generate::is_light(&body), app.next_id().seed());
@@ -57,5 +59,5 @@ async fn compute<T: Send + 'static>(
         work(&request, Target { model, limits: engine.limits(), seed })
     };
     // Others' tokens do not wait for long texts.
-    if is_light { work(app) } else { generate::apart(app, work).await }
+    if is_light { work(app) } else { generate::apart(app, tenant, work).await }
 }

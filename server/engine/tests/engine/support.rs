@@ -136,6 +136,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         guide: None,
         salt: 0,
         adapter: 0,
+        tenant: 0,
     }
 }
 

@@ -109,6 +109,7 @@ fn request(args: &Args, work: &Work) -> Request {
         guide: None,
         salt: 0,
         adapter: 0,
+        tenant: 0,
     }
 }
 

@@ -68,6 +68,7 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
                 guide: None,
                 salt: 0,
                 adapter: 0,
+                tenant: 0,
             };
             (engine.handle().submit(request).unwrap(), 1 + which % 2)
         })

@@ -262,8 +262,7 @@ impl Scheduler {
         self.running_sequences -= sequence.group();
         self.waiting_sequences += sequence.group();
         self.preemptions_total += 1;
-        let at = self.waiting.partition_point(|other| other.rank < entry.rank);
-        self.waiting.insert(at, entry);
+        self.enqueue(entry);
     }
 
     /// Lets waiting requests start, in order, as far as there is room.
@@ -331,6 +330,7 @@ impl Scheduler {
         self.waiting_sequences -= count;
         self.running_sequences += count;
         let rank = self.waiting[group.start].rank;
+        self.fairness.begin(rank.start);
         let at = self.running.partition_point(|other| other.rank < rank);
         for place in at..at + group.len() {
             let entry = self.waiting.remove(group.start).expect("invariant: a group is where it was counted");

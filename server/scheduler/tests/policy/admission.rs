@@ -371,3 +371,46 @@ fn a_failed_step_drops_what_was_in_it_and_leaves_nothing_of_it_in_the_cache() {
         "#]],
     );
 }
+
+#[test]
+fn tenants_take_turns_by_the_tokens_they_use() {
+    // Requests 3, 4 and 5 go before the backlog of the first tenant until their tenant has used as many tokens.
+    let config = SchedulerConfig { sequences_max: 1, prefix_caching: false, ..config() };
+    let script = "
+        submit 1 a*16 max=1 tenant=1
+        submit 2 b*16 max=1 tenant=1
+        submit 6 c*16 max=1 tenant=1
+        step
+        submit 3 d*8 max=1 tenant=2
+        submit 4 e*8 max=1 tenant=2
+        submit 5 f*8 max=1 tenant=2
+        steps 5
+    ";
+    check(
+        config,
+        script,
+        expect![[r#"
+        > submit 1 a*16 max=1 tenant=1
+        > submit 2 b*16 max=1 tenant=1
+        > submit 6 c*16 max=1 tenant=1
+        > step
+        1: 0+16 [0 1 2 3] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 3 d*8 max=1 tenant=2
+        > submit 4 e*8 max=1 tenant=2
+        > submit 5 f*8 max=1 tenant=2
+        > steps 5
+        3 started, 0 cached
+        3 finished, Length
+        4 started, 0 cached
+        4 finished, Length
+        2 started, 0 cached
+        2 finished, Length
+        5 started, 0 cached
+        5 finished, Length
+        6 started, 0 cached
+        6 finished, Length
+    "#]],
+    );
+}

@@ -5,6 +5,7 @@
 //!        min=1 stop=xy      the rest of the stop rule
 //!        root=7             what its first block follows
 //!        adapter=1          what it is computed with besides
+//!        tenant=2           whose request it is
 //!        scores=prompt      the logits of the prompt are wanted
 //!        go=in-step         they take their tokens together
 //! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
@@ -141,6 +142,7 @@ impl Run {
                 ("stop", value) => request.stop.tokens = tokens(value),
                 ("root", value) => request.root = BlockHash(number(value)),
                 ("adapter", value) => request.adapter = number(value) as u32,
+                ("tenant", value) => request.tenant = u128::from(number(value)),
                 ("scores", value) => request.scores_prompt = value == "prompt",
                 ("go", value) => request.in_step = value == "in-step",
                 (other, _) => panic!("unknown word {other}"),

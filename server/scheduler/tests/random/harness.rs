@@ -189,6 +189,7 @@ impl Harness {
         request.scores_prompt = random.once_in(6);
         request.root = if random.once_in(3) { BlockHash(7) } else { BlockHash::ROOT };
         request.adapter = if random.once_in(12) { random.below(3) } else { 0 };
+        request.tenant = u128::from(random.below(3));
         let adapter = request.adapter;
         let to_score = if request.scores_prompt { prompt_tokens.saturating_sub(1) } else { 0 };
         let result = self.scheduler.submit(request);

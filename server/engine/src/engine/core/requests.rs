@@ -76,6 +76,7 @@ impl Requests {
             beams,
             salt,
             adapter,
+            tenant,
             histories,
             events,
             aborts,
@@ -103,6 +104,7 @@ impl Requests {
             scores_prompt: scores.is_some(),
             root: BlockHash(salt),
             adapter,
+            tenant,
         };
         if let Err(rejected) = scheduler.submit(request) {
             // Not reached: the handle keeps the same limits.
