@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// Unlike glibc's allocator, it returns what a burst of large bodies used to the operating system.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match router::CommandLine::new(std::env::args_os()).run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -17,6 +17,9 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// Beyond it: further requests wait.
 const SLOTS_MAX: usize = 16;
+/// The nice value of threads that prepare requests: beside busy threads of the model, one gets a quarter of a processor.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 5;
 /// Fewest: one long prompt does not hold up all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
@@ -75,6 +78,39 @@ impl Preparations {
     }
 }
 
+impl PreparationSlot {
+    /// Runs `work` on a thread of its own and returns its result, or `None` if it panics or no thread can be started.
+    /// Cancelling it does not end the work, which has the slot until it returns.
+    ///
+    /// The thread has a lower priority than those that compute the model, because every sequence waits for these: a thread
+    /// of the model that loses its processor delays the whole step.
+    pub(crate) async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let (sender, receiver) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
+            let _slot = self;
+            lower_priority();
+            // The request may have left.
+            let _ = sender.send(work());
+        });
+        if let Err(error) = thread {
+            tracing::error!(error = &error as &dyn std::error::Error, "failed to start a thread");
+            return None;
+        }
+        receiver.await.ok()
+    }
+}
+
+/// Lowers the priority of this thread. On failure it runs with the priority it has.
+#[cfg(target_os = "linux")]
+fn lower_priority() {
+    // On Linux the priority belongs to the thread.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+}
+
+/// Elsewhere priorities belong to processes.
+#[cfg(not(target_os = "linux"))]
+fn lower_priority() {}
+
 impl Queue {
     fn push(&mut self, tenant: Tenant) -> oneshot::Receiver<PreparationSlot> {
         let (sender, receiver) = oneshot::channel();
@@ -130,6 +166,16 @@ mod tests {
     use futures_util::future::LocalBoxFuture;
 
     use super::*;
+
+    #[tokio::test]
+    async fn the_slot_is_free_again_after_work_that_panics() {
+        let preparations = Preparations::new(1);
+        let slot = preparations.slot(tenant(1)).await.unwrap();
+        assert_eq!(slot.run(|| 7).await, Some(7));
+        let slot = preparations.slot(tenant(1)).await.unwrap();
+        assert_eq!(slot.run(|| panic!("as intended")).await, None::<()>);
+        preparations.slot(tenant(1)).await.unwrap();
+    }
 
     fn tenant(number: u32) -> Tenant {
         Tenant::parse(&format!("{number:032x}")).unwrap()

@@ -229,11 +229,8 @@ pub(super) async fn apart<T: Send + 'static>(
     let slot =
         app.preparations().slot(tenant).await.map_err(|NoSlot| app.overloaded(Resource::Preparation))?;
     let app = app.clone();
-    let work = tokio::task::spawn_blocking(move || {
-        let _slot = slot;
-        work(&app)
-    });
-    work.await.unwrap_or_else(|_| Err(Error::Internal("failed to prepare the request".to_owned())))
+    let work = slot.run(move || work(&app)).await;
+    work.unwrap_or_else(|| Err(Error::Internal("failed to prepare the request".to_owned())))
 }
 
 /// All prompts or none: those already submitted are dropped with the error.
