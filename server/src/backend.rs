@@ -115,17 +115,17 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
     let Loaded { text, runner, draft, computed, identity } = load(config, source.as_ref(), context)?;
     let layout = runner.layout();
     let engine = EngineConfig {
-        batch_tokens_max: config.batch_tokens_max,
-        chunk_tokens_max: config.chunk_tokens_max,
-        step_time_max: config.step_time_max,
-        sequences_max: config.sequences_max,
-        waiting_max: config.waiting_max,
-        sequence_tokens_max: match config.backend {
+        max_num_batched_tokens: config.batch_tokens_max,
+        max_chunk_tokens: config.chunk_tokens_max,
+        max_itl: config.step_time_max,
+        max_num_seqs: config.sequences_max,
+        max_queue: config.waiting_max,
+        max_model_len: match config.backend {
             Backend::Sim => context.unwrap_or(config.sim.sim_model_len),
             Backend::OpenVino => context.unwrap_or(u32::MAX),
         },
         prefix_caching: config.prefix_caching,
-        cached_tokens_max: config.cached_tokens_max,
+        kv_eviction_tokens: config.cached_tokens_max,
         clock: Clock::real(),
     };
     let spill = config.spill.clone().map(|(folder, bytes_max)| SpillConfig { folder, bytes_max, identity });
@@ -146,7 +146,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
         blocks_total,
         block_tokens,
         vocabulary,
-        sequence_tokens_max = engine.handle().limits().sequence_tokens_max,
+        max_model_len = engine.handle().limits().max_model_len,
         tool_parser = model.formats().tool.name(),
         reasoning_parser = model.formats().reasoning.name(),
         ms = started.elapsed().as_millis() as u64,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use proto::replica_token;
-use server_engine::{Failure, Rejected, SleepError, SubmitError};
+use server_engine::{Failure, Rejection, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, RequestError};
 
 /// Why a request has no answer.
@@ -239,17 +239,17 @@ impl Error {
     /// What the engine says, in the client's words.
     pub(crate) fn from_submit(error: SubmitError, retry_after: Duration, queue_max: u32) -> Self {
         match error {
-            SubmitError::Rejected(Rejected::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
-            SubmitError::Rejected(Rejected::TooManySequences { .. }) => {
+            SubmitError::Rejected(Rejection::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
+            SubmitError::Rejected(Rejection::TooManySequences { .. }) => {
                 Self::coded("integer_above_max_value", "n", error)
             }
-            SubmitError::Rejected(Rejected::TooLong { .. }) => {
+            SubmitError::Rejected(Rejection::TooLong { .. }) => {
                 Self::ContextLength { param: "max_tokens".to_owned(), message: error.to_string() }
             }
             SubmitError::UnknownToken { .. } => Self::invalid("prompt", error),
             SubmitError::Draining => Self::Stopping,
             SubmitError::Stopped => Self::Failed(Failure::Stopped),
-            SubmitError::Rejected(Rejected::EmptyPrompt) | SubmitError::Invalid { .. } => {
+            SubmitError::Rejected(Rejection::EmptyPrompt) | SubmitError::Invalid { .. } => {
                 Self::Internal(format!("the engine refused the request: {error}"))
             }
         }

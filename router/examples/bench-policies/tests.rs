@@ -2,7 +2,7 @@ use std::rc::Rc;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use server_scheduler::{Batch, Event, NewRequest, Sampled, Scheduler, SchedulerConfig, SequenceId, StopRule};
+use server_scheduler::{Batch, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria};
 
 use super::*;
 use crate::arena::REPLICA;
@@ -63,14 +63,14 @@ fn compare(seed: u64) {
     let mut real = Scheduler::new(SchedulerConfig {
         block_tokens: config.block_tokens,
         blocks_total: config.blocks_total,
-        batch_tokens_max: config.batch_tokens_max,
-        chunk_tokens_max: config.chunk_tokens_max,
-        step_time_max: None,
-        sequences_max: config.sequences_max,
-        waiting_max: 1000,
-        sequence_tokens_max: config.blocks_total * config.block_tokens,
+        max_num_batched_tokens: config.batch_tokens_max,
+        max_chunk_tokens: config.chunk_tokens_max,
+        max_itl: None,
+        max_num_seqs: config.sequences_max,
+        max_queue: 1000,
+        max_model_len: config.blocks_total * config.block_tokens,
         prefix_caching: true,
-        sequence_blocks_max: None,
+        kv_eviction_tokens: None,
     });
     let mut texts: Vec<(Vec<u32>, usize)> = Vec::new();
     let mut batch = Batch::default();
@@ -127,18 +127,17 @@ fn submit(engine: &mut Engine, real: &mut Scheduler, text: &[u32], prompt: usize
     let output_tokens = (text.len() - prompt) as u32;
     let spec = Spec { blocks: blocks.collect(), prompt_tokens: prompt as u32, output_tokens };
     engine.submit(number, Rc::new(spec));
-    let stop = StopRule { tokens: Vec::new(), tokens_max: output_tokens, tokens_min: 0 };
-    let sequences = vec![SequenceId(number as u64)];
-    real.submit(NewRequest::new(sequences, text[..prompt].to_vec(), stop)).unwrap();
+    let stop = StopCriteria { stop_token_ids: Vec::new(), max_tokens: output_tokens, min_tokens: 0 };
+    real.submit(NewRequest::new(number as u64, 1, text[..prompt].to_vec(), stop)).unwrap();
 }
 
 /// Every sequence goes on with its text.
 fn commit(real: &mut Scheduler, batch: &Batch, texts: &[(Vec<u32>, usize)]) -> Vec<usize> {
     let mut sampled = Vec::new();
-    for row in batch.sampling_rows() {
-        let at = row.past as usize + row.tokens.len();
-        for &id in batch.row_samples(row) {
-            sampled.push(Sampled::new(id, texts[id.0 as usize].0[at]));
+    for row in batch.sampling_sequences() {
+        let at = row.computed_tokens as usize + row.tokens.len();
+        for &id in batch.samples_of(row) {
+            sampled.push(SampledToken::new(id, texts[id.request as usize].0[at]));
         }
     }
     let mut events = Vec::new();
@@ -146,7 +145,7 @@ fn commit(real: &mut Scheduler, batch: &Batch, texts: &[(Vec<u32>, usize)]) -> V
     events
         .iter()
         .filter_map(|event| match event {
-            Event::Finished { sequence, .. } => Some(sequence.0 as usize),
+            Event::Finished { sequence, .. } => Some(sequence.request as usize),
             Event::Started { .. } => None,
         })
         .collect()

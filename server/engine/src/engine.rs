@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use server_scheduler::{SEQUENCE_BLOCKS_MIN, SchedulerConfig};
+use server_scheduler::{KV_EVICTION_BLOCKS_MIN, SchedulerConfig};
 use tokio::sync::{Semaphore, watch};
 
 use crate::clock::Clock;
@@ -25,31 +25,31 @@ pub(crate) use core::Drafters;
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Most tokens computed in one step, over all sequences.
-    pub batch_tokens_max: u32,
+    pub max_num_batched_tokens: u32,
     /// Most tokens computed in a step in which sequences decode while there are prompts to compute: how long a
     /// prompt may hold these up.
-    pub chunk_tokens_max: u32,
+    pub max_chunk_tokens: u32,
     /// How long a step should take at most in which sequences decode; then prompts have as many tokens in it as fit by what
-    /// steps were seen to take, and `chunk_tokens_max` holds only until enough is known.
-    pub step_time_max: Option<Duration>,
+    /// steps were seen to take, and `max_chunk_tokens` holds only until enough is known.
+    pub max_itl: Option<Duration>,
     /// Most sequences that run at once.
-    pub sequences_max: u32,
+    pub max_num_seqs: u32,
     /// Most sequences that wait to be started. A burst waits as a whole until the next step, so this is not
     /// to be less than what is to be taken at once.
-    pub waiting_max: u32,
+    pub max_queue: u32,
     /// Longest sequence, prompt and generated tokens together; what the cache holds if that is less.
-    pub sequence_tokens_max: u32,
+    pub max_model_len: u32,
     /// Whether blocks of equal content are computed once and kept after their sequence ends.
     pub prefix_caching: bool,
     /// Tokens of a sequence that stay in the cache at most while it generates, in whole blocks, of which there are four at least:
     /// others are left by what weight they have had ([`ModelRunner::block_weights`]). `None`: all stay.
-    pub cached_tokens_max: Option<u32>,
+    pub kv_eviction_tokens: Option<u32>,
     /// What queue times and step times are measured by.
     pub clock: Clock,
 }
 
-/// Upper limit of [`EngineConfig::waiting_max`].
-pub const WAITING_MAX: u32 = 1 << 20;
+/// Upper limit of [`EngineConfig::max_queue`].
+pub const MAX_QUEUE_LIMIT: u32 = 1 << 20;
 
 /// Why an engine could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ pub enum StartError {
         min: u32,
     },
     /// More may never wait: the queue is allocated at once.
-    #[error("waiting_max is greater than {WAITING_MAX}")]
+    #[error("max_queue is greater than {MAX_QUEUE_LIMIT}")]
     TooManyWaiting,
     /// The draft model cannot share the target's block tables.
     #[error(
@@ -161,14 +161,14 @@ impl Engine {
         let scheduler = scheduler_config(&config, layout)?;
         let limits = Limits {
             vocabulary: layout.vocabulary,
-            sequence_tokens_max: scheduler.sequence_tokens_max,
+            max_model_len: scheduler.max_model_len,
             block_tokens: scheduler.block_tokens,
             blocks_total: scheduler.blocks_total,
-            request_sequences_max: scheduler.sequences_max.min(config.waiting_max),
-            waiting_max: config.waiting_max,
+            request_sequences_max: scheduler.max_num_seqs.min(config.max_queue),
+            max_queue: config.max_queue,
             adapters: runners.target.adapters(),
         };
-        let (commands, receiver) = mpsc::sync_channel(config.waiting_max as usize + CONTROL_COMMANDS_MAX);
+        let (commands, receiver) = mpsc::sync_channel(config.max_queue as usize + CONTROL_COMMANDS_MAX);
         let waker = Waker::new(commands.clone());
         let stats = spill.as_ref().map(|_| Arc::new(SpillStats::default()));
         let start = |(spill, stats): (&SpillConfig, &Arc<SpillStats>)| {
@@ -238,44 +238,41 @@ impl Drop for Engine {
 }
 
 fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<SchedulerConfig, StartError> {
-    /// Sequence ids have this much room for the sequence within its request.
-    const SEQUENCES_MAX: u32 = 1 << core::INDEX_BITS;
-
     let CacheLayout { block_tokens, blocks_total, vocabulary, .. } = layout;
     let cache_tokens = block_tokens.saturating_mul(blocks_total);
     let sizes = [
         ("block_tokens", block_tokens, 1),
         ("blocks_total", blocks_total, 1),
         ("vocabulary", vocabulary, 1),
-        ("batch_tokens_max", config.batch_tokens_max, 1),
-        ("chunk_tokens_max", config.chunk_tokens_max, 1),
-        ("sequences_max", config.sequences_max, 1),
-        ("waiting_max", config.waiting_max, 1),
-        ("sequence_tokens_max", config.sequence_tokens_max.min(cache_tokens), 2),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, 1),
+        ("max_chunk_tokens", config.max_chunk_tokens, 1),
+        ("max_num_seqs", config.max_num_seqs, 1),
+        ("max_queue", config.max_queue, 1),
+        ("max_model_len", config.max_model_len.min(cache_tokens), 2),
         (
-            "cached_tokens_max",
-            config.cached_tokens_max.unwrap_or(u32::MAX),
-            SEQUENCE_BLOCKS_MIN * block_tokens,
+            "kv_eviction_tokens",
+            config.kv_eviction_tokens.unwrap_or(u32::MAX),
+            KV_EVICTION_BLOCKS_MIN * block_tokens,
         ),
     ];
     if let Some((name, _, min)) = sizes.into_iter().find(|(_, size, min)| size < min) {
         return Err(StartError::TooSmall { name, min });
     }
-    if config.waiting_max > WAITING_MAX {
+    if config.max_queue > MAX_QUEUE_LIMIT {
         return Err(StartError::TooManyWaiting);
     }
     Ok(SchedulerConfig {
         block_tokens,
         blocks_total,
-        batch_tokens_max: config.batch_tokens_max,
-        chunk_tokens_max: config.chunk_tokens_max,
-        step_time_max: config.step_time_max,
-        sequences_max: config.sequences_max.min(config.batch_tokens_max).min(SEQUENCES_MAX),
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_chunk_tokens: config.max_chunk_tokens,
+        max_itl: config.max_itl,
+        max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
         // The handle keeps the limit. Preempted sequences wait as well and are refused nothing for it.
-        waiting_max: config.waiting_max.saturating_add(config.sequences_max),
-        sequence_tokens_max: config.sequence_tokens_max.min(cache_tokens),
+        max_queue: config.max_queue.saturating_add(config.max_num_seqs),
+        max_model_len: config.max_model_len.min(cache_tokens),
         prefix_caching: config.prefix_caching,
-        sequence_blocks_max: config.cached_tokens_max.map(|tokens| tokens / block_tokens),
+        kv_eviction_tokens: config.kv_eviction_tokens,
     })
 }
 

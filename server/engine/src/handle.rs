@@ -6,7 +6,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use server_scheduler::{Rejected, StopRule, TokenId};
+use server_scheduler::{Rejection, StopCriteria, TokenId};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::clock::Clock;
@@ -57,7 +57,7 @@ pub struct Limits {
     /// Tokens in the vocabulary.
     pub vocabulary: u32,
     /// Longest sequence, prompt and generated tokens together.
-    pub sequence_tokens_max: u32,
+    pub max_model_len: u32,
     /// Tokens a block of the cache holds.
     pub block_tokens: u32,
     /// Blocks in the cache.
@@ -65,7 +65,7 @@ pub struct Limits {
     /// Most sequences of a request.
     pub request_sequences_max: u32,
     /// Most sequences that wait to be started.
-    pub waiting_max: u32,
+    pub max_queue: u32,
     /// Adapters that there are, numbered from 1.
     pub adapters: u32,
 }
@@ -86,7 +86,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) prompt: Vec<TokenId>,
-    pub(crate) stop: StopRule,
+    pub(crate) stop: StopCriteria,
     pub(crate) sampling: Sampling,
     pub(crate) beams: Option<Beams>,
     pub(crate) drafters: Option<Drafters>,
@@ -109,9 +109,9 @@ pub(crate) struct WaitingPermit {
 }
 
 impl WaitingPermit {
-    fn take(waiting: &Arc<AtomicU32>, sequences: u32, waiting_max: u32) -> Result<Self, Rejected> {
-        let more = |count: u32| count.checked_add(sequences).filter(|&count| count <= waiting_max);
-        waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|_| Rejected::QueueFull)?;
+    fn take(waiting: &Arc<AtomicU32>, sequences: u32, max_queue: u32) -> Result<Self, Rejection> {
+        let more = |count: u32| count.checked_add(sequences).filter(|&count| count <= max_queue);
+        waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|_| Rejection::QueueFull)?;
         Ok(Self { waiting: Arc::clone(waiting), sequences })
     }
 }
@@ -127,7 +127,7 @@ impl Drop for WaitingPermit {
 pub enum SubmitError {
     /// The engine's limits do not admit it.
     #[error("{}", describe(.0))]
-    Rejected(Rejected),
+    Rejected(Rejection),
     /// A token that the model does not know, in the prompt, in the bias or among those allowed.
     #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
     UnknownToken {
@@ -150,17 +150,17 @@ pub enum SubmitError {
     Stopped,
 }
 
-fn describe(rejected: &Rejected) -> String {
+fn describe(rejected: &Rejection) -> String {
     match rejected {
-        Rejected::EmptyPrompt => "the prompt is empty".to_owned(),
-        Rejected::TooLong { prompt_tokens, sequence_tokens_max } => format!(
+        Rejection::EmptyPrompt => "the prompt is empty".to_owned(),
+        Rejection::TooLong { prompt_tokens, max_model_len } => format!(
             "a prompt of {prompt_tokens} tokens and the tokens asked for are more than the \
-             {sequence_tokens_max} a sequence may have"
+             {max_model_len} a sequence may have"
         ),
-        Rejected::TooManySequences { sequences, sequences_max } => {
-            format!("{sequences} sequences are more than the {sequences_max} a request may have")
+        Rejection::TooManySequences { num_sequences, max_num_seqs } => {
+            format!("{num_sequences} sequences are more than the {max_num_seqs} a request may have")
         }
-        Rejected::QueueFull => "as many sequences wait as may".to_owned(),
+        Rejection::QueueFull => "as many sequences wait as may".to_owned(),
     }
 }
 
@@ -176,8 +176,8 @@ impl EngineHandle {
     /// Hands a request to the engine, which has it in hand before its next step.
     ///
     /// # Errors
-    /// [`SubmitError`], at once. [`Rejected::TooLong`] goes by the prompt and `stop.tokens_max` together,
-    /// [`Rejected::QueueFull`] by [`Limits::waiting_max`], each sequence counted.
+    /// [`SubmitError`], at once. [`Rejection::TooLong`] goes by the prompt and `stop.max_tokens` together,
+    /// [`Rejection::QueueFull`] by [`Limits::max_queue`], each sequence counted.
     pub fn submit(&self, request: Request) -> Result<TokenStream, SubmitError> {
         let Shared { limits, waiting, .. } = &*self.shared;
         self.check_state()?;
@@ -186,10 +186,10 @@ impl EngineHandle {
         let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter, tenant } =
             request;
         let permit =
-            WaitingPermit::take(waiting, sequences, limits.waiting_max).map_err(SubmitError::Rejected)?;
+            WaitingPermit::take(waiting, sequences, limits.max_queue).map_err(SubmitError::Rejected)?;
 
         // Started, scored, the tokens and the end of each result, and a failure.
-        let events_max = 3 + results * (stop.tokens_max.max(1) as usize + 1);
+        let events_max = 3 + results * (stop.max_tokens.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let histories = vec![History::new(&prompt, &sampling); sequences as usize];
         let lookup = lookup.filter(|_| beams.is_none());
@@ -224,7 +224,7 @@ impl EngineHandle {
             Ok(()) => Ok(stream),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
             // Not reached: a command in the channel holds a permit, and there is room for all permits.
-            Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejected::QueueFull)),
+            Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejection::QueueFull)),
         }
     }
 
@@ -324,7 +324,7 @@ impl Limits {
     /// have to fit the cache at once.
     pub fn tokens_max(&self, width: Option<u32>) -> u32 {
         let each = self.blocks_total / width.unwrap_or(1).max(1) * self.block_tokens;
-        each.min(self.sequence_tokens_max)
+        each.min(self.max_model_len)
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
@@ -340,15 +340,18 @@ impl Limits {
         }
         let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if prompt_tokens == 0 {
-            return Err(SubmitError::Rejected(Rejected::EmptyPrompt));
+            return Err(SubmitError::Rejected(Rejection::EmptyPrompt));
         }
-        let sequence_tokens_max = self.tokens_max(beams.as_ref().map(|_| sequences));
-        if prompt_tokens.saturating_add(stop.tokens_max.max(1)) > sequence_tokens_max {
-            return Err(SubmitError::Rejected(Rejected::TooLong { prompt_tokens, sequence_tokens_max }));
+        let max_model_len = self.tokens_max(beams.as_ref().map(|_| sequences));
+        if prompt_tokens.saturating_add(stop.max_tokens.max(1)) > max_model_len {
+            return Err(SubmitError::Rejected(Rejection::TooLong { prompt_tokens, max_model_len }));
         }
-        let sequences_max = self.request_sequences_max;
-        if sequences > sequences_max {
-            return Err(SubmitError::Rejected(Rejected::TooManySequences { sequences, sequences_max }));
+        let max_num_seqs = self.request_sequences_max;
+        if sequences > max_num_seqs {
+            return Err(SubmitError::Rejected(Rejection::TooManySequences {
+                num_sequences: sequences,
+                max_num_seqs,
+            }));
         }
         let vocabulary = self.vocabulary;
         let lists = sampling.allowed.iter().flat_map(|allowed| allowed.iter().copied());

@@ -25,7 +25,7 @@ mod stream;
 mod waker;
 
 pub use clock::Clock;
-pub use engine::{Engine, EngineConfig, Extras, StartError, WAITING_MAX};
+pub use engine::{Engine, EngineConfig, Extras, MAX_QUEUE_LIMIT, StartError};
 pub use guide::{
     Guide, GuideError, GuideState, Hold, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
 };
@@ -38,7 +38,9 @@ pub use request::{
 pub use runner::{ADAPTERS_MAX, CacheLayout, DraftRunner, Logits, ModelRunner, RunError};
 pub use sampler::{Choice, History, Sampler, Unsampled};
 pub use search::{Beams, SearchEnd, TextStop};
-pub use server_scheduler::{FinishReason, Load, Rejected, SchedulerConfig, StopRule, TokenId};
+pub use server_scheduler::{
+    FinishReason, Load, Rejection, SchedulerConfig, SequenceId, StopCriteria, TokenId,
+};
 pub use sleep::{SleepError, SleepLevel};
 pub use spill::{SpillConfig, SpillIdentity, SpillStats};
 pub use stream::TokenStream;

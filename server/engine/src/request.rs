@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use server_scheduler::{FinishReason, StopRule, TokenId};
+use server_scheduler::{FinishReason, StopCriteria, TokenId};
 
 use crate::guide::Guide;
 use crate::lookup::PromptLookup;
@@ -26,7 +26,7 @@ pub struct Request {
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// When sequences end. With a guide also when nothing can follow, and by stop tokens only where they may.
-    pub stop: StopRule,
+    pub stop: StopCriteria,
     /// What each sequence is held to.
     pub guide: Option<Arc<dyn Guide>>,
     /// What is cached of the prompt is shared with requests of the same salt only.
@@ -45,8 +45,8 @@ impl Request {
     }
 }
 
-/// How tokens are chosen from logits. In order: `bias`, then the penalties, then bans (`stop.tokens` before
-/// `stop.tokens_min`, and what a guide does not allow), then `temperature`, `top_k`, `top_p`, `min_p`, then the draw.
+/// How tokens are chosen from logits. In order: `bias`, then the penalties, then bans (`stop.stop_token_ids` before
+/// `stop.min_tokens`, and what a guide does not allow), then `temperature`, `top_k`, `top_p`, `min_p`, then the draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy: the most probable token, the lowest id among equals. Above it logits are divided by it.

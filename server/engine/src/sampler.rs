@@ -20,7 +20,7 @@ mod lists;
 mod scan;
 mod select;
 
-use server_scheduler::{StopRule, TokenId};
+use server_scheduler::{StopCriteria, TokenId};
 
 pub use history::History;
 
@@ -36,7 +36,7 @@ pub struct Choice<'a> {
     pub sampling: &'a Sampling,
     /// Its stop tokens are banned while the sequence has fewer generated tokens than `tokens_min`, unless what is
     /// `allowed` says which may come.
-    pub stop: &'a StopRule,
+    pub stop: &'a StopCriteria,
     /// What the sequence consists of so far.
     pub history: &'a History,
     /// Which sequence of its request it is, from 0.
@@ -267,8 +267,8 @@ fn adjusts(choice: &Choice<'_>) -> bool {
 }
 
 fn bans(choice: &Choice<'_>) -> bool {
-    let early = choice.history.generated() < choice.stop.tokens_min;
-    early && choice.allowed.is_none() && !choice.stop.tokens.is_empty()
+    let early = choice.history.generated() < choice.stop.min_tokens;
+    early && choice.allowed.is_none() && !choice.stop.stop_token_ids.is_empty()
 }
 
 /// Applies bias, penalties and bans. Only the tokens concerned are touched; tokens outside of the vocabulary
@@ -297,7 +297,7 @@ fn adjust(logits: &mut [f32], choice: &Choice<'_>) {
         }
     }
     if bans(choice) {
-        for &token in &choice.stop.tokens {
+        for &token in &choice.stop.stop_token_ids {
             change(token, &|_| f32::NEG_INFINITY);
         }
     }

@@ -22,7 +22,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use server_scheduler::{FinishReason, StopRule, TokenId};
+use server_scheduler::{FinishReason, StopCriteria, TokenId};
 
 use crate::request::{TokenLogprob, TokenLogprobs};
 use merge::{Merge, Next};
@@ -123,7 +123,7 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Search {
     beams: Beams,
-    stop: StopRule,
+    stop: StopCriteria,
     groups: Vec<Group>,
     /// The tokens of all beams there ever were: as many as the width at most for each step.
     nodes: Vec<Node>,
@@ -194,7 +194,7 @@ fn merged(options: &[(Beam, Options)]) -> impl Iterator<Item = Continuation> {
 
 impl Search {
     /// A search at the end of its prompt, with a width that `beams.groups` divides. `stop` is when beams end.
-    pub(crate) fn new(beams: Beams, width: u32, stop: StopRule) -> Self {
+    pub(crate) fn new(beams: Beams, width: u32, stop: StopCriteria) -> Self {
         let size = width / beams.groups;
         let group = |index| {
             let slots = index * size..(index + 1) * size;
@@ -246,7 +246,7 @@ impl Search {
 
     /// Ends a step, after which nothing can follow the beams of these slots. True if the search has ended.
     pub(crate) fn close(&mut self, complete: &[u32]) -> bool {
-        if self.generated >= self.stop.tokens_max {
+        if self.generated >= self.stop.max_tokens {
             for index in 0..self.groups.len() {
                 self.cut(index, complete);
             }
@@ -333,10 +333,10 @@ impl Search {
 
     /// Whether a beam ends with this token.
     fn ends(&self, beam: &Beam, token: TokenId) -> bool {
-        if self.generated >= self.stop.tokens_min && self.stop.tokens.contains(&token) {
+        if self.generated >= self.stop.min_tokens && self.stop.stop_token_ids.contains(&token) {
             return true;
         }
-        let Some(stops) = self.beams.stops.as_ref().filter(|_| self.generated >= self.stop.tokens_min) else {
+        let Some(stops) = self.beams.stops.as_ref().filter(|_| self.generated >= self.stop.min_tokens) else {
             return false;
         };
         let before = self.path(beam.tail).map(|node| node.token).take(stops.tokens().saturating_sub(1));
@@ -387,7 +387,7 @@ impl Search {
         let worst = results.iter().map(|ended| ended.score).fold(f64::INFINITY, f64::min);
         let length = match self.beams.end {
             SearchEnd::Early => return true,
-            SearchEnd::Never if self.beams.length_penalty > 0.0 => self.stop.tokens_max,
+            SearchEnd::Never if self.beams.length_penalty > 0.0 => self.stop.max_tokens,
             SearchEnd::Heuristic | SearchEnd::Never => self.generated,
         };
         worst >= self.judged(best.score, length)

@@ -9,7 +9,7 @@ mod script;
 
 use std::time::Duration;
 
-use server_scheduler::{Batch, BlockId, Row, TokenId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, TokenId};
 
 use crate::clock::Clock;
 use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
@@ -150,9 +150,9 @@ impl SimRunner {
     /// what was there before the step.
     fn read(&mut self, batch: &Batch) {
         self.digests.clear();
-        for row in &batch.rows {
-            let blocks = batch.row_blocks(row);
-            let slots = (0..row.cached()).map(|place| self.slots[self.slot(blocks, place)]);
+        for row in &batch.sequences {
+            let blocks = batch.block_table_of(row);
+            let slots = (0..row.resident_tokens()).map(|place| self.slots[self.slot(blocks, place)]);
             assert!(row.adapter <= self.adapters, "there is no adapter {}", row.adapter);
             let digest = slots.fold(root(row.adapter), absorb);
             self.digests.push(digest);
@@ -161,18 +161,20 @@ impl SimRunner {
 
     /// Writes the tokens of `row`, and adds the logits of those of which they are wanted. `digest` is of what the
     /// sequence has before.
-    fn write(&mut self, batch: &Batch, row: &Row, mut digest: u64) {
-        let blocks = batch.row_blocks(row);
+    fn write(&mut self, batch: &Batch, row: &ScheduledSequence, mut digest: u64) {
+        let blocks = batch.block_table_of(row);
         // Only a script looks at what was said.
-        let past = if self.script.is_some() { row.cached() } else { 0 };
+        let past = if self.script.is_some() { row.resident_tokens() } else { 0 };
         let mut said: Vec<TokenId> = (0..past).map(|place| self.tokens[self.slot(blocks, place)]).collect();
-        for ((position, place), &token) in (row.past..).zip(row.tokens.clone()).zip(batch.row_tokens(row)) {
-            let slot = self.slot(blocks, position - row.left);
+        for ((position, place), &token) in
+            (row.computed_tokens..).zip(row.tokens.clone()).zip(batch.tokens_of(row))
+        {
+            let slot = self.slot(blocks, position - row.evicted_tokens);
             self.slots[slot] = slot_value(digest, token, position);
             digest = absorb(digest, self.slots[slot]);
             self.tokens[slot] = token;
             said.push(token);
-            if row.scored.contains(&place) || row.sampled().contains(&place) {
+            if row.scored_tokens.contains(&place) || row.sampled_tokens().contains(&place) {
                 let vocabulary = self.config.vocabulary;
                 match self.script.as_ref().and_then(|script| script.next(&said)) {
                     Some(next) => self
@@ -185,9 +187,9 @@ impl SimRunner {
     }
 
     fn spoil(&mut self, batch: &Batch) {
-        for row in &batch.rows {
-            for place in row.cached()..row.cached() + row.tokens.len() as u32 {
-                let slot = self.slot(batch.row_blocks(row), place);
+        for row in &batch.sequences {
+            for place in row.resident_tokens()..row.resident_tokens() + row.tokens.len() as u32 {
+                let slot = self.slot(batch.block_table_of(row), place);
                 self.slots[slot] = mix(self.slots[slot]);
             }
         }
@@ -195,7 +197,7 @@ impl SimRunner {
 
     fn cost(&self, batch: &Batch) -> Duration {
         let SimCosts { step, prefill_token, decode_row } = self.config.costs;
-        let rows = batch.rows.iter().map(|row| match row.tokens.len() as u32 {
+        let rows = batch.sequences.iter().map(|row| match row.tokens.len() as u32 {
             1 => decode_row,
             tokens => prefill_token * tokens,
         });
@@ -263,7 +265,7 @@ impl ModelRunner for SimRunner {
 
         self.read(batch);
         self.logits.clear();
-        for (index, row) in batch.rows.iter().enumerate() {
+        for (index, row) in batch.sequences.iter().enumerate() {
             self.write(batch, row, self.digests[index]);
         }
         // Any weights will do that are the same each time.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use server_scheduler::{BlockId, BlockKey, Keying, Place, ReadingId, Scheduler, TokenId};
+use server_scheduler::{BlockId, BlockKey, BlockKeyScheme, RestoreId, RestoreTarget, Scheduler, TokenId};
 use sha2::{Digest as _, Sha256};
 
 use crate::runner::ModelRunner;
@@ -80,13 +80,16 @@ pub struct SpillIdentity {
 
 /// How blocks are named: by SHA-256 of the key before and the tokens. So nobody can make a block that is taken for
 /// another's, as could be done with the hash that the prefix cache looks up by.
-pub(crate) fn keying(identity: &SpillIdentity) -> Keying {
+pub(crate) fn keying(identity: &SpillIdentity) -> BlockKeyScheme {
     let none = BlockKey([0; 32]);
-    let adapter = |digest: &u64| key_of(none, &[*digest as u32, (*digest >> 32) as u32, 1]);
-    Keying { key_of, adapters: std::iter::once(none).chain(identity.adapters.iter().map(adapter)).collect() }
+    let adapter = |digest: &u64| block_key(none, &[*digest as u32, (*digest >> 32) as u32, 1]);
+    BlockKeyScheme {
+        block_key,
+        adapters: std::iter::once(none).chain(identity.adapters.iter().map(adapter)).collect(),
+    }
 }
 
-fn key_of(before: BlockKey, tokens: &[TokenId]) -> BlockKey {
+fn block_key(before: BlockKey, tokens: &[TokenId]) -> BlockKey {
     let mut hash = Sha256::new();
     hash.update(before.0);
     for token in tokens {
@@ -111,14 +114,14 @@ enum Written {
 
 /// For the reader.
 struct Read {
-    reading: ReadingId,
+    reading: RestoreId,
     keys: Vec<BlockKey>,
     wanted: Arc<AtomicBool>,
 }
 
 /// What the reader tells: the next block of a reading. Without one there are no more.
 struct Block {
-    reading: ReadingId,
+    reading: RestoreId,
     key: BlockKey,
     bytes: Option<Vec<u8>>,
 }
@@ -140,7 +143,7 @@ impl<T> Teller<T> {
 
 /// A reading that is under way.
 struct Reading {
-    id: ReadingId,
+    id: RestoreId,
     /// When the request stops waiting for the next block.
     until: Duration,
     /// When it stops waiting at all.
@@ -227,7 +230,7 @@ impl Spill {
 
     /// Copies what the scheduler has just evicted, before anything is written over it.
     pub(crate) fn save(&mut self, scheduler: &mut Scheduler, runner: &dyn ModelRunner) {
-        for evicted in scheduler.take_evicted() {
+        for evicted in scheduler.drain_evicted() {
             self.save_block(scheduler, runner, (evicted.block, evicted.key));
         }
         self.tell_stats();
@@ -236,8 +239,8 @@ impl Spill {
     /// Gives up all that is cached and that nobody holds, and keeps it, as far as that is done in [`FLUSH_MAX`].
     pub(crate) fn flush(&mut self, scheduler: &mut Scheduler, runner: &dyn ModelRunner) {
         let until = Instant::now() + FLUSH_MAX;
-        scheduler.forget_cached();
-        for evicted in scheduler.take_evicted() {
+        scheduler.clear_cache();
+        for evicted in scheduler.drain_evicted() {
             while self.queued >= WRITES_MAX {
                 let left = until.saturating_duration_since(Instant::now());
                 let Ok(written) = self.written.recv_timeout(left) else { break };
@@ -270,7 +273,7 @@ impl Spill {
 
     /// Asks for what the scheduler wants back. `rate`: prompt tokens computed a second.
     pub(crate) fn ask(&mut self, scheduler: &mut Scheduler, now: Duration, rate: f32) {
-        for read in scheduler.take_reads() {
+        for read in scheduler.drain_restores() {
             // What is about to be read does not go before it is, and what follows goes first.
             for &key in read.keys.iter().rev() {
                 self.kept.touch(key);
@@ -344,7 +347,7 @@ impl Spill {
             Written::Found(files) => {
                 for (key, bytes) in files {
                     self.kept.add(key, bytes);
-                    scheduler.stored(key);
+                    scheduler.add_stored(key);
                 }
                 self.tell_stats();
                 self.stats.is_open.store(true, Ordering::Release);
@@ -353,7 +356,7 @@ impl Spill {
                 self.queued -= 1;
                 self.stats.written.fetch_add(1, Ordering::Relaxed);
                 match self.kept.has(key) {
-                    true => scheduler.stored(key),
+                    true => scheduler.add_stored(key),
                     false => self.removed.push(key),
                 }
             }
@@ -361,7 +364,7 @@ impl Spill {
                 self.queued -= 1;
                 self.stats.dropped.fetch_add(1, Ordering::Relaxed);
                 self.kept.remove(key);
-                scheduler.unstored(key);
+                scheduler.remove_stored(key);
             }
         }
     }
@@ -375,28 +378,28 @@ impl Spill {
             }
             self.kept.remove(key);
             self.removed.push(key);
-            scheduler.unstored(key);
+            scheduler.remove_stored(key);
             self.end(scheduler, reading);
             return;
         };
-        let place = scheduler.place(reading);
+        let place = scheduler.begin_block_restore(reading);
         self.save(scheduler, runner);
-        if let Place::Write(block) = place {
+        if let RestoreTarget::Write(block) = place {
             if runner.write_block(block, &bytes).is_ok() {
-                scheduler.placed(reading);
+                scheduler.finish_block_restore(reading);
                 self.stats.read_back.fetch_add(1, Ordering::Relaxed);
             } else {
-                scheduler.end_reading(reading);
+                scheduler.end_restore(reading);
             }
         }
-        if !scheduler.wants(reading) {
+        if !scheduler.is_restore_active(reading) {
             self.end(scheduler, reading);
         }
     }
 
     /// Nothing more is read for it.
-    fn end(&mut self, scheduler: &mut Scheduler, reading: ReadingId) {
-        scheduler.end_reading(reading);
+    fn end(&mut self, scheduler: &mut Scheduler, reading: RestoreId) {
+        scheduler.end_restore(reading);
         self.readings.retain(|under_way| {
             let is_other = under_way.id != reading;
             under_way.wanted.fetch_and(is_other, Ordering::AcqRel);
@@ -408,7 +411,7 @@ impl Spill {
     fn add(&mut self, scheduler: &mut Scheduler, key: BlockKey, bytes: u64) {
         self.kept.add(key, bytes);
         while let Some(old) = self.kept.pop_excess() {
-            scheduler.unstored(old);
+            scheduler.remove_stored(old);
             self.removed.push(old);
         }
     }

@@ -151,8 +151,8 @@ impl ModelRunner for OpenVinoRunner {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let failed = |error: Error| RunError { message: error.chain(), fatal: false };
-        let rows = batch.wanted().count();
-        self.step(batch, rows, batch.wanted().map(i64::from)).map_err(failed)?;
+        let rows = batch.logits_indices().count();
+        self.step(batch, rows, batch.logits_indices().map(i64::from)).map_err(failed)?;
         self.logits(rows).map_err(failed)
     }
 }
@@ -223,25 +223,26 @@ impl Inputs {
     }
 
     fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
-        let rows = batch.rows.len();
+        let rows = batch.sequences.len();
         self.input_ids.write(batch.tokens.len(), batch.tokens.iter().map(|token| i64::from(*token)))?;
-        let positions = batch.rows.iter().flat_map(|row| {
-            let past = i64::from(row.past);
+        let positions = batch.sequences.iter().flat_map(|row| {
+            let past = i64::from(row.computed_tokens);
             (0..i64::from(row.tokens.end - row.tokens.start)).map(move |offset| past + offset)
         });
         self.position_ids.write(batch.tokens.len(), positions)?;
-        let adapters = batch.rows.iter().flat_map(|row| {
+        let adapters = batch.sequences.iter().flat_map(|row| {
             std::iter::repeat_n(row.adapter.cast_signed(), (row.tokens.end - row.tokens.start) as usize)
         });
         self.adapters.write(batch.tokens.len(), adapters)?;
-        self.past_lens.write(rows, batch.rows.iter().map(|row| row.cached().cast_signed()))?;
-        let begins = batch.rows.iter().map(|row| row.tokens.end.cast_signed());
+        self.past_lens.write(rows, batch.sequences.iter().map(|row| row.resident_tokens().cast_signed()))?;
+        let begins = batch.sequences.iter().map(|row| row.tokens.end.cast_signed());
         self.subsequence_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
         self.block_indices
             .write(batch.blocks.len(), batch.blocks.iter().map(|block| block.0.cast_signed()))?;
-        let begins = batch.rows.iter().map(|row| row.blocks.end.cast_signed());
+        let begins = batch.sequences.iter().map(|row| row.blocks.end.cast_signed());
         self.block_indices_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
-        let context = batch.rows.iter().map(|row| row.cached() + row.tokens.end - row.tokens.start).max();
+        let context =
+            batch.sequences.iter().map(|row| row.resident_tokens() + row.tokens.end - row.tokens.start).max();
         self.max_context_len.values_mut::<i32>()?[0] = context.unwrap_or(0).cast_signed();
         let weights = self.kv_heads * batch.blocks.len() * size_of::<f32>();
         self.block_weights.write(weights, std::iter::repeat_n(0, weights))

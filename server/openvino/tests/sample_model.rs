@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use server_engine::{
     Clock, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling, SpillConfig, SpillIdentity,
-    StopRule,
+    StopCriteria,
 };
 use server_openvino::{Attention, CacheIdentity, Config, Form, OpenVinoRunner, Unpack, Weights, load};
-use server_scheduler::{Batch, BlockCopy, BlockId, Row, SequenceId, TokenId};
+use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
 const QUESTION: [TokenId; 37] = [
@@ -76,17 +76,17 @@ impl Stepper {
         batch.blocks.extend(self.blocks.clone().take(used as usize).map(BlockId));
         let samples = batch.samples.len() as u32;
         if self.past + count == self.tokens.len() {
-            batch.samples.push(SequenceId(self.id));
+            batch.samples.push(SequenceId::new(self.id, 0));
         }
-        batch.rows.push(Row {
-            sequence: SequenceId(self.id),
-            past: self.past as u32,
+        batch.sequences.push(ScheduledSequence {
+            id: SequenceId::new(self.id, 0),
+            computed_tokens: self.past as u32,
             tokens: tokens..batch.tokens.len() as u32,
             blocks: blocks..batch.blocks.len() as u32,
             samples: samples..batch.samples.len() as u32,
-            scored: 0..0,
-            drafts: 0,
-            left: 0,
+            scored_tokens: 0..0,
+            num_draft_tokens: 0,
+            evicted_tokens: 0,
             adapter: 0,
         });
         self.past += count;
@@ -106,8 +106,8 @@ fn step(runner: &mut OpenVinoRunner, sequences: &mut [Stepper], chunk: usize) {
         sequence.row(&mut batch, count);
     }
     let chosen: Vec<TokenId> = runner.run(&batch).unwrap().rows().map(argmax).collect();
-    for (row, token) in batch.sampling_rows().zip(chosen) {
-        let sequence = sequences.iter_mut().find(|one| one.id == row.sequence.0).unwrap();
+    for (row, token) in batch.sampling_sequences().zip(chosen) {
+        let sequence = sequences.iter_mut().find(|one| one.id == row.id.request).unwrap();
         sequence.tokens.push(token);
     }
 }
@@ -312,14 +312,14 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
         SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 30, identity }
     });
     let config = EngineConfig {
-        batch_tokens_max: 512,
-        chunk_tokens_max: 128,
-        step_time_max: None,
-        sequences_max: 4,
-        waiting_max: 16,
-        sequence_tokens_max: 256,
+        max_num_batched_tokens: 512,
+        max_chunk_tokens: 128,
+        max_itl: None,
+        max_num_seqs: 4,
+        max_queue: 16,
+        max_model_len: 256,
         prefix_caching: true,
-        cached_tokens_max: None,
+        kv_eviction_tokens: None,
         clock: Clock::real(),
     };
     let extras = Extras { spill, ..Extras::default() };
@@ -339,7 +339,7 @@ async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
         lookup: None,
         draft: None,
         sampling: Sampling::greedy(),
-        stop: StopRule { tokens: Vec::new(), tokens_max: 12, tokens_min: 0 },
+        stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: 12, min_tokens: 0 },
         guide: None,
         salt: 0,
         adapter: 0,

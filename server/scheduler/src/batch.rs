@@ -1,72 +1,73 @@
-//! What one step computes.
+//! The work of one step.
 
 use std::ops::Range;
 
-use crate::{BlockId, SequenceId, TokenId};
+use crate::block::{BlockId, TokenId};
+use crate::request::SequenceId;
 
-/// One step's work, flattened so that its vectors are reused from step to step and map one to one onto the
-/// inputs of a paged model.
+/// The work of one step. The vectors are flat, so that their memory is reused from step to step and they map directly to
+/// the inputs of a model with paged attention.
 ///
 /// # Guarantees
-/// - Rows are in the order of `tokens`, `blocks` and `samples`, and their ranges follow on each other.
-/// - `copies` are to be carried out, in order, before the rows are computed.
-/// - A batch without rows has nothing to compute.
+/// - The ranges of the sequences in `tokens`, `blocks` and `samples` follow each other in the order of `sequences`.
+/// - `copies` must be carried out, in order, before anything is computed.
+/// - A batch without sequences has nothing to compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The sequences that take part.
-    pub rows: Vec<Row>,
-    /// The tokens to compute, all rows after each other.
+    /// The sequences that take part in the step.
+    pub sequences: Vec<ScheduledSequence>,
+    /// The tokens to compute, sequence after sequence.
     pub tokens: Vec<TokenId>,
-    /// The block tables of the rows, after each other: every block that holds tokens `0..past + tokens` of
-    /// the row's sequence, but for those that it has left.
+    /// The block tables, sequence after sequence: the blocks that hold the sequence's tokens up to the last one of this
+    /// step, except for evicted blocks.
     pub blocks: Vec<BlockId>,
-    /// The sequences that take a token from each row that samples: the row's own, or at the end of a prompt
-    /// all the sequences that share it.
+    /// The sequences that receive a sampled token: the scheduled sequence itself, or at the end of a prompt all sequences
+    /// that share it.
     pub samples: Vec<SequenceId>,
-    /// Blocks to copy first (copy on write).
+    /// The blocks to copy before the step (copy on write).
     pub copies: Vec<BlockCopy>,
 }
 
-/// A run of consecutive tokens of one sequence.
+/// The consecutive tokens of one sequence that a step computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Whose tokens these are.
-    pub sequence: SequenceId,
-    /// Tokens of the sequence that were computed: the position of the row's first token.
-    pub past: u32,
-    /// Of these, tokens that are not in the cache any more, since their blocks were left.
-    pub left: u32,
-    /// Where the row's tokens are in [`Batch::tokens`].
+pub struct ScheduledSequence {
+    /// The sequence to which the tokens belong.
+    pub id: SequenceId,
+    /// The number of tokens that are computed already: the position of the first token of this step.
+    pub computed_tokens: u32,
+    /// The number of computed tokens that are no longer in the cache because their blocks were evicted.
+    pub evicted_tokens: u32,
+    /// The range of the tokens in [`Batch::tokens`].
     pub tokens: Range<u32>,
-    /// Where the row's block table is in [`Batch::blocks`].
+    /// The range of the block table in [`Batch::blocks`].
     pub blocks: Range<u32>,
-    /// Where the sequences that sample from the row's last token are in [`Batch::samples`]; empty for a
-    /// chunk that does not reach the end of its sequence, whose logits are not wanted.
+    /// The range in [`Batch::samples`] of the sequences that sample from the last token. It is empty for a chunk that does
+    /// not reach the end of the sequence and therefore needs no logits.
     pub samples: Range<u32>,
-    /// Where the row's tokens whose logits are wanted besides are in [`Batch::tokens`]: those of a prompt that is
-    /// scored. The last token of a prompt is never among them, since it is sampled from.
-    pub scored: Range<u32>,
-    /// The last so many of the row's tokens are drafts: nobody has sampled them yet. The scheduler leaves them 0, and
-    /// whoever runs the batch writes them into [`Batch::tokens`]. Their logits are wanted too.
-    pub drafts: u32,
-    /// The adapter that the tokens are computed with, as the request names it; 0 for none.
+    /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The last
+    /// token of a prompt is never among them, because it is sampled from.
+    pub scored_tokens: Range<u32>,
+    /// The number of draft tokens at the end of `tokens`. The scheduler sets them to 0, and the caller writes the drafts
+    /// into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
+    pub num_draft_tokens: u32,
+    /// The number of the LoRA adapter that computes the tokens, or 0 for the base model.
     pub adapter: u32,
 }
 
-impl Row {
-    /// Tokens of the sequence that are in the cache: the place of the row's first token in its blocks.
-    pub fn cached(&self) -> u32 {
-        self.past - self.left
+impl ScheduledSequence {
+    /// The number of tokens of the sequence that are in the cache: the offset of the step's first token in its blocks.
+    pub fn resident_tokens(&self) -> u32 {
+        self.computed_tokens - self.evicted_tokens
     }
 
-    /// The tokens that something is sampled after: the last that is no draft, and the drafts.
-    pub fn sampled(&self) -> Range<u32> {
+    /// The range in [`Batch::tokens`] of the tokens that are sampled after: the draft tokens and the token before them.
+    pub fn sampled_tokens(&self) -> Range<u32> {
         let end = self.tokens.end;
-        if self.samples.is_empty() { end..end } else { end - 1 - self.drafts..end }
+        if self.samples.is_empty() { end..end } else { end - 1 - self.num_draft_tokens..end }
     }
 }
 
-/// Copies the whole of block `from` over block `to`, in every layer.
+/// Copies the block `from` over the block `to`, in every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The block that is read.
@@ -76,74 +77,82 @@ pub struct BlockCopy {
 }
 
 impl Batch {
-    /// Empties the batch and keeps its memory.
+    /// Removes all content without releasing the memory.
     pub fn clear(&mut self) {
-        let Self { rows, tokens, blocks, samples, copies } = self;
-        rows.clear();
+        let Self { sequences, tokens, blocks, samples, copies } = self;
+        sequences.clear();
         tokens.clear();
         blocks.clear();
         samples.clear();
         copies.clear();
     }
 
-    /// The tokens that `row` computes.
-    pub fn row_tokens(&self, row: &Row) -> &[TokenId] {
-        &self.tokens[row.tokens.start as usize..row.tokens.end as usize]
+    /// The tokens that the step computes of `sequence`.
+    pub fn tokens_of(&self, sequence: &ScheduledSequence) -> &[TokenId] {
+        &self.tokens[sequence.tokens.start as usize..sequence.tokens.end as usize]
     }
 
-    /// The block table of `row`.
-    pub fn row_blocks(&self, row: &Row) -> &[BlockId] {
-        &self.blocks[row.blocks.start as usize..row.blocks.end as usize]
+    /// The block table of `sequence`.
+    pub fn block_table_of(&self, sequence: &ScheduledSequence) -> &[BlockId] {
+        &self.blocks[sequence.blocks.start as usize..sequence.blocks.end as usize]
     }
 
-    /// The sequences that sample from the last token of `row`.
-    pub fn row_samples(&self, row: &Row) -> &[SequenceId] {
-        &self.samples[row.samples.start as usize..row.samples.end as usize]
+    /// The sequences that sample from the last token of `sequence`.
+    pub fn samples_of(&self, sequence: &ScheduledSequence) -> &[SequenceId] {
+        &self.samples[sequence.samples.start as usize..sequence.samples.end as usize]
     }
 
-    /// The tokens whose logits are wanted, by their places in [`Self::tokens`], in order: the rows of the logits
-    /// that a runner returns.
-    pub fn wanted(&self) -> impl Iterator<Item = u32> {
-        self.rows.iter().flat_map(|row| row.scored.clone().chain(row.sampled()))
+    /// The range of the draft tokens of `sequence` in [`Self::tokens`].
+    pub fn drafts_of(&self, sequence: &ScheduledSequence) -> Range<usize> {
+        (sequence.tokens.end - sequence.num_draft_tokens) as usize..sequence.tokens.end as usize
     }
 
-    /// Where the drafts of `row` are in [`Self::tokens`].
-    pub fn row_drafts(&self, row: &Row) -> Range<usize> {
-        (row.tokens.end - row.drafts) as usize..row.tokens.end as usize
+    /// The ascending indices in [`Self::tokens`] of the tokens whose logits are needed. A runner returns one row of logits
+    /// for each, in this order.
+    pub fn logits_indices(&self) -> impl Iterator<Item = u32> {
+        self.sequences
+            .iter()
+            .flat_map(|sequence| sequence.scored_tokens.clone().chain(sequence.sampled_tokens()))
     }
 
-    /// Takes drafts back, the last ones of their rows: of each row as many stay as `kept` says, or all if that is more.
-    /// Whoever runs the batch may, where there are fewer guesses than there is room for. Blocks that are thus not written
-    /// leave the batch and stay their sequence's.
+    /// The sequences that sample from their last token, in order.
+    pub fn sampling_sequences(&self) -> impl Iterator<Item = &ScheduledSequence> {
+        self.sequences.iter().filter(|sequence| !sequence.samples.is_empty())
+    }
+
+    /// Removes draft tokens from the end of each sequence, so that no more than `num_draft_tokens` of it remain. The
+    /// caller uses this if it has fewer drafts than the scheduler allowed. Blocks that are not written because of this
+    /// are removed from the batch, but the sequences still hold them.
     ///
     /// # Panics
-    /// If blocks hold no tokens.
-    pub fn drop_drafts(&mut self, block_tokens: u32, mut kept: impl FnMut(&Row) -> u32) {
+    /// If `block_tokens` is zero.
+    pub fn truncate_drafts(
+        &mut self,
+        block_tokens: u32,
+        mut num_draft_tokens: impl FnMut(&ScheduledSequence) -> u32,
+    ) {
         let (mut tokens, mut blocks) = (0, 0);
-        for row in &mut self.rows {
-            let dropped = if row.drafts > 0 { row.drafts - kept(row).min(row.drafts) } else { 0 };
-            let from = row.tokens.start;
-            let count = row.tokens.len() as u32 - dropped;
-            let held = (row.cached() + count).div_ceil(block_tokens).min(row.blocks.len() as u32);
-            self.tokens.copy_within(from as usize..(from + count) as usize, tokens as usize);
-            let first = row.blocks.start as usize;
-            self.blocks.copy_within(first..first + held as usize, blocks as usize);
-            // Nothing that is scored is a draft.
-            let moved = |place: u32| place.saturating_sub(from) + tokens;
-            row.scored = moved(row.scored.start)..moved(row.scored.end);
-            row.tokens = tokens..tokens + count;
-            row.blocks = blocks..blocks + held;
-            row.drafts -= dropped;
-            tokens += count;
-            blocks += held;
+        for sequence in &mut self.sequences {
+            let drafts = sequence.num_draft_tokens;
+            let removed = if drafts > 0 { drafts - num_draft_tokens(sequence).min(drafts) } else { 0 };
+            let start = sequence.tokens.start;
+            let num_tokens = sequence.tokens.len() as u32 - removed;
+            let num_blocks = (sequence.resident_tokens() + num_tokens).div_ceil(block_tokens);
+            let num_blocks = num_blocks.min(sequence.blocks.len() as u32);
+            self.tokens.copy_within(start as usize..(start + num_tokens) as usize, tokens as usize);
+            let first = sequence.blocks.start as usize;
+            self.blocks.copy_within(first..first + num_blocks as usize, blocks as usize);
+            // Scored tokens are never drafts.
+            let moved = |index: u32| index.saturating_sub(start) + tokens;
+            sequence.scored_tokens = moved(sequence.scored_tokens.start)..moved(sequence.scored_tokens.end);
+            sequence.tokens = tokens..tokens + num_tokens;
+            sequence.blocks = blocks..blocks + num_blocks;
+            sequence.num_draft_tokens -= removed;
+            tokens += num_tokens;
+            blocks += num_blocks;
         }
         self.tokens.truncate(tokens as usize);
         self.blocks.truncate(blocks as usize);
-    }
-
-    /// The rows whose last token is sampled from, in order.
-    pub fn sampling_rows(&self) -> impl Iterator<Item = &Row> {
-        self.rows.iter().filter(|row| !row.samples.is_empty())
     }
 }
 
@@ -152,29 +161,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drafts_that_are_taken_back_leave_the_rest_as_it_would_be_without_them() {
-        let row = |past, tokens: Range<u32>, blocks, drafts| Row {
-            sequence: SequenceId(u64::from(past)),
-            past,
-            left: 0,
-            scored: tokens.start..tokens.start,
+    fn truncated_drafts_leave_the_batch_as_if_they_had_never_been_scheduled() {
+        let sequence = |computed_tokens, tokens: Range<u32>, blocks, num_draft_tokens| ScheduledSequence {
+            id: SequenceId::new(u64::from(computed_tokens), 0),
+            computed_tokens,
+            evicted_tokens: 0,
+            scored_tokens: tokens.start..tokens.start,
             tokens,
             blocks,
             samples: 0..0,
-            drafts,
+            num_draft_tokens,
             adapter: 0,
         };
-        let scored = Row { scored: 8..10, ..row(0, 7..11, 5..6, 0) };
+        let scored = ScheduledSequence { scored_tokens: 8..10, ..sequence(0, 7..11, 5..6, 0) };
         let mut batch = Batch {
-            rows: vec![row(7, 0..4, 0..3, 3), row(2, 4..7, 3..5, 2), scored],
+            sequences: vec![sequence(7, 0..4, 0..3, 3), sequence(2, 4..7, 3..5, 2), scored],
             tokens: (0..11).collect(),
             blocks: (10..16).map(BlockId).collect(),
             ..Batch::default()
         };
-        batch.drop_drafts(4, |row| if row.past == 7 { 0 } else { 9 });
+        batch.truncate_drafts(4, |sequence| if sequence.computed_tokens == 7 { 0 } else { 9 });
         assert_eq!(batch.tokens, [0, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(batch.blocks.iter().map(|block| block.0).collect::<Vec<_>>(), [10, 11, 13, 14, 15]);
-        let scored = Row { scored: 5..7, ..row(0, 4..8, 4..5, 0) };
-        assert_eq!(batch.rows, [row(7, 0..1, 0..2, 0), row(2, 1..4, 2..4, 2), scored]);
+        let scored = ScheduledSequence { scored_tokens: 5..7, ..sequence(0, 4..8, 4..5, 0) };
+        assert_eq!(batch.sequences, [sequence(7, 0..1, 0..2, 0), sequence(2, 1..4, 2..4, 2), scored]);
     }
 }

@@ -1,15 +1,14 @@
-//! What names a block: its index in the cache, and the hash of the content it may hold.
+//! What identifies a block: its index in the cache, and the hash of the content that it may hold.
 //!
-//! The hash is a hint, never a proof: whoever finds a block by it compares the content.
-
-use std::hash::{BuildHasherDefault, Hasher};
+//! The hash is a hint, never a proof: code that looks up a block by its hash also compares the content.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::TokenId;
+/// A token of the model's vocabulary.
+pub type TokenId = u32;
 
-/// A block of the KV cache: the keys and values of [`SchedulerConfig::block_tokens`] consecutive tokens of a
-/// sequence, in every layer.
+/// A block of the KV cache: the keys and values of [`SchedulerConfig::block_tokens`] consecutive tokens of a sequence,
+/// in every layer.
 ///
 /// [`SchedulerConfig::block_tokens`]: crate::SchedulerConfig::block_tokens
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,16 +19,26 @@ pub struct BlockId(pub u32);
 pub struct BlockHash(pub u64);
 
 impl BlockHash {
-    /// The parent of the first block of every sequence.
-    pub const ROOT: Self = Self(0);
+    /// The prefix seed of requests without a cache salt.
+    pub const NONE: Self = Self(0);
 }
 
-/// The hash of the block that holds `tokens` and follows the block hashed as `parent`: xxh3-64 of the tokens
-/// as little-endian 32-bit words, seeded by the parent's hash.
+/// What precedes a block in its sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BlockParent {
+    /// The block is the first one. Blocks of different seeds or adapters have different content even if their tokens
+    /// are equal.
+    Start { prefix_seed: BlockHash, adapter: u32 },
+    /// The block follows this cached block.
+    Block(BlockId),
+}
+
+/// Returns the hash of the block that holds `tokens` and follows the block with the hash `parent`: xxh3-64 of the tokens
+/// as little-endian 32-bit words, seeded with the parent's hash.
 ///
 /// # Guarantees
-/// The same in every process, on every machine and in every version, so that others can predict what a
-/// cache holds.
+/// The hash is the same in every process, on every machine and in every version, so that other programs can predict
+/// what a cache holds.
 pub fn block_hash(parent: BlockHash, tokens: &[TokenId]) -> BlockHash {
     const STACK_TOKENS: usize = 64;
     let mut stack = [0; 4 * STACK_TOKENS];
@@ -46,38 +55,13 @@ pub fn block_hash(parent: BlockHash, tokens: &[TokenId]) -> BlockHash {
     BlockHash(xxh3_64_with_seed(bytes, parent.0))
 }
 
-/// Hashes the one integer that identifies a thing. Unlike the standard hasher it draws no random seed; what
-/// is hashed is either a hash already or a number the submitter counts up.
-#[derive(Default)]
-pub(crate) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        // Fibonacci hashing, folded: the map looks at the highest and the lowest bits.
-        let mixed = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
-pub(crate) type IdMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<IdHasher>>;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_hash_of_a_chain_never_changes() {
-        let first = block_hash(BlockHash::ROOT, &[1, 2, 3, 4]);
+        let first = block_hash(BlockHash::NONE, &[1, 2, 3, 4]);
         let second = block_hash(first, &[5, 6, 7, 8]);
         let long = block_hash(second, &(0..100).collect::<Vec<_>>());
         assert_eq!(

@@ -1,161 +1,155 @@
-//! Which blocks are in use, by how many sequences, and what the others still hold.
+//! The blocks of the cache: which are in use, by how many sequences, and what the others have cached.
 //!
-//! The pool decides which block is given out and which cached content is lost. It knows nothing of
-//! sequences: its callers hold references and give each back once.
+//! The pool decides which block is allocated and which cached content is evicted. It knows nothing of sequences: its callers
+//! hold references and release each of them once.
 //!
 //! ```text
-//!            allocate              register                release (last holder)
+//!            allocate              register                release (last reference)
 //!   free ───────────────► active ──────────► active, cached ──────────► evictable
 //!    ▲                       │                      ▲                     │   │
-//!    └────────── release ────┘                      └─────── share ───────┘   │
+//!    └────────── release ────┘                      └────── acquire ──────┘   │
 //!    ▲                                                                        │
-//!    └───────────── allocate, when nothing is free: the first of these ───────┘
+//!    └───────────── allocate, when no block is free: the first in the queue ──┘
 //! ```
 //!
-//! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and follow the
-//! same cached content: every registration has its own serial, and a block keeps its parent's. So a collision
-//! of hashes costs a hit and never yields foreign content.
+//! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and follow the same cached
+//! content: every registration has its own serial number, and a block stores that of its parent. So a hash collision costs
+//! a hit and never returns the content of another prefix.
 //!
-//! A cached block's parent is cached too: whoever holds a block holds those before it, gives back the later ones
-//! first, and finds none without finding those before it, so that the order of eviction (`evictable`) has children
-//! before parents.
+//! The parent of a cached block is cached too: a sequence that holds a block also holds those before it, releases the later
+//! ones first, and gets a block from the cache only after those before it. So the eviction queue has children before their
+//! parents.
 
-use crate::TokenId;
-use crate::block::{BlockHash, BlockId, IdMap};
-use crate::keys::Keys;
-use evictable::{Evictable, STAYS};
+use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
+use crate::block_keys::BlockKeys;
+use crate::id_map::IdMap;
+use eviction_queue::{EvictionQueue, RETENTION};
 
-mod evictable;
+mod eviction_queue;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod traces;
 
-/// Uses of a block between which less than this part of the cache is given up count as one: what is asked several times
-/// in a row is as likely as not never asked again.
+/// Hits of a block count as one if less than the cache size divided by this number was evicted between them: requests that
+/// arrive in a burst say little about later ones.
 const BURSTS_PER_CACHE: u32 = 2;
 
-/// One registration of content; never used twice.
+/// The serial number of a registration. It is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Serial(u64);
 
 impl Serial {
-    /// Set in those that no registration has.
-    const ROOTS: u64 = 1 << 63;
+    /// The bit that is set in the numbers of starts, which no registration has.
+    const START: u64 = 1 << 63;
 
-    /// What the first block of a sequence follows that is computed with this adapter: content of one adapter is never
-    /// found for another, whatever the hashes.
-    pub(crate) fn root(adapter: u32) -> Self {
-        Self(Self::ROOTS | u64::from(adapter))
+    /// The parent of the first block of a sequence that is computed with this adapter. Because each adapter has its own,
+    /// content is never shared between adapters, whatever the hashes are.
+    pub(crate) fn start(adapter: u32) -> Self {
+        Self(Self::START | u64::from(adapter))
     }
 
-    fn is_root(self) -> bool {
-        self.0 & Self::ROOTS != 0
+    fn is_start(self) -> bool {
+        self.0 & Self::START != 0
     }
 }
 
 /// The content of a full block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Content<'a> {
+pub(crate) struct BlockContent<'a> {
     pub(crate) hash: BlockHash,
     pub(crate) parent: Serial,
     pub(crate) tokens: &'a [TokenId],
 }
 
-/// What a block that is to be cached comes after.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum After {
-    /// Nothing: it is the first of a sequence with this salt and this adapter.
-    Root(BlockHash, u32),
-    /// A cached block.
-    Block(BlockId),
-}
-
-/// What became of content that was to be cached.
+/// The result of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Registered {
-    /// It is found from now on.
-    New,
-    /// It was cached already, in this block (possibly the same).
+pub(crate) enum RegisterResult {
+    /// The block is cached.
+    Cached,
+    /// The content was cached already, in this block (possibly the same).
     Duplicate(BlockId),
-    /// Other content has the same hash; this one is not cached.
+    /// Other content has the same hash; this content is not cached.
     Collision,
 }
 
 #[derive(Clone, Debug)]
 struct Block {
-    /// Holders.
-    refs: u32,
-    cached: Option<Cached>,
+    ref_count: u32,
+    cached: Option<CachedBlock>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Cached {
+struct CachedBlock {
     hash: BlockHash,
     serial: Serial,
-    parent: Serial,
-    /// How many requests used it again, as far as that is counted.
-    reused: u8,
-    /// When that was counted last, in blocks given up.
-    counted: u64,
-    /// Cached blocks that follow it.
+    parent_serial: Serial,
+    /// The block before it, unless it is the first of its sequence.
+    parent: Option<BlockId>,
+    /// Number of cached blocks that follow it.
     children: u32,
-    /// Whether a request found it and nothing that follows it.
-    left: bool,
-    /// The block that it follows.
-    after: Option<BlockId>,
+    /// Number of counted hits.
+    hits: u8,
+    /// The number of evictions when a hit was counted last.
+    last_hit: u64,
+    /// Whether it was the last block that a request found in the cache.
+    has_ended_hit: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BlockPool {
     block_tokens: usize,
     blocks: Vec<Block>,
-    /// Tokens of the cached blocks, block after block.
+    /// The tokens of the cached blocks, block after block.
     tokens: Vec<TokenId>,
     free: Vec<BlockId>,
-    evictable: Evictable,
-    /// Uses of a block count as one until so many blocks were given up.
+    evictable: EvictionQueue,
+    /// Hits of a block count as one until this many blocks were evicted.
     burst_evictions: u64,
     by_hash: IdMap<BlockHash, BlockId>,
-    serials: u64,
-    /// If what is evicted is told.
-    keys: Option<Keys>,
+    last_serial: u64,
+    /// The keys of the blocks, if evictions are reported.
+    keys: Option<BlockKeys>,
 }
 
 impl BlockPool {
     pub(crate) fn new(blocks_total: u32, block_tokens: u32) -> Self {
-        Self::staying(blocks_total, block_tokens, STAYS)
+        Self::with_retention(blocks_total, block_tokens, RETENTION)
     }
 
-    /// As [`Self::new`], with another order of eviction.
-    fn staying(blocks_total: u32, block_tokens: u32, stays: [u32; STAYS.len()]) -> Self {
-        let blank = Block { refs: 0, cached: None };
+    /// As [`Self::new`], with another retention of reused blocks.
+    fn with_retention(blocks_total: u32, block_tokens: u32, retention: [u32; RETENTION.len()]) -> Self {
+        let blank = Block { ref_count: 0, cached: None };
         Self {
             block_tokens: block_tokens as usize,
             blocks: vec![blank; blocks_total as usize],
             tokens: vec![0; blocks_total as usize * block_tokens as usize],
-            // Taken from the end: the first block first.
+            // Allocated from the end: the first block first.
             free: (0..blocks_total).rev().map(BlockId).collect(),
-            evictable: Evictable::new(blocks_total, stays),
+            evictable: EvictionQueue::new(blocks_total, retention),
             burst_evictions: u64::from(blocks_total / BURSTS_PER_CACHE),
-            // Twice as much as is ever in it, so that removals never make it grow.
+            // Twice the largest number of entries, so that the map never grows because of removals.
             by_hash: IdMap::with_capacity_and_hasher(2 * blocks_total as usize, Default::default()),
-            serials: 0,
+            last_serial: 0,
             keys: None,
         }
     }
 
-    /// Whether blocks have keys, which is to be said before anything is cached.
-    pub(crate) fn set_keys(&mut self, keys: Option<Keys>) {
+    /// Sets whether blocks have keys and evictions are reported. Blocks that are cached already have no keys.
+    pub(crate) fn set_keys(&mut self, keys: Option<BlockKeys>) {
         self.keys = keys;
     }
 
-    pub(crate) fn keys(&self) -> Option<&Keys> {
+    pub(crate) fn keys(&self) -> Option<&BlockKeys> {
         self.keys.as_ref()
     }
 
-    pub(crate) fn keys_mut(&mut self) -> Option<&mut Keys> {
+    pub(crate) fn keys_mut(&mut self) -> Option<&mut BlockKeys> {
         self.keys.as_mut()
+    }
+
+    pub(crate) fn block_tokens(&self) -> usize {
+        self.block_tokens
     }
 
     pub(crate) fn blocks_total(&self) -> u32 {
@@ -170,210 +164,232 @@ impl BlockPool {
         self.evictable.len()
     }
 
-    /// How many calls of [`Self::allocate`] in a row succeed.
+    /// Number of blocks that can be allocated.
     pub(crate) fn blocks_available(&self) -> u32 {
         self.blocks_free() + self.evictable.len()
     }
 
-    /// A block for its caller alone, its content undefined; `None` when all are held.
+    /// Allocates a block with one reference and undefined content. `None` if all blocks are active.
     pub(crate) fn allocate(&mut self) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => block,
             None => self.evict()?,
         };
         let entry = &mut self.blocks[block.0 as usize];
-        assert!(entry.refs == 0 && entry.cached.is_none(), "invariant: a block given out is nobody's");
-        entry.refs = 1;
+        assert!(entry.ref_count == 0 && entry.cached.is_none(), "invariant: an allocated block was free");
+        entry.ref_count = 1;
         Some(block)
     }
 
-    /// One more holder of a block that is held or cached.
-    pub(crate) fn share(&mut self, block: BlockId) {
+    /// Adds a reference to a block that is active or cached.
+    pub(crate) fn acquire(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.0 as usize];
-        assert!(entry.refs > 0 || entry.cached.is_some(), "invariant: a free block has nothing to share");
-        entry.refs += 1;
-        if entry.refs == 1 {
+        assert!(entry.ref_count > 0 || entry.cached.is_some(), "invariant: a free block has no content");
+        entry.ref_count += 1;
+        if entry.ref_count == 1 {
             self.evictable.remove(block);
         }
     }
 
-    /// A request found these blocks, each of which follows the one before, and goes on from the last of them.
+    /// Records that a request found these blocks in the cache, each of which follows the one before.
     ///
-    /// They count as used again only if somebody has gone on from there before. Else this is most likely the same
-    /// conversation a turn later, and its earlier turns are of no use to anybody else.
-    pub(crate) fn found(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
+    /// The hit is counted only if another request's hit has ended at the same block, or other blocks follow it: then several
+    /// requests have this prefix. Otherwise the request is most likely the next turn of the same conversation, whose
+    /// earlier turns are of no use to others.
+    pub(crate) fn record_hit(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
         let mut blocks = blocks.rev();
         let Some(last) = blocks.next() else { return };
-        let known = self.blocks[last.0 as usize].cached.as_mut();
-        let known = known.expect("invariant: what is found is cached");
-        if !std::mem::replace(&mut known.left, true) && known.children == 0 {
+        let last_cached = self.blocks[last.0 as usize].cached.as_mut();
+        let last_cached = last_cached.expect("invariant: a hit is cached");
+        if !std::mem::replace(&mut last_cached.has_ended_hit, true) && last_cached.children == 0 {
             return;
         }
         let now = self.evictable.evictions();
         for block in std::iter::once(last).chain(blocks) {
-            let Block { refs, cached } = &mut self.blocks[block.0 as usize];
-            let cached = cached.as_mut().expect("invariant: what is found is cached");
-            // As often as for what follows it at least: when that counts, this does, or did within the same burst.
-            if now - cached.counted >= self.burst_evictions {
-                cached.counted = now;
-                cached.reused = cached.reused.saturating_add(1);
+            let Block { ref_count, cached } = &mut self.blocks[block.0 as usize];
+            let cached = cached.as_mut().expect("invariant: a hit is cached");
+            // A parent has at least as many hits as its child: if the child's hit counts, so does the parent's, unless
+            // it was counted within the same burst.
+            if now - cached.last_hit >= self.burst_evictions {
+                cached.last_hit = now;
+                cached.hits = cached.hits.saturating_add(1);
             }
-            if *refs == 0 {
+            if *ref_count == 0 {
                 self.evictable.remove(block);
-                self.evictable.add(block, cached.reused);
+                self.evictable.push(block, cached.hits);
             }
         }
     }
 
-    /// One holder less. A holder of several blocks of a sequence releases the last one first.
+    /// Removes a reference. The blocks of a sequence must be released in reverse order.
     pub(crate) fn release(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.0 as usize];
-        assert!(entry.refs > 0, "invariant: a block is released by its holders only");
-        entry.refs -= 1;
-        if entry.refs > 0 {
+        assert!(entry.ref_count > 0, "invariant: each reference is released once");
+        entry.ref_count -= 1;
+        if entry.ref_count > 0 {
             return;
         }
         match entry.cached {
-            Some(cached) => self.evictable.add(block, cached.reused),
+            Some(cached) => self.evictable.push(block, cached.hits),
             None => self.free.push(block),
         }
     }
 
-    /// Whether more than one holds `block`.
+    /// Whether `block` has more than one reference.
     pub(crate) fn is_shared(&self, block: BlockId) -> bool {
-        self.blocks[block.0 as usize].refs > 1
+        self.blocks[block.0 as usize].ref_count > 1
     }
 
-    /// The registration of a cached block.
+    /// The serial number of a cached block.
     pub(crate) fn serial(&self, block: BlockId) -> Option<Serial> {
         self.blocks[block.0 as usize].cached.map(|cached| cached.serial)
     }
 
-    /// Whether a block of this hash is cached. Its content may be another.
-    pub(crate) fn may_have(&self, hash: BlockHash) -> bool {
+    /// Whether a block with this hash is cached. Its content may differ.
+    pub(crate) fn contains_hash(&self, hash: BlockHash) -> bool {
         self.by_hash.contains_key(&hash)
     }
 
-    /// Whether a block of this hash is cached and held. Its content may be another.
-    pub(crate) fn may_hold(&self, hash: BlockHash) -> bool {
-        self.by_hash.get(&hash).is_some_and(|block| self.blocks[block.0 as usize].refs > 0)
+    /// Whether a block with this hash is cached and active. Its content may differ.
+    pub(crate) fn is_hash_active(&self, hash: BlockHash) -> bool {
+        self.by_hash.get(&hash).is_some_and(|block| self.blocks[block.0 as usize].ref_count > 0)
     }
 
-    /// The cached block with exactly this content, after exactly this parent.
-    pub(crate) fn find(&self, content: Content<'_>) -> Option<BlockId> {
+    /// The cached block with exactly this content after exactly this parent.
+    pub(crate) fn find(&self, content: BlockContent<'_>) -> Option<BlockId> {
         let block = *self.by_hash.get(&content.hash)?;
-        self.has(block, content).then_some(block)
+        self.has_content(block, content).then_some(block)
     }
 
-    /// Caches what was computed into `block`, which its caller holds, and the block `after` which it comes as well.
-    pub(crate) fn register(&mut self, block: BlockId, after: After, content: Content<'_>) -> Registered {
+    /// Caches the content of `block`, which the caller holds. The caller holds its parent as well.
+    pub(crate) fn register(
+        &mut self,
+        block: BlockId,
+        parent: BlockParent,
+        content: BlockContent<'_>,
+    ) -> RegisterResult {
         if let Some(&present) = self.by_hash.get(&content.hash) {
-            let same = self.has(present, content);
-            return if same { Registered::Duplicate(present) } else { Registered::Collision };
+            let is_same = self.has_content(present, content);
+            return if is_same { RegisterResult::Duplicate(present) } else { RegisterResult::Collision };
         }
         let start = block.0 as usize * self.block_tokens;
         self.tokens[start..start + self.block_tokens].copy_from_slice(content.tokens);
         if let Some(keys) = &mut self.keys {
-            keys.cached(block, after, content.tokens);
+            keys.record_cached(block, parent, content.tokens);
         }
-        let after = match after {
-            After::Root(..) => None,
-            After::Block(before) => Some(before),
+        let parent = match parent {
+            BlockParent::Start { .. } => None,
+            BlockParent::Block(parent) => Some(parent),
         };
-        if let Some(after) = after {
-            let after = self.blocks[after.0 as usize].cached.as_mut();
-            after.expect("invariant: the parent of a cached block is cached").children += 1;
+        if let Some(parent) = parent {
+            let parent = self.blocks[parent.0 as usize].cached.as_mut();
+            parent.expect("invariant: the parent of a cached block is cached").children += 1;
         }
-        self.serials += 1;
+        self.last_serial += 1;
         let entry = &mut self.blocks[block.0 as usize];
-        assert!(entry.refs > 0 && entry.cached.is_none(), "invariant: held content is registered once");
-        let serial = Serial(self.serials);
-        entry.cached = Some(Cached {
+        let can_register = entry.ref_count > 0 && entry.cached.is_none();
+        assert!(can_register, "invariant: an active block is registered once");
+        entry.cached = Some(CachedBlock {
             hash: content.hash,
-            serial,
-            parent: content.parent,
-            reused: 0,
-            counted: self.evictable.evictions(),
+            serial: Serial(self.last_serial),
+            parent_serial: content.parent,
+            parent,
             children: 0,
-            left: false,
-            after,
+            hits: 0,
+            last_hit: self.evictable.evictions(),
+            has_ended_hit: false,
         });
         self.by_hash.insert(content.hash, block);
-        Registered::New
+        RegisterResult::Cached
     }
 
-    /// Takes a block that is held out of the cache: it is its holder's alone then. False, and nothing happens, if there are others,
-    /// or cached blocks that follow it.
+    /// Removes the content of an active block from the prefix cache, so that the block can be overwritten. Returns false and
+    /// does nothing if the block has several references or cached blocks follow it.
     pub(crate) fn unregister(&mut self, block: BlockId) -> bool {
         let entry = &mut self.blocks[block.0 as usize];
-        let is_own = entry.refs == 1 && entry.cached.is_some_and(|cached| cached.children == 0);
-        if is_own {
+        let is_exclusive = entry.ref_count == 1 && entry.cached.is_some_and(|cached| cached.children == 0);
+        if is_exclusive {
             self.uncache(block);
         }
-        is_own
+        is_exclusive
     }
 
-    /// Forgets all content that nobody holds, so that its blocks are free.
-    pub(crate) fn forget_evictable(&mut self) {
+    /// Evicts all evictable blocks.
+    pub(crate) fn evict_all(&mut self) {
         while let Some(block) = self.evict() {
             self.free.push(block);
         }
     }
 
-    /// Panics unless `holders` are all the references to blocks there are, and the pool is consistent.
-    pub(crate) fn check_invariants(&self, holders: impl Iterator<Item = BlockId>) {
-        let mut refs = vec![0; self.blocks.len()];
-        for block in holders {
-            refs[block.0 as usize] += 1;
+    /// Panics unless `references` are all references to blocks and the pool is consistent.
+    pub(crate) fn check_invariants(&self, references: impl Iterator<Item = BlockId>) {
+        let mut ref_counts = vec![0; self.blocks.len()];
+        for block in references {
+            ref_counts[block.0 as usize] += 1;
         }
         let mut active = 0;
         let mut serials = std::collections::BTreeMap::new();
         for (index, block) in self.blocks.iter().enumerate() {
-            assert_eq!(block.refs, refs[index], "invariant: block {index} is held by as many as hold it");
-            active += u32::from(block.refs > 0);
+            assert_eq!(
+                block.ref_count, ref_counts[index],
+                "invariant: the references of block {index} are counted"
+            );
+            active += u32::from(block.ref_count > 0);
             if let Some(cached) = block.cached {
                 assert_eq!(self.by_hash.get(&cached.hash), Some(&BlockId(index as u32)));
-                let former = serials.insert(cached.serial, cached.reused);
-                assert!(former.is_none(), "invariant: a serial is used once");
+                let previous = serials.insert(cached.serial, cached.hits);
+                assert!(previous.is_none(), "invariant: a serial number is used once");
             }
         }
         let cached = self.blocks.iter().filter_map(|block| block.cached);
         for block in cached {
-            // Roots are used with whatever follows them.
-            let parent = if block.parent.is_root() { Some(&u8::MAX) } else { serials.get(&block.parent) };
+            // Every hit includes the start.
+            let parent = if block.parent_serial.is_start() {
+                Some(&u8::MAX)
+            } else {
+                serials.get(&block.parent_serial)
+            };
             let parent = parent.expect("invariant: the parent of a cached block is cached");
-            assert!(*parent >= block.reused, "invariant: a block is used with those before it");
+            assert!(*parent >= block.hits, "invariant: a hit of a block is a hit of its parent");
         }
-        assert_eq!(self.by_hash.len(), serials.len(), "invariant: the map has cached blocks only");
-        self.check_unheld(active);
+        assert_eq!(self.by_hash.len(), serials.len(), "invariant: the map has only cached blocks");
+        self.check_inactive(active);
     }
 
-    fn check_unheld(&self, active: u32) {
+    fn check_inactive(&self, active: u32) {
         let mut seen = vec![false; self.blocks.len()];
         for block in &self.free {
             let entry = &self.blocks[block.0 as usize];
-            assert!(entry.refs == 0 && entry.cached.is_none(), "invariant: a free block is nobody's");
-            assert!(!std::mem::replace(&mut seen[block.0 as usize], true), "invariant: freed once");
+            let is_free = entry.ref_count == 0 && entry.cached.is_none();
+            assert!(is_free, "invariant: a free block has no references and no content");
+            assert!(
+                !std::mem::replace(&mut seen[block.0 as usize], true),
+                "invariant: a block is freed once"
+            );
         }
         let evictable = self.evictable.check_invariants();
-        let mut due = std::collections::BTreeMap::new();
-        for &(block, list, when) in &evictable {
+        let mut deadlines = std::collections::BTreeMap::new();
+        for &(block, list, deadline) in &evictable {
             let entry = &self.blocks[block.0 as usize];
-            let Cached { serial, reused, .. } = entry.cached.expect("invariant: evictable is cached");
-            due.insert(serial, when);
-            assert_eq!(entry.refs, 0, "invariant: evictable is not held");
+            let CachedBlock { serial, hits, .. } =
+                entry.cached.expect("invariant: an evictable block is cached");
+            deadlines.insert(serial, deadline);
+            assert_eq!(entry.ref_count, 0, "invariant: an evictable block has no references");
             assert_eq!(
-                reused.min(STAYS.len() as u8 - 1),
+                hits.min(RETENTION.len() as u8 - 1),
                 list,
-                "invariant: a block is in the list of its kind"
+                "invariant: a block is in the list of its number of hits"
             );
-            assert!(!std::mem::replace(&mut seen[block.0 as usize], true), "invariant: evictable once");
+            assert!(
+                !std::mem::replace(&mut seen[block.0 as usize], true),
+                "invariant: a block is evictable once"
+            );
         }
         for cached in self.blocks.iter().filter_map(|block| block.cached) {
-            let parent = due.get(&cached.parent);
-            let before =
-                parent.is_none_or(|parent| due.get(&cached.serial).is_some_and(|child| child < parent));
-            assert!(before, "invariant: a block goes before the one that it follows");
+            let parent = deadlines.get(&cached.parent_serial);
+            let is_ordered =
+                parent.is_none_or(|parent| deadlines.get(&cached.serial).is_some_and(|child| child < parent));
+            assert!(is_ordered, "invariant: a block is evicted before its parent");
         }
         assert_eq!(
             self.blocks_total(),
@@ -382,29 +398,29 @@ impl BlockPool {
         );
     }
 
-    fn has(&self, block: BlockId, content: Content<'_>) -> bool {
+    fn has_content(&self, block: BlockId, content: BlockContent<'_>) -> bool {
         let start = block.0 as usize * self.block_tokens;
-        self.blocks[block.0 as usize].cached.is_some_and(|cached| cached.parent == content.parent)
+        self.blocks[block.0 as usize].cached.is_some_and(|cached| cached.parent_serial == content.parent)
             && self.tokens[start..start + self.block_tokens] == *content.tokens
     }
 
     fn evict(&mut self) -> Option<BlockId> {
-        let block = self.evictable.evict()?;
+        let block = self.evictable.pop()?;
         self.uncache(block);
         Some(block)
     }
 
-    /// What a block holds is not found any more.
+    /// Removes the content of a block from the prefix cache.
     fn uncache(&mut self, block: BlockId) {
         let cached = self.blocks[block.0 as usize].cached.take();
-        let cached = cached.expect("invariant: a block that leaves the cache is in it");
+        let cached = cached.expect("invariant: only a cached block is removed from the cache");
         self.by_hash.remove(&cached.hash);
         if let Some(keys) = &mut self.keys {
-            keys.evicted(block);
+            keys.record_evicted(block);
         }
-        if let Some(after) = cached.after {
-            let after = self.blocks[after.0 as usize].cached.as_mut();
-            after.expect("invariant: the parent of a cached block is cached").children -= 1;
+        if let Some(parent) = cached.parent {
+            let parent = self.blocks[parent.0 as usize].cached.as_mut();
+            parent.expect("invariant: the parent of a cached block is cached").children -= 1;
         }
     }
 }

@@ -1,12 +1,13 @@
-//! Which blocks of which content are being computed, and by whom.
+//! Which blocks are being computed, and by which sequence.
 //!
-//! A claim is a hint for admission: a request whose next block somebody computes already waits for it. It
-//! goes by hash alone; a collision makes a request wait for nothing, which ends with the claim.
+//! A claim is a hint for admission: a request whose next block is being computed already waits for it. Claims go by hash
+//! alone. A hash collision makes a request wait in vain until the claim is released.
 
-use crate::block::{BlockHash, IdMap};
+use crate::block::BlockHash;
+use crate::id_map::IdMap;
 
 /// The claims of the running sequences, each for one block that is not in the prefix cache yet.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     owners: IdMap<BlockHash, u32>,
 }
@@ -20,12 +21,12 @@ impl Claims {
         self.owners.contains_key(&hash)
     }
 
-    /// `owner` is going to compute the block, unless somebody is already.
+    /// Records that `owner` will compute the block, unless another sequence has claimed it.
     pub(crate) fn claim(&mut self, hash: BlockHash, owner: u32) {
         self.owners.entry(hash).or_insert(owner);
     }
 
-    /// `owner` has computed the block, or never will.
+    /// Removes the claim of `owner`, which has computed the block or never will.
     pub(crate) fn release(&mut self, hash: BlockHash, owner: u32) {
         if self.owners.get(&hash) == Some(&owner) {
             self.owners.remove(&hash);

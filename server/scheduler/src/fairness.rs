@@ -1,4 +1,4 @@
-//! In which order the requests of several tenants are served: start-time fair queueing (Goyal, Vin and Cheng, 1996), with
+//! The order in which the requests of several tenants are served: start-time fair queueing (Goyal, Vin and Cheng, 1996), with
 //! the weights of the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", 2024).
 //!
 //! Each tenant has a virtual clock that advances by the tokens it uses. A request is ordered by its tenant's clock at the
@@ -7,47 +7,47 @@
 
 use std::collections::HashMap;
 
-/// What a generated token counts, in tokens of a prompt.
+/// The weight of a generated token, in prompt tokens.
 const GENERATED_TOKEN_WEIGHT: u64 = 2;
 
-/// Number of tenants from which on those that have used no more than their share are forgotten.
-const TENANTS_TO_KEEP: usize = 1024;
+/// Number of clocks below which the clocks of idle tenants are not removed.
+const IDLE_CLOCKS_MAX: usize = 1024;
 
-/// The virtual clocks.
-#[derive(Debug, Default)]
+/// The virtual clocks of the tenants.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct FairQueue {
-    /// The start of the latest request, in the order of starts, that has begun to run.
+    /// The largest start time of a request that has begun to run.
     now: u64,
-    /// The clocks that are ahead of `now`, and some that are not any more.
+    /// The clocks that are ahead of `now`, and some that no longer are.
     clocks: HashMap<u128, u64>,
-    /// The number of clocks at which those that are not ahead are removed.
+    /// The number of clocks at which idle clocks are removed next.
     clocks_max: usize,
 }
 
 impl FairQueue {
-    /// Returns the virtual start of a request that arrives, and charges its tenant for the prompt.
+    /// Returns the virtual start time of an arriving request, and charges its tenant for the prompt.
     pub(crate) fn arrive(&mut self, tenant: u128, prompt_tokens: u32) -> u64 {
-        self.forget_idle();
+        self.remove_idle();
         let clock = self.clocks.entry(tenant).or_insert(self.now);
         let start = self.now.max(*clock);
         *clock = start.saturating_add(u64::from(prompt_tokens));
         start
     }
 
-    /// Learns that a request with this virtual start has begun to run.
+    /// Records that a request with this virtual start time has begun to run.
     pub(crate) fn begin(&mut self, start: u64) {
         self.now = self.now.max(start);
     }
 
-    /// Charges a tenant for tokens that a request of it has generated.
+    /// Charges a tenant for the tokens that one of its requests has generated.
     pub(crate) fn charge_generated(&mut self, tenant: u128, tokens: u32) {
         let clock = self.clocks.entry(tenant).or_insert(self.now);
         *clock = self.now.max(*clock).saturating_add(GENERATED_TOKEN_WEIGHT * u64::from(tokens));
     }
 
-    /// Removes the clocks that say no more than `now`, each time their number has doubled.
-    fn forget_idle(&mut self) {
-        if self.clocks.len() < self.clocks_max.max(TENANTS_TO_KEEP) {
+    /// Removes the clocks that are not ahead of `now` when the number of clocks has doubled.
+    fn remove_idle(&mut self) {
+        if self.clocks.len() < self.clocks_max.max(IDLE_CLOCKS_MAX) {
             return;
         }
         let now = self.now;
@@ -77,13 +77,13 @@ mod tests {
         queue.begin(backlog[0]);
         queue.begin(backlog[1]);
         let late = queue.arrive(2, 10);
-        assert_eq!(late, backlog[1], "it has no credit for the time before");
+        assert_eq!(late, backlog[1], "an idle tenant gets no credit");
         let next = queue.arrive(2, 10);
         assert!(next < backlog[2], "{next} < {}", backlog[2]);
     }
 
     #[test]
-    fn what_is_generated_counts() {
+    fn generated_tokens_are_charged() {
         let mut queue = FairQueue::default();
         let [one, other] = [1, 2].map(|tenant| queue.arrive(tenant, 10));
         assert_eq!(one, other);
@@ -92,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn clocks_of_idle_tenants_are_forgotten() {
+    fn clocks_of_idle_tenants_are_removed() {
         let mut queue = FairQueue::default();
         for tenant in 0..100_000 {
             let start = queue.arrive(tenant, 10);
             queue.begin(start + 10);
         }
-        assert!(queue.clocks.len() <= TENANTS_TO_KEEP, "{}", queue.clocks.len());
+        assert!(queue.clocks.len() <= IDLE_CLOCKS_MAX, "{}", queue.clocks.len());
     }
 }

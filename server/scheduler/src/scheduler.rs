@@ -1,59 +1,61 @@
-//! The scheduler: what waits, what runs, and what may be asked of it.
+//! The scheduler: the queues of waiting and running sequences, and the calls that change them.
 //!
-//! This file takes requests in and lets go of sequences. What a step consists of is decided in `schedule`,
-//! what it changed in `commit`, what must hold at any time in `invariants`.
+//! This module accepts requests and removes sequences. `schedule` decides the work of a step, `commit` applies its results,
+//! `restore` brings stored blocks back, and `invariants` checks what must hold at any time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::block::{BlockHash, block_hash};
+use crate::batch::Batch;
+use crate::block::{BlockHash, TokenId, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
-use crate::eviction::{Attended, SEQUENCE_BLOCKS_MIN};
+use crate::config::SchedulerConfig;
 use crate::fairness::FairQueue;
-use crate::pace::Pace;
-use crate::readings::Readings;
-use crate::sequence::{Rank, Sequence, Wish};
-use crate::{Batch, Load, NewRequest, Rejected, SchedulerConfig, SequenceId, TokenId};
-use sequences::Sequences;
-
-pub use schedule::{DRAFT_TOKENS_MAX, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
+use crate::load::Load;
+use crate::request::{NewRequest, Rejection, SequenceId};
+use crate::restore::BlockRestores;
+use crate::sequence::{PrefixChain, Priority, Residency, RestoreState, Sequence, SequenceGroup};
+use crate::step_time::StepTimeModel;
+use sequence_table::SequenceTable;
 
 mod commit;
 mod invariants;
-mod read_back;
+mod restore;
 mod schedule;
-mod sequences;
+mod sequence_table;
 
-/// How many sequences have room set aside at the start; more make the tables grow once.
+/// The largest number of sequences for which memory is reserved at the start. With more, the tables grow once.
 const RESERVED_SEQUENCES_MAX: u32 = 4096;
 
-/// Decides what each step computes. See the crate's documentation.
+/// Decides what each step computes. The documentation of the crate describes the policy.
+///
+/// A clone continues independently from the same state.
 ///
 /// # Guarantees
-/// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the
-///   batch reads or writes is given to anybody else, whatever is aborted meanwhile.
-/// - The next batch has a row, unless [`Self::is_idle`], [`Self::is_reading`] or [`Self::has_suspended`].
-/// - A step of decodes does not allocate.
-#[derive(Debug)]
+/// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the batch reads or
+///   writes is allocated to another sequence, whatever is aborted meanwhile.
+/// - The next batch is not empty, unless [`Self::is_idle`], [`Self::is_restoring`] or [`Self::has_suspended`].
+/// - A step that only decodes does not allocate memory.
+#[derive(Clone, Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
-    /// Blocks that admission leaves for the sequences that run to grow into.
+    /// Number of blocks that admission leaves free, so that the running sequences can grow.
     watermark_blocks: u32,
-    hash: fn(BlockHash, &[TokenId]) -> BlockHash,
+    block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     pool: BlockPool,
     claims: Claims,
-    pace: Pace,
-    /// If evicted blocks are kept elsewhere.
-    readings: Option<Box<Readings>>,
-    sequences: Sequences,
+    step_time: StepTimeModel,
+    /// `None` if evicted blocks are not stored.
+    restores: Option<Box<BlockRestores>>,
+    sequences: SequenceTable,
     fairness: FairQueue,
-    /// In the order of their ranks.
-    waiting: VecDeque<Entry>,
-    /// In the order of their ranks.
-    running: Vec<Entry>,
-    /// The slots of the rows of the batch that is being computed; `None` for those aborted since.
+    /// The waiting sequences, by priority.
+    waiting: VecDeque<QueueEntry>,
+    /// The running sequences, by priority.
+    running: Vec<QueueEntry>,
+    /// The slots of the sequences in the batch in flight. `None` for those that were aborted since.
     in_flight: Vec<Option<u32>>,
     waiting_sequences: u32,
     running_sequences: u32,
@@ -63,58 +65,44 @@ pub struct Scheduler {
     arrivals: u64,
 }
 
-/// A place in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
-    rank: Rank,
+struct QueueEntry {
+    priority: Priority,
     slot: u32,
 }
 
 impl Scheduler {
-    /// A scheduler with an empty cache.
+    /// Creates a scheduler with an empty cache.
     ///
     /// # Panics
-    /// If a size is zero, or the longest sequence does not fit the cache.
+    /// If a size is zero, or the longest sequence does not fit into the cache.
     pub fn new(config: SchedulerConfig) -> Self {
         Self::with_block_hash(config, block_hash)
     }
 
-    /// As [`Self::new`], with another hash of blocks. Any function is right, even a constant one: it decides
-    /// what is found in the prefix cache, never what is taken from it.
+    /// Creates a scheduler that uses another hash of blocks. Any function is correct, even a constant one: the hash affects which
+    /// cached blocks are found, but never their content.
     ///
     /// # Panics
     /// As [`Self::new`].
     pub fn with_block_hash(
         mut config: SchedulerConfig,
-        hash: fn(BlockHash, &[TokenId]) -> BlockHash,
+        block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     ) -> Self {
-        let SchedulerConfig { block_tokens, blocks_total, sequence_tokens_max, waiting_max, .. } = config;
-        assert!(block_tokens > 0 && blocks_total > 0, "a cache has blocks, and a block tokens");
-        assert!(config.batch_tokens_max > 0 && config.sequences_max > 0, "a step computes something");
-        assert!(config.chunk_tokens_max > 0, "prompts advance beside sequences that decode");
-        assert!(waiting_max > 0, "a request waits before it runs");
-        assert!(sequence_tokens_max > 1, "a sequence has a prompt and a generated token");
-        assert!(
-            sequence_tokens_max.div_ceil(block_tokens) <= blocks_total,
-            "the longest sequence ({sequence_tokens_max} tokens) fits the cache ({blocks_total} blocks of \
-             {block_tokens} tokens)"
-        );
-        assert!(
-            config.sequence_blocks_max.is_none_or(|max| max >= SEQUENCE_BLOCKS_MIN),
-            "there is something to leave"
-        );
-        config.sequences_max = config.sequences_max.min(config.batch_tokens_max);
-        let reserved = config.sequences_max.saturating_add(waiting_max).min(RESERVED_SEQUENCES_MAX) as usize;
-        let running = config.sequences_max.min(RESERVED_SEQUENCES_MAX) as usize;
+        config.validate();
+        config.max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
+        let SchedulerConfig { block_tokens, blocks_total, max_num_seqs, max_queue, .. } = config;
+        let reserved = max_num_seqs.saturating_add(max_queue).min(RESERVED_SEQUENCES_MAX) as usize;
+        let running = max_num_seqs.min(RESERVED_SEQUENCES_MAX) as usize;
         Self {
-            // One in a hundred: enough for some steps of growth, too few to be missed.
+            // One percent: enough for some steps of growth, and too few to be missed.
             watermark_blocks: blocks_total / 100,
-            hash,
+            block_hash,
             pool: BlockPool::new(blocks_total, block_tokens),
             claims: Claims::with_capacity(blocks_total),
-            pace: Pace::default(),
-            readings: None,
-            sequences: Sequences::with_capacity(reserved),
+            step_time: StepTimeModel::default(),
+            restores: None,
+            sequences: SequenceTable::with_capacity(reserved),
             fairness: FairQueue::default(),
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
@@ -129,71 +117,66 @@ impl Scheduler {
         }
     }
 
-    /// Queues a request.
+    /// Adds a request to the waiting queue.
     ///
     /// # Errors
-    /// [`Rejected`], by the limits of the configuration. [`Rejected::TooLong`] goes by prompt and
-    /// `tokens_max` together: who has no wish for a `tokens_max` asks for what is left.
+    /// [`Rejection`] if the request exceeds a limit of the configuration. [`Rejection::TooLong`] applies to the prompt and
+    /// `max_tokens` together: a caller without a `max_tokens` requests the rest of the maximum length.
     ///
     /// # Panics
-    /// If the request has no sequence, or an id is in use.
-    pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejected> {
-        self.accept(&request)?;
-        let NewRequest { sequences, prompt, stop, in_step, scores_prompt, root, adapter, tenant } = request;
+    /// If the request has no sequences, or its id is in use.
+    pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejection> {
+        self.check_limits(&request)?;
+        let NewRequest { id, num_sequences, prompt, .. } = request;
         let prompt_tokens = prompt.len() as u32;
-        let mut siblings = sequences;
-        let id = siblings.remove(0);
-        let start = self.fairness.arrive(tenant, prompt_tokens);
-        let rank = Rank { start, arrival: self.arrivals, index: 0 };
+        let priority = Priority {
+            start: self.fairness.arrive(request.tenant, prompt_tokens),
+            arrival: self.arrivals,
+            index: 0,
+        };
         self.arrivals += 1;
         let mut sequence = Sequence {
-            id,
-            rank,
-            siblings,
-            stop: Arc::new(stop),
-            in_step,
-            prompt_tokens,
+            id: SequenceId::new(id, 0),
+            priority,
+            group: Arc::new(SequenceGroup {
+                stop: request.stop,
+                prompt_tokens,
+                lockstep: request.lockstep,
+                adapter: request.adapter,
+                tenant: request.tenant,
+            }),
+            siblings: (1..num_sequences).map(|index| SequenceId::new(id, index)).collect(),
             tokens: prompt,
-            computed: 0,
-            table: Vec::new(),
-            left: 0,
-            attended: Attended::default(),
-            unscored: if scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
-            // Hashes of different adapters are different, so that none is in the other's way.
-            root: if adapter == 0 { root } else { (self.hash)(root, &[adapter]) },
-            adapter,
-            tenant,
-            salt: root,
-            hashes: Vec::new(),
-            registered: 0,
-            claims: 0..0,
+            prefix: PrefixChain::new(request.prefix_seed, request.adapter, self.block_hash),
+            residency: Residency::default(),
+            restore: RestoreState::Eligible,
+            unscored: if request.scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
             cached_tokens: None,
-            started: false,
-            row: None,
-            drafts: 0,
-            wish: Wish::Open,
+            is_started: false,
+            batch_index: None,
+            num_draft_tokens: 0,
             is_suspended: false,
         };
         self.extend_hashes(&mut sequence);
-        self.waiting_sequences += sequence.group();
+        self.waiting_sequences += num_sequences;
         self.uncomputed_tokens += u64::from(prompt_tokens);
         let slot = self.sequences.insert(sequence);
-        self.enqueue(Entry { rank, slot });
+        self.enqueue(QueueEntry { priority, slot });
         Ok(())
     }
 
-    /// Asks that the next row of a sequence have room for so many drafts: tokens that may turn out to be what is sampled,
-    /// and are computed beside the one that is known. It has as many as there are blocks and budget for without others
-    /// having less, and none unless it is to take one token; never more than it may generate before its last, and never
-    /// more than [`DRAFT_TOKENS_MAX`] in a step, over all sequences.
-    pub fn propose(&mut self, id: SequenceId, drafts: u32) {
+    /// Sets how many draft tokens the caller has for the next step of a sequence. The scheduler reserves room for as many
+    /// of them as it can without reducing the work of other sequences, and for none if the sequence does not decode in that
+    /// step. A step has at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX) draft tokens, over all sequences. An
+    /// unknown id is ignored.
+    pub fn set_num_draft_tokens(&mut self, id: SequenceId, num_draft_tokens: u32) {
         if let Some(slot) = self.sequences.slot(id) {
-            self.sequences.get_mut(slot).drafts = drafts;
+            self.sequences.get_mut(slot).num_draft_tokens = num_draft_tokens;
         }
     }
 
-    /// Lets go of a sequence at once, whatever it is doing; what it samples in a batch in flight is ignored.
-    /// An unknown id, or one that has finished, is ignored.
+    /// Removes a sequence immediately, in any state. A token that it samples in a batch in flight is ignored, and so is the
+    /// id of a sequence that is unknown or has finished.
     pub fn abort(&mut self, id: SequenceId) {
         let Some(slot) = self.sequences.slot(id) else { return };
         let sequence = self.sequences.get_mut(slot);
@@ -202,50 +185,50 @@ impl Scheduler {
             return;
         }
         if sequence.id == id {
-            // Up to here they are all the same: the next one goes on in its place.
+            // The sequences are still identical: the next one replaces it.
             sequence.id = sequence.siblings.remove(0);
         } else {
             sequence.siblings.retain(|&sibling| sibling != id);
         }
-        let rank = sequence.rank;
-        self.sequences.forget(id);
-        if self.running.binary_search_by_key(&rank, |entry| entry.rank).is_ok() {
+        let priority = sequence.priority;
+        self.sequences.remove_id(id);
+        if self.running.binary_search_by_key(&priority, |entry| entry.priority).is_ok() {
             self.running_sequences -= 1;
         } else {
             self.waiting_sequences -= 1;
         }
     }
 
-    /// Learns what the tokens of a batch attended to, before it is committed: `weights` has a number for each of
-    /// [`Batch::blocks`], of which those of a row that decodes count, by their proportion.
+    /// Records the attention that the tokens of a batch paid to each block of [`Batch::blocks`], before the batch is
+    /// committed. Only sequences that decode one token count, and only the proportions of their scores matter.
     ///
     /// # Panics
-    /// If `batch` is not the last one scheduled, or there are not as many weights as blocks.
-    pub fn attended(&mut self, batch: &Batch, weights: &[f32]) {
-        assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
-        assert_eq!(batch.blocks.len(), weights.len(), "each block has a weight");
-        if self.config.sequence_blocks_max.is_none() {
+    /// If `batch` is not the one in flight, or the number of scores is not the number of blocks.
+    pub fn record_block_scores(&mut self, batch: &Batch, scores: &[f32]) {
+        assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
+        assert_eq!(batch.blocks.len(), scores.len(), "each block must have a score");
+        if self.config.kv_eviction_tokens.is_none() {
             return;
         }
-        for (row, slot) in batch.rows.iter().zip(&self.in_flight) {
-            if let (Some(slot), 1) = (*slot, row.tokens.len()) {
-                let weights = &weights[row.blocks.start as usize..row.blocks.end as usize];
-                self.sequences.get_mut(slot).attended.add(weights);
+        for (scheduled, slot) in batch.sequences.iter().zip(&self.in_flight) {
+            if let (Some(slot), 1) = (*slot, scheduled.tokens.len()) {
+                let scores = &scores[scheduled.blocks.start as usize..scheduled.blocks.end as usize];
+                self.sequences.get_mut(slot).residency.scores.record(scores);
             }
         }
     }
 
-    /// Learns how long the step of `batch` took.
-    pub fn took(&mut self, batch: &Batch, time: Duration) {
-        self.pace.took(batch, time);
+    /// Records the time that the step of `batch` took.
+    pub fn record_step(&mut self, batch: &Batch, time: Duration) {
+        self.step_time.record_step(batch, time);
     }
 
-    /// Forgets what is cached of sequences that have ended: their blocks' content is lost.
-    pub fn forget_cached(&mut self) {
-        self.pool.forget_evictable();
+    /// Evicts all cached blocks that no sequence holds.
+    pub fn clear_cache(&mut self) {
+        self.pool.evict_all();
     }
 
-    /// How busy it is. Takes no time.
+    /// Returns the current load in constant time.
     pub fn load(&self) -> Load {
         let (free, evictable) = (self.pool.blocks_free(), self.pool.blocks_evictable());
         Load {
@@ -260,99 +243,93 @@ impl Scheduler {
         }
     }
 
-    /// Whether a sequence is suspended. Then there may be batches without rows.
+    /// Whether any sequence is suspended. While one is, batches may be empty.
     pub fn has_suspended(&self) -> bool {
         self.suspended_sequences > 0
     }
 
-    /// Whether there is nothing to compute.
+    /// Whether no sequence waits or runs.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    fn accept(&self, request: &NewRequest) -> Result<(), Rejected> {
-        let ids = &request.sequences;
-        assert!(!ids.is_empty(), "a request has a sequence");
-        for (position, id) in ids.iter().enumerate() {
-            let is_new = self.sequences.slot(*id).is_none() && !ids[..position].contains(id);
-            assert!(is_new, "a sequence id is used once");
-        }
-        let waiting_max = self.config.waiting_max;
-        let sequences_max = self.config.sequences_max.min(waiting_max);
-        let sequences = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+    fn check_limits(&self, request: &NewRequest) -> Result<(), Rejection> {
+        let num_sequences = request.num_sequences;
+        assert!(num_sequences > 0, "a request must have a sequence");
+        let has_new_id =
+            (0..num_sequences).all(|index| self.sequences.slot(SequenceId::new(request.id, index)).is_none());
+        assert!(has_new_id, "the id of a request must not be used twice");
+        let max_queue = self.config.max_queue;
+        let max_num_seqs = self.config.max_num_seqs.min(max_queue);
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-        let in_step = if request.in_step { sequences } else { 1 };
-        let sequence_tokens_max = self.config.in_step_tokens_max(in_step);
+        let max_model_len = self.config.lockstep_model_len(if request.lockstep { num_sequences } else { 1 });
         if prompt_tokens == 0 {
-            return Err(Rejected::EmptyPrompt);
+            return Err(Rejection::EmptyPrompt);
         }
-        if prompt_tokens.saturating_add(request.stop.tokens_max.max(1)) > sequence_tokens_max {
-            return Err(Rejected::TooLong { prompt_tokens, sequence_tokens_max });
+        if prompt_tokens.saturating_add(request.stop.max_tokens.max(1)) > max_model_len {
+            return Err(Rejection::TooLong { prompt_tokens, max_model_len });
         }
-        if sequences > sequences_max {
-            return Err(Rejected::TooManySequences { sequences, sequences_max });
+        if num_sequences > max_num_seqs {
+            return Err(Rejection::TooManySequences { num_sequences, max_num_seqs });
         }
-        if self.waiting_sequences + sequences > waiting_max {
-            return Err(Rejected::QueueFull);
+        if self.waiting_sequences + num_sequences > max_queue {
+            return Err(Rejection::QueueFull);
         }
         Ok(())
     }
 
-    /// Hashes the full blocks of `sequence` that are not hashed yet.
+    /// Computes the hashes of the full blocks of `sequence` that have none yet.
     fn extend_hashes(&self, sequence: &mut Sequence) {
         if !self.config.prefix_caching {
             return;
         }
-        let Sequence { tokens, hashes, root, .. } = sequence;
+        let Sequence { tokens, prefix, .. } = sequence;
         let block_tokens = self.config.block_tokens as usize;
-        for block in tokens.chunks_exact(block_tokens).skip(hashes.len()) {
-            let parent = hashes.last().copied().unwrap_or(*root);
-            hashes.push((self.hash)(parent, block));
+        for block in tokens.chunks_exact(block_tokens).skip(prefix.hashes.len()) {
+            prefix.hashes.push((self.block_hash)(prefix.last_hash(), block));
         }
     }
 
-    /// Adds an entry to those that wait.
-    fn enqueue(&mut self, entry: Entry) {
-        let at = self.waiting.partition_point(|other| other.rank < entry.rank);
+    /// Adds an entry to the waiting queue.
+    fn enqueue(&mut self, entry: QueueEntry) {
+        let at = self.waiting.partition_point(|other| other.priority < entry.priority);
         self.waiting.insert(at, entry);
     }
 
-    /// Takes a sequence, with its siblings if they are one yet, out of everything.
+    /// Removes a sequence, and the siblings that it represents, from the queues and tables.
     fn remove(&mut self, slot: u32) -> Sequence {
-        self.end_reading_of(slot);
+        self.end_restore_of(slot);
         self.release_blocks(slot);
         let sequence = self.sequences.remove(slot);
-        self.fairness.charge_generated(sequence.tenant, sequence.generated());
-        self.uncomputed_tokens -= u64::from(sequence.uncomputed());
+        self.fairness.charge_generated(sequence.group.tenant, sequence.generated_tokens());
+        self.uncomputed_tokens -= u64::from(sequence.uncomputed_tokens());
         self.suspended_sequences -= u32::from(sequence.is_suspended);
-        if let Some(row) = sequence.row {
-            self.in_flight[row as usize] = None;
+        if let Some(index) = sequence.batch_index {
+            self.in_flight[index as usize] = None;
         }
-        if let Ok(at) = self.running.binary_search_by_key(&sequence.rank, |entry| entry.rank) {
+        if let Ok(at) = self.running.binary_search_by_key(&sequence.priority, |entry| entry.priority) {
             self.running.remove(at);
-            self.running_sequences -= sequence.group();
+            self.running_sequences -= sequence.num_sequences();
         } else {
-            let at = self.waiting.binary_search_by_key(&sequence.rank, |entry| entry.rank);
+            let at = self.waiting.binary_search_by_key(&sequence.priority, |entry| entry.priority);
             self.waiting.remove(at.expect("invariant: a sequence waits or runs"));
-            self.waiting_sequences -= sequence.group();
+            self.waiting_sequences -= sequence.num_sequences();
         }
         sequence
     }
 
-    /// Gives back all that a sequence holds in the cache; it has computed nothing then.
+    /// Releases all blocks and claims of a sequence, so that it has no computed tokens.
     fn release_blocks(&mut self, slot: u32) {
-        let sequence = self.sequences.get_mut(slot);
-        for index in sequence.claims.clone() {
-            self.claims.release(sequence.hashes[index as usize], slot);
+        let Sequence { prefix, residency, .. } = self.sequences.get_mut(slot);
+        for index in std::mem::replace(&mut prefix.claims, 0..0) {
+            self.claims.release(prefix.hashes[index as usize], slot);
         }
-        for block in sequence.table.drain(..).rev() {
+        for block in residency.block_table.drain(..).rev() {
             self.pool.release(block);
         }
-        self.uncomputed_tokens += u64::from(sequence.computed);
-        sequence.left = 0;
-        sequence.attended.clear();
-        sequence.claims = 0..0;
-        sequence.registered = 0;
-        sequence.computed = 0;
+        prefix.registered = 0;
+        residency.scores.clear();
+        residency.evicted_tokens = 0;
+        self.uncomputed_tokens += u64::from(std::mem::take(&mut residency.computed_tokens));
     }
 }

@@ -1,375 +1,299 @@
-//! A sequence, as its submitter sees it and as the scheduler keeps it.
+//! A sequence and its state, in three parts: what it shares with the other sequences of its request ([`SequenceGroup`]),
+//! how its blocks are identified in the prefix cache ([`PrefixChain`]), and what it holds in the KV cache ([`Residency`]).
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::block::{BlockHash, BlockId};
-use crate::block_pool::{After, Content, Serial};
-use crate::eviction::Attended;
-use crate::{Batch, Row, TokenId};
+use crate::batch::{Batch, ScheduledSequence};
+use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
+use crate::block_pool::{BlockContent, BlockPool, Serial};
+use crate::block_scores::BlockScores;
+use crate::request::{FinishReason, SequenceId, StopCriteria};
 
-/// Names a sequence for the life of the scheduler. The submitter chooses it and never uses it twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SequenceId(pub u64);
-
-/// A prompt and the sequences that continue it.
-#[derive(Clone, Debug)]
-pub struct NewRequest {
-    /// The sequences, at least one, all of which continue the prompt. The first computes it, the others
-    /// take over its blocks (copy on write) when it is done.
-    pub sequences: Vec<SequenceId>,
-    /// The prompt, at least one token.
-    pub prompt: Vec<TokenId>,
-    /// When each sequence ends.
-    pub stop: StopRule,
-    /// Whether the sequences go in step, as those of a search do: after the prompt each takes its next token in the same
-    /// batch as the others, and may then go on from where another is ([`Sampled::from`]). They run or wait together.
-    pub in_step: bool,
-    /// Whether the logits of the prompt's tokens are wanted too, of all but the last. Then nothing of it is taken
-    /// from the prefix cache.
-    pub scores_prompt: bool,
-    /// What the hash of the first block follows. What sequences of different roots have in common is not shared.
-    pub root: BlockHash,
-    /// What else than the model its tokens are computed with: a number that means nothing here but that what is
-    /// computed with another is never shared. 0 for nothing.
-    pub adapter: u32,
-    /// Whose request it is. Tenants share the scheduler fairly: the requests of one do not wait behind a backlog of
-    /// another's. Any number will do; requests without a tenant have the same one.
-    pub tenant: u128,
-}
-
-impl NewRequest {
-    /// A request without anything special about it.
-    pub fn new(sequences: Vec<SequenceId>, prompt: Vec<TokenId>, stop: StopRule) -> Self {
-        Self {
-            sequences,
-            prompt,
-            stop,
-            in_step: false,
-            scores_prompt: false,
-            root: BlockHash::ROOT,
-            adapter: 0,
-            tenant: 0,
-        }
-    }
-}
-
-/// What a sequence goes on with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sampled {
-    /// Which.
-    pub sequence: SequenceId,
-    /// Whose tokens it takes over first: its own as a rule. Where the sequences of a request go in step, another's that
-    /// goes on from its own in the same batch.
-    pub from: SequenceId,
-    /// How many of the row's drafts, from the first on, are what would have been sampled.
-    pub accepted: u32,
-    /// The token that follows these. `None` suspends the sequence: it keeps its place and its blocks, and takes part in
-    /// no step until [`Scheduler::resume`](crate::Scheduler::resume) gives it a token.
-    pub token: Option<TokenId>,
-}
-
-impl Sampled {
-    /// A sequence goes on from its own tokens.
-    pub fn new(sequence: SequenceId, token: TokenId) -> Self {
-        Self { sequence, from: sequence, accepted: 0, token: Some(token) }
-    }
-
-    /// The next token of a sequence is not known yet.
-    pub fn suspended(sequence: SequenceId) -> Self {
-        Self { sequence, from: sequence, accepted: 0, token: None }
-    }
-}
-
-/// When a sequence ends by its tokens. (Stop *strings* are found by whoever has the text, who aborts.)
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StopRule {
-    /// Tokens that end a sequence: the model's end tokens unless they are to be ignored, and the request's.
-    pub tokens: Vec<TokenId>,
-    /// Generated tokens after which a sequence ends, a stop token among them. At least one is generated.
-    pub tokens_max: u32,
-    /// Generated tokens before which no stop token ends it: the earliest that does is the next one. (That
-    /// none is sampled before is the sampler's work.)
-    pub tokens_min: u32,
-}
-
-/// Why a sequence ended by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// It sampled a stop token.
-    Stop,
-    /// It has as many tokens as it may.
-    Length,
-}
-
-/// What a step changed, besides the tokens sampled in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The request was in its first batch. Once for a request, under the first of its sequences that is left,
-    /// before any of them finishes.
-    Started {
-        /// The sequence that computes the prompt.
-        sequence: SequenceId,
-        /// Tokens of the prompt that were taken from the prefix cache.
-        cached_tokens: u32,
-    },
-    /// A sequence ended with the token it sampled in this step. It holds nothing any more.
-    Finished {
-        /// Which.
-        sequence: SequenceId,
-        /// Why.
-        reason: FinishReason,
-    },
-}
-
-/// Why a request was not taken. It was not queued and holds nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejected {
-    /// The prompt has no token.
-    EmptyPrompt,
-    /// Prompt and the tokens asked for can never fit, however long the request waited. Sequences in step all have to
-    /// fit at once.
-    TooLong {
-        /// Tokens of the prompt.
-        prompt_tokens: u32,
-        /// The longest sequence this scheduler takes in such a request, prompt and generated tokens together.
-        sequence_tokens_max: u32,
-    },
-    /// The sequences of the request can never run, or never wait, at once.
-    TooManySequences {
-        /// Sequences of the request.
-        sequences: u32,
-        /// The most this scheduler takes in a request.
-        sequences_max: u32,
-    },
-    /// As many sequences wait as may.
-    QueueFull,
-}
-
-/// The order in which sequences are served: requests fairly between tenants and then as they came, siblings as they
-/// were listed.
+/// The order in which sequences are served, smallest first: fairly between tenants, then in the order of arrival, then in
+/// the order of the sequences within a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Rank {
-    /// The request's virtual start ([`FairQueue`](crate::fairness::FairQueue)).
+pub(crate) struct Priority {
+    /// The request's virtual start time ([`FairQueue`](crate::fairness::FairQueue)).
     pub(crate) start: u64,
     pub(crate) arrival: u64,
     pub(crate) index: u32,
 }
 
-/// Whether a sequence waits for blocks that are read back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// It has not been admitted yet, and may.
-    Open,
-    /// It does.
-    Granted,
-    /// Not any more.
-    Over,
-}
-
-/// A sequence that waits or runs, or a request whose sequences are one until their prompt is computed.
-#[derive(Debug)]
-pub(crate) struct Sequence {
-    pub(crate) id: SequenceId,
-    pub(crate) rank: Rank,
-    /// The others of the request, as long as they have everything in common with this one.
-    pub(crate) siblings: Vec<SequenceId>,
-    pub(crate) stop: Arc<StopRule>,
-    /// Whether the sequences of its request go in step.
-    pub(crate) in_step: bool,
+/// What the sequences of a request have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct SequenceGroup {
+    pub(crate) stop: StopCriteria,
     pub(crate) prompt_tokens: u32,
-    pub(crate) tokens: Vec<TokenId>,
-    /// Leading tokens whose keys and values are in the cache. Between steps fewer than `tokens`, unless it is suspended.
-    pub(crate) computed: u32,
-    /// The blocks it holds: none while it waits.
-    pub(crate) table: Vec<BlockId>,
-    /// Computed tokens whose blocks it has left, whole blocks of them.
-    pub(crate) left: u32,
-    /// What its tokens attended to, if that is told.
-    pub(crate) attended: Attended,
-    /// Tokens of the prompt whose logits are wanted and not computed yet.
-    pub(crate) unscored: Range<u32>,
-    /// What the first block follows.
-    pub(crate) root: BlockHash,
+    /// Whether the sequences advance in lockstep.
+    pub(crate) lockstep: bool,
     pub(crate) adapter: u32,
     pub(crate) tenant: u128,
-    /// What the first block's key is made from, besides the adapter.
-    pub(crate) salt: BlockHash,
-    /// Hashes of leading full blocks, as far as they were needed.
+}
+
+/// The identity of a sequence's full blocks in the prefix cache.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixChain {
+    /// The seed of the request.
+    prefix_seed: BlockHash,
+    adapter: u32,
+    /// The hash that precedes the first block's: the request's seed, combined with the adapter.
+    first_parent: BlockHash,
+    /// The hashes of the leading full blocks, as far as they were needed.
     pub(crate) hashes: Vec<BlockHash>,
-    /// Leading blocks that are in the prefix cache.
+    /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,
-    /// Blocks whose computation it has announced.
+    /// The indices of the blocks that the sequence has claimed.
     pub(crate) claims: Range<u32>,
-    /// Tokens of the prompt that were in the prefix cache when it ran first; `None` before.
+}
+
+impl PrefixChain {
+    pub(crate) fn new(
+        prefix_seed: BlockHash,
+        adapter: u32,
+        block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
+    ) -> Self {
+        // The hashes of different adapters differ, so that they do not collide.
+        let first_parent = if adapter == 0 { prefix_seed } else { block_hash(prefix_seed, &[adapter]) };
+        Self { prefix_seed, adapter, first_parent, hashes: Vec::new(), registered: 0, claims: 0..0 }
+    }
+
+    /// The hash that precedes that of the next block in `hashes`.
+    pub(crate) fn last_hash(&self) -> BlockHash {
+        self.hashes.last().copied().unwrap_or(self.first_parent)
+    }
+
+    /// What precedes the block after `blocks`, the cached blocks at the start of the sequence.
+    pub(crate) fn parent(&self, blocks: &[BlockId]) -> BlockParent {
+        let start = BlockParent::Start { prefix_seed: self.prefix_seed, adapter: self.adapter };
+        blocks.last().map_or(start, |&last| BlockParent::Block(last))
+    }
+
+    /// The registration that precedes the block after `blocks`, the cached blocks at the start of the sequence.
+    pub(crate) fn parent_serial(&self, blocks: &[BlockId], pool: &BlockPool) -> Serial {
+        match blocks.last() {
+            Some(&last) => pool.serial(last).expect("invariant: the parent of a cached block is cached"),
+            None => Serial::start(self.adapter),
+        }
+    }
+
+    /// A copy with the same capacity, so that it does not allocate when it grows.
+    fn fork(&self) -> Self {
+        Self { hashes: clone_with_capacity(&self.hashes), claims: 0..0, ..*self }
+    }
+}
+
+/// What a sequence holds in the KV cache.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Residency {
+    /// The blocks of the sequence, except for evicted ones. It is empty while the sequence waits.
+    pub(crate) block_table: Vec<BlockId>,
+    /// Number of leading tokens whose keys and values were computed. Between steps it is less than the number of tokens,
+    /// unless the sequence is suspended.
+    pub(crate) computed_tokens: u32,
+    /// Number of computed tokens whose blocks were evicted, a multiple of the block size.
+    pub(crate) evicted_tokens: u32,
+    /// The attention scores of the blocks.
+    pub(crate) scores: BlockScores,
+}
+
+impl Residency {
+    /// Number of computed tokens that are in the cache: the offset of the next token in the blocks.
+    pub(crate) fn resident_tokens(&self) -> u32 {
+        self.computed_tokens - self.evicted_tokens
+    }
+
+    fn fork(&self) -> Self {
+        let Self { computed_tokens, evicted_tokens, .. } = *self;
+        let block_table = clone_with_capacity(&self.block_table);
+        Self { block_table, computed_tokens, evicted_tokens, scores: self.scores.clone() }
+    }
+}
+
+/// Whether a sequence waits for blocks that are restored from storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RestoreState {
+    /// The sequence was not admitted yet, and a restore may begin for it.
+    Eligible,
+    /// The sequence waits for its restore.
+    Restoring,
+    /// The restore has ended, or the sequence cannot have one.
+    Finished,
+}
+
+/// A sequence that waits or runs. Until their prompt is computed, all sequences of a request are represented by the first.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(crate) priority: Priority,
+    pub(crate) group: Arc<SequenceGroup>,
+    /// The other sequences of the request that this one represents.
+    pub(crate) siblings: Vec<SequenceId>,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prefix: PrefixChain,
+    pub(crate) residency: Residency,
+    pub(crate) restore: RestoreState,
+    /// The positions of the prompt tokens whose logits are needed and not computed yet.
+    pub(crate) unscored: Range<u32>,
+    /// Number of prompt tokens that were in the prefix cache when the sequence was admitted first. `None` before.
     pub(crate) cached_tokens: Option<u32>,
-    pub(crate) started: bool,
-    /// Its row in the batch in flight.
-    pub(crate) row: Option<u32>,
-    /// Drafts that its next row is to have.
-    pub(crate) drafts: u32,
-    pub(crate) wish: Wish,
-    /// Whether its last tokens were computed and no token was sampled after them yet.
+    /// Whether [`Event::Started`](crate::Event::Started) was reported.
+    pub(crate) is_started: bool,
+    /// The index of the sequence in the batch in flight.
+    pub(crate) batch_index: Option<u32>,
+    /// Number of draft tokens that the caller has for the next step.
+    pub(crate) num_draft_tokens: u32,
+    /// Whether all tokens are computed and the next token is not known yet.
     pub(crate) is_suspended: bool,
 }
 
 impl Sequence {
-    /// The sequences this stands for.
-    pub(crate) fn group(&self) -> u32 {
+    /// The number of sequences of the request that this one represents, including itself.
+    pub(crate) fn num_sequences(&self) -> u32 {
         1 + self.siblings.len() as u32
     }
 
-    pub(crate) fn tokens_len(&self) -> u32 {
+    pub(crate) fn num_tokens(&self) -> u32 {
         self.tokens.len() as u32
     }
 
-    pub(crate) fn generated(&self) -> u32 {
-        self.tokens_len() - self.prompt_tokens
+    pub(crate) fn generated_tokens(&self) -> u32 {
+        self.num_tokens() - self.group.prompt_tokens
     }
 
-    pub(crate) fn uncomputed(&self) -> u32 {
-        self.tokens_len() - self.computed
+    pub(crate) fn uncomputed_tokens(&self) -> u32 {
+        self.num_tokens() - self.residency.computed_tokens
     }
 
-    /// Computed tokens that are in the cache: the place of the next one in its blocks.
-    pub(crate) fn cached(&self) -> u32 {
-        self.computed - self.left
+    /// Whether the sequence advances in lockstep with others that have been forked from the prompt.
+    pub(crate) fn is_lockstep_member(&self) -> bool {
+        self.group.lockstep && self.siblings.is_empty()
     }
 
-    /// Whether it goes in step with others that are sequences of their own by now.
-    pub(crate) fn awaits_others(&self) -> bool {
-        self.in_step && self.siblings.is_empty()
+    /// Number of leading tokens that may be taken from the prefix cache: those whose logits are not needed. A member of a
+    /// lockstep group always computes its last token, because the block to copy might be evicted for another member.
+    pub(crate) fn cacheable_tokens(&self) -> u32 {
+        let unneeded = if self.unscored.is_empty() { u32::MAX } else { self.unscored.start };
+        if self.is_lockstep_member() { unneeded.min(self.num_tokens() - 1) } else { unneeded }
     }
 
-    /// Leading tokens that may be taken from the prefix cache: those whose logits are not wanted. In step there is
-    /// none to copy the block of the last token from, since it may be evicted for another of them.
-    pub(crate) fn cacheable(&self) -> u32 {
-        let unwanted = if self.unscored.is_empty() { u32::MAX } else { self.unscored.start };
-        if self.awaits_others() { unwanted.min(self.tokens_len() - 1) } else { unwanted }
-    }
-
-    /// The next tokens of which no more than `scores` have logits that are wanted.
-    pub(crate) fn next_tokens(&self, scores: u32) -> u32 {
+    /// Number of the next tokens of which no more than `scored_tokens` need logits for prompt log probabilities.
+    pub(crate) fn next_tokens(&self, scored_tokens: u32) -> u32 {
         let Range { start, end } = self.unscored;
-        if end.saturating_sub(start) <= scores {
-            return self.uncomputed();
+        if end.saturating_sub(start) <= scored_tokens {
+            return self.uncomputed_tokens();
         }
-        start.max(self.computed) - self.computed + scores
+        let computed = self.residency.computed_tokens;
+        start.max(computed) - computed + scored_tokens
     }
 
-    /// Those of the next tokens that it may compute whatever others do.
-    pub(crate) fn chunk_tokens(&self, scores: u32) -> u32 {
-        let next = self.next_tokens(scores);
-        if self.awaits_others() { next.min(self.uncomputed().saturating_sub(1)) } else { next }
+    /// Number of the next tokens that the sequence may compute without the other members of its lockstep group.
+    pub(crate) fn chunk_tokens(&self, scored_tokens: u32) -> u32 {
+        let next = self.next_tokens(scored_tokens);
+        if self.is_lockstep_member() { next.min(self.uncomputed_tokens().saturating_sub(1)) } else { next }
     }
 
-    /// What its first block comes after.
-    pub(crate) fn origin(&self) -> After {
-        After::Root(self.salt, self.adapter)
+    /// The content of the block after the cached blocks `blocks`, whose hash must be known.
+    pub(crate) fn next_content(&self, blocks: &[BlockId], pool: &BlockPool) -> BlockContent<'_> {
+        let index = blocks.len();
+        let tokens = &self.tokens[index * pool.block_tokens()..][..pool.block_tokens()];
+        let parent = self.prefix.parent_serial(blocks, pool);
+        BlockContent { hash: self.prefix.hashes[index], parent, tokens }
     }
 
-    /// The content of its block `index`, which is hashed, after the block of this registration.
-    pub(crate) fn content(&self, index: usize, block_tokens: u32, parent: Serial) -> Content<'_> {
-        let tokens = &self.tokens[index * block_tokens as usize..][..block_tokens as usize];
-        Content { hash: self.hashes[index], parent, tokens }
-    }
-
-    /// Makes room for all it may ever hold, so that its growth does not allocate.
+    /// Reserves memory for the longest possible sequence, so that its growth does not allocate.
     pub(crate) fn reserve(&mut self, block_tokens: u32) {
-        let tokens = (self.prompt_tokens + self.stop.tokens_max.max(1)) as usize;
-        let blocks = tokens.div_ceil(block_tokens as usize);
-        self.tokens.reserve_exact(tokens - self.tokens.len());
-        self.table.reserve_exact(blocks - self.table.len());
-        self.hashes.reserve_exact(blocks - self.hashes.len());
+        let Self { group, tokens, prefix: PrefixChain { hashes, .. }, residency, .. } = self;
+        let tokens_max = (group.prompt_tokens + group.stop.max_tokens.max(1)) as usize;
+        let blocks_max = tokens_max.div_ceil(block_tokens as usize);
+        tokens.reserve_exact(tokens_max - tokens.len());
+        residency.block_table.reserve_exact(blocks_max - residency.block_table.len());
+        hashes.reserve_exact(blocks_max - hashes.len());
     }
 
-    /// Takes `token` and tells whether it is the last.
+    /// Appends a token. Returns the reason if the sequence ends with it.
     pub(crate) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
-        let before = self.generated();
+        let before = self.generated_tokens();
         self.tokens.push(token);
-        if before >= self.stop.tokens_min && self.stop.tokens.contains(&token) {
+        let stop = &self.group.stop;
+        if before >= stop.min_tokens && stop.stop_token_ids.contains(&token) {
             return Some(FinishReason::Stop);
         }
-        (before + 1 >= self.stop.tokens_max).then_some(FinishReason::Length)
+        (before + 1 >= stop.max_tokens).then_some(FinishReason::Length)
     }
 
-    /// Takes over the tokens of one that goes in step with it. The caller has counted the blocks.
-    pub(crate) fn take_over(&mut self, from: &Self) {
-        self.tokens.clone_from(&from.tokens);
-        self.table.clone_from(&from.table);
-        self.hashes.clone_from(&from.hashes);
-        self.registered = from.registered;
+    /// Replaces the tokens and blocks with those of another member of the lockstep group. The caller updates the
+    /// reference counts of the blocks.
+    pub(crate) fn reassign(&mut self, parent: &Self) {
+        self.tokens.clone_from(&parent.tokens);
+        self.residency.block_table.clone_from(&parent.residency.block_table);
+        self.prefix.hashes.clone_from(&parent.prefix.hashes);
+        self.prefix.registered = parent.prefix.registered;
     }
 
-    /// A sibling that goes on from the computed prompt by itself. The caller counts its blocks.
-    pub(crate) fn fork(&self, id: SequenceId, index: u32) -> Self {
-        // What the clone will hold is known: it never grows again.
-        let mut tokens = Vec::with_capacity(self.tokens.capacity());
-        tokens.extend_from_slice(&self.tokens);
-        let mut table = Vec::with_capacity(self.table.capacity());
-        table.extend_from_slice(&self.table);
-        let mut hashes = Vec::with_capacity(self.hashes.capacity());
-        hashes.extend_from_slice(&self.hashes);
+    /// Creates the sequence of a sibling, which continues the computed prompt. The caller updates the reference counts of
+    /// the blocks.
+    pub(crate) fn fork(&self, id: SequenceId) -> Self {
         Self {
             id,
-            rank: Rank { index, ..self.rank },
+            priority: Priority { index: id.index, ..self.priority },
+            group: Arc::clone(&self.group),
             siblings: Vec::new(),
-            stop: Arc::clone(&self.stop),
-            in_step: self.in_step,
-            prompt_tokens: self.prompt_tokens,
-            tokens,
-            computed: self.computed,
-            table,
-            left: self.left,
-            attended: self.attended.clone(),
+            tokens: clone_with_capacity(&self.tokens),
+            prefix: self.prefix.fork(),
+            residency: self.residency.fork(),
+            restore: RestoreState::Finished,
             unscored: 0..0,
-            root: self.root,
-            adapter: self.adapter,
-            tenant: self.tenant,
-            salt: self.salt,
-            hashes,
-            registered: self.registered,
-            claims: 0..0,
             cached_tokens: self.cached_tokens,
-            started: true,
-            row: None,
-            drafts: 0,
-            wish: Wish::Over,
+            is_started: true,
+            batch_index: None,
+            num_draft_tokens: 0,
             is_suspended: false,
         }
     }
 
-    /// Drafts that it may have: it could take them all, and one token more.
-    pub(crate) fn drafts_max(&self) -> u32 {
-        self.stop.tokens_max.saturating_sub(self.generated() + 1)
+    /// The largest number of draft tokens that could all be accepted and followed by another token.
+    pub(crate) fn max_draft_tokens(&self) -> u32 {
+        self.group.stop.max_tokens.saturating_sub(self.generated_tokens() + 1)
     }
 
-    /// Adds the next `count` uncomputed tokens to `batch`, and room for `drafts`.
-    pub(crate) fn push_row(&self, count: u32, drafts: u32, block_tokens: u32, batch: &mut Batch) {
-        let end = self.computed + count;
-        let (tokens, blocks) = (batch.tokens.len(), batch.blocks.len());
-        let samples = batch.samples.len();
-        batch.tokens.extend_from_slice(&self.tokens[self.computed as usize..end as usize]);
-        batch.tokens.resize(batch.tokens.len() + drafts as usize, 0);
-        let held = (end + drafts - self.left).div_ceil(block_tokens) as usize;
-        batch.blocks.extend_from_slice(&self.table[..held]);
-        if end == self.tokens_len() {
+    /// Adds the next `num_tokens` uncomputed tokens to `batch`, followed by room for draft tokens.
+    pub(crate) fn add_to_batch(
+        &self,
+        num_tokens: u32,
+        num_draft_tokens: u32,
+        block_tokens: u32,
+        batch: &mut Batch,
+    ) {
+        let Residency { computed_tokens, evicted_tokens, .. } = self.residency;
+        let end = computed_tokens + num_tokens;
+        let (tokens, blocks) = (batch.tokens.len() as u32, batch.blocks.len() as u32);
+        let samples = batch.samples.len() as u32;
+        batch.tokens.extend_from_slice(&self.tokens[computed_tokens as usize..end as usize]);
+        batch.tokens.resize(batch.tokens.len() + num_draft_tokens as usize, 0);
+        let num_blocks = (end + num_draft_tokens - evicted_tokens).div_ceil(block_tokens) as usize;
+        batch.blocks.extend_from_slice(&self.residency.block_table[..num_blocks]);
+        if end == self.num_tokens() {
             batch.samples.push(self.id);
             batch.samples.extend_from_slice(&self.siblings);
         }
-        let tokens = tokens as u32..batch.tokens.len() as u32;
-        // By their places in the batch: the row begins with the first token that is not computed.
-        let place = |position: u32| tokens.start + position.clamp(self.computed, end) - self.computed;
-        batch.rows.push(Row {
-            sequence: self.id,
-            past: self.computed,
-            left: self.left,
-            scored: place(self.unscored.start)..place(self.unscored.end),
-            tokens,
-            blocks: blocks as u32..batch.blocks.len() as u32,
-            samples: samples as u32..batch.samples.len() as u32,
-            drafts,
-            adapter: self.adapter,
+        let index_of = |position: u32| tokens + position.clamp(computed_tokens, end) - computed_tokens;
+        batch.sequences.push(ScheduledSequence {
+            id: self.id,
+            computed_tokens,
+            evicted_tokens,
+            tokens: tokens..batch.tokens.len() as u32,
+            blocks: blocks..batch.blocks.len() as u32,
+            samples: samples..batch.samples.len() as u32,
+            scored_tokens: index_of(self.unscored.start)..index_of(self.unscored.end),
+            num_draft_tokens,
+            adapter: self.group.adapter,
         });
     }
+}
+
+fn clone_with_capacity<T: Copy>(values: &Vec<T>) -> Vec<T> {
+    let mut clone = Vec::with_capacity(values.capacity());
+    clone.extend_from_slice(values);
+    clone
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{Beams, DraftRule, Guide, PromptLookup, Request, Sampling, StopRule, TokenId};
+use server_engine::{Beams, DraftRule, Guide, PromptLookup, Request, Sampling, StopCriteria, TokenId};
 
 use super::{Prepared, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
@@ -80,7 +80,7 @@ impl Resolved {
 
     /// Most tokens that a prompt can have; `None` if longer ones are truncated.
     pub(super) fn prompt_tokens_max(&self, target: Target<'_>) -> Option<u32> {
-        self.truncate.is_none().then_some(target.limits.sequence_tokens_max)
+        self.truncate.is_none().then_some(target.limits.max_model_len)
     }
 
     /// Without `tokens_max` a prompt gets all the room that there is.
@@ -138,7 +138,11 @@ impl Resolved {
             let problem = format!("{tokens_min} is more than the {tokens_max} tokens that may be generated");
             return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
         }
-        let stop = StopRule { tokens: self.text.stop_tokens.clone(), tokens_max, tokens_min };
+        let stop = StopCriteria {
+            stop_token_ids: self.text.stop_tokens.clone(),
+            max_tokens: tokens_max,
+            min_tokens: tokens_min,
+        };
         let sampling = self.sampling.clone();
         let guide = self.guide.clone();
         let (beams, lookup) = (self.beams.clone(), self.lookup.clone());
@@ -164,7 +168,7 @@ impl Resolved {
             Some(Truncate::To(kept)) => kept,
             Some(Truncate::ToRoom) => {
                 let answer = tokens_max.map_or(1, |most| most.tokens.max(1));
-                target.limits.sequence_tokens_max.saturating_sub(answer).max(1)
+                target.limits.max_model_len.saturating_sub(answer).max(1)
             }
         };
         let excess = prompt.len().saturating_sub(kept as usize);
@@ -182,7 +186,7 @@ fn room(
 ) -> Result<u32, Error> {
     let most = target.limits.tokens_max(width);
     let whose = match width {
-        Some(width) if most < target.limits.sequence_tokens_max => {
+        Some(width) if most < target.limits.max_model_len => {
             format!("the {most} tokens for which {width} beams have room")
         }
         _ => format!("this model's {most} tokens"),

@@ -248,7 +248,7 @@ pub(super) fn submit(
             Ok(stream) => Ok(Submitted { stream, choices, prompt_tokens, scored }),
             Err(error) => {
                 let retry_after: Duration = app.admission().retry_after(Instant::now());
-                Err(Error::from_submit(error, retry_after, limits.waiting_max))
+                Err(Error::from_submit(error, retry_after, limits.max_queue))
             }
         }
     };

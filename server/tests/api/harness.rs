@@ -81,14 +81,14 @@ impl Setup {
     pub(crate) fn start(self) -> Server {
         let metrics = Metrics::new("parrot", "test");
         let config = EngineConfig {
-            batch_tokens_max: 64,
-            chunk_tokens_max: 64,
-            step_time_max: None,
-            sequences_max: 32,
-            waiting_max: self.waiting_max,
-            sequence_tokens_max: self.sequence_tokens_max,
+            max_num_batched_tokens: 64,
+            max_chunk_tokens: 64,
+            max_itl: None,
+            max_num_seqs: 32,
+            max_queue: self.waiting_max,
+            max_model_len: self.sequence_tokens_max,
             prefix_caching: true,
-            cached_tokens_max: None,
+            kv_eviction_tokens: None,
             clock: Clock::simulated(),
         };
         let draft = self.draft.map(|runner| DraftRunner { runner, tokens_max: 400 });
@@ -267,13 +267,13 @@ impl ModelRunner for Parrot {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         self.logits.clear();
-        let rows = batch.rows.iter().flat_map(|row| row.tokens.clone().map(move |place| (row, place)));
-        let mut wanted = batch.wanted().peekable();
+        let rows = batch.sequences.iter().flat_map(|row| row.tokens.clone().map(move |place| (row, place)));
+        let mut wanted = batch.logits_indices().peekable();
         for (row, place) in rows {
             if wanted.next_if_eq(&place).is_none() {
                 continue;
             }
-            let position = (row.past + place - row.tokens.start + 1) as usize;
+            let position = (row.computed_tokens + place - row.tokens.start + 1) as usize;
             let next = self.script[position % self.script.len()];
             self.logits.extend((0..VOCABULARY).map(|token| if token == next { 8.0 } else { 0.0 }));
         }

@@ -4,7 +4,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, Event as Change, FinishReason, Keying, Sampled, Scheduler, SchedulerConfig, SequenceId,
+    Batch, BlockKeyScheme, Event as Change, FinishReason, SampledToken, Scheduler, SchedulerConfig,
+    SequenceId,
 };
 
 use crate::clock::Clock;
@@ -19,7 +20,7 @@ use crate::waker::Waker;
 pub(crate) use drafts::Drafters;
 use drafts::Drafting;
 use guides::Guides;
-use requests::{Live, Requests, index_of, request_of, sequence_of};
+use requests::{Live, Requests};
 use samples::{Outcome, Samples};
 
 mod drafts;
@@ -28,9 +29,6 @@ mod requests;
 mod samples;
 mod sleep;
 mod spilling;
-
-/// A sequence's id is the number of its request, then, in so many bits, its index in the request.
-pub(super) const INDEX_BITS: u32 = 16;
 
 /// All that the engine's thread owns.
 pub(super) struct Core {
@@ -68,7 +66,7 @@ pub(super) struct Links {
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) waker: Waker,
     pub(super) clock: Clock,
-    pub(super) spill: Option<(Spill, Keying)>,
+    pub(super) spill: Option<(Spill, BlockKeyScheme)>,
 }
 
 impl Core {
@@ -80,10 +78,10 @@ impl Core {
     ) -> Self {
         let vocabulary = runner.layout().vocabulary;
         let guides = Guides::new(vocabulary, clock, waker.clone());
-        let drafting = Drafting::new(draft, vocabulary, config.chunk_tokens_max);
+        let drafting = Drafting::new(draft, vocabulary, config.max_chunk_tokens);
         let mut scheduler = Scheduler::new(config);
         let spill = spill.map(|(spill, keying)| {
-            scheduler.tell_evicted(keying);
+            scheduler.enable_spill(keying);
             spill
         });
         Self {
@@ -175,8 +173,8 @@ impl Core {
         self.scheduler.schedule(&mut self.batch);
         self.spill_scheduled(began);
         self.publish(shared);
-        if self.batch.rows.is_empty() {
-            let waits = self.scheduler.is_reading() || self.scheduler.has_suspended();
+        if self.batch.sequences.is_empty() {
+            let waits = self.scheduler.is_restoring() || self.scheduler.has_suspended();
             assert!(
                 waits || self.scheduler.is_idle(),
                 "invariant: if it has work and waits for nothing, it has a row"
@@ -215,7 +213,7 @@ impl Core {
         if self.requests.have_drafters {
             self.drafting.took(&self.report);
         }
-        self.scheduler.took(&self.batch, step_time);
+        self.scheduler.record_step(&self.batch, step_time);
         self.prefill_rate.add(prefill_tokens, step_time);
         self.decode_rate.add(generated_tokens, step_time);
         (self.observer)(&self.report);
@@ -245,14 +243,14 @@ impl Core {
         report.requests_failed += fail(samples, requests, scheduler);
         let weights = self.runner.block_weights();
         if !weights.is_empty() {
-            scheduler.attended(batch, weights);
+            scheduler.record_block_scores(batch, weights);
         }
         changes.clear();
         scheduler.commit(batch, &samples.tokens, changes);
         for change in &*changes {
             if let &Change::Started { sequence, cached_tokens } = change {
                 requests.started(sequence, cached_tokens);
-                if let Some(live) = requests.live.get(&request_of(sequence)) {
+                if let Some(live) = requests.live.get(&sequence.request) {
                     report.prompt_tokens += live.prompt_tokens;
                     report.cached_tokens += cached_tokens;
                     report.queue_times.push(began.saturating_sub(live.submitted));
@@ -261,8 +259,9 @@ impl Core {
         }
         // Before the first token: that is sampled from the end of the prompt. A prompt of one token has no scored row,
         // and is computed in one.
-        let scoring = batch.rows.iter().filter(|row| row.past == 0 || !row.scored.is_empty());
-        scoring.for_each(|row| requests.scored(row.sequence));
+        let scoring =
+            batch.sequences.iter().filter(|row| row.computed_tokens == 0 || !row.scored_tokens.is_empty());
+        scoring.for_each(|row| requests.scored(row.id));
         self.deliver();
     }
 
@@ -271,13 +270,13 @@ impl Core {
         let Self { requests, scheduler, samples, changes, ended, report, .. } = self;
         ended.clear();
         let mut earlier = samples.earlier.drain(..);
-        for (&Sampled { sequence, accepted, token, .. }, outcome) in
+        for (&SampledToken { sequence, accepted_drafts, token, .. }, outcome) in
             samples.tokens.iter().zip(samples.outcomes.drain(..))
         {
-            for (token, logprobs) in earlier.by_ref().take(accepted as usize) {
+            for (token, logprobs) in earlier.by_ref().take(accepted_drafts as usize) {
                 report.generated_tokens += u32::from(requests.token(sequence, token, logprobs));
             }
-            report.accepted_tokens += accepted;
+            report.accepted_tokens += accepted_drafts;
             let Some(token) = token else {
                 report.suspended_sequences += 1;
                 continue;
@@ -317,9 +316,9 @@ impl Core {
 
     /// Fails what was in a batch that could not be computed.
     fn fail_step(&mut self, error: &RunError) {
-        tracing::warn!(rows = self.batch.rows.len(), "{error}");
+        tracing::warn!(rows = self.batch.sequences.len(), "{error}");
         for sequence in self.scheduler.fail(&self.batch) {
-            let number = request_of(sequence);
+            let number = sequence.request;
             let failed =
                 self.requests.fail(number, Failure::Step(error.message.clone()), &mut self.scheduler);
             self.report.requests_failed += u32::from(failed);
@@ -327,13 +326,13 @@ impl Core {
     }
 
     fn count_batch(&mut self) {
-        self.report.rows = self.batch.rows.len() as u32;
+        self.report.rows = self.batch.sequences.len() as u32;
         self.report.batch_tokens = self.batch.tokens.len() as u32;
-        for row in &self.batch.rows {
-            let live = self.requests.live.get(&request_of(row.sequence));
-            let decodes = row.tokens.len() as u32 == 1 + row.drafts
-                && live.is_some_and(|live| live.prompt_tokens <= row.past);
-            self.report.drafted_tokens += row.drafts;
+        for row in &self.batch.sequences {
+            let live = self.requests.live.get(&row.id.request);
+            let decodes = row.tokens.len() as u32 == 1 + row.num_draft_tokens
+                && live.is_some_and(|live| live.prompt_tokens <= row.computed_tokens);
+            self.report.drafted_tokens += row.num_draft_tokens;
             if !decodes {
                 self.report.prefill_tokens += row.tokens.len() as u32;
             }
@@ -369,7 +368,7 @@ fn fail(samples: &mut Samples, requests: &mut Requests, scheduler: &mut Schedule
 
 /// Logits of the wrong number or width are no logits: such a runner is not to be trusted with another step.
 fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
-    let (returned, wanted) = (logits.rows().len(), batch.wanted().count());
+    let (returned, wanted) = (logits.rows().len(), batch.logits_indices().count());
     if returned == wanted {
         return Ok(());
     }

@@ -85,7 +85,7 @@ pub(super) fn ban_others(logits: &mut [f32], allowed: &TokenSet) {
 mod tests {
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
-    use server_scheduler::StopRule;
+    use server_scheduler::StopCriteria;
 
     use super::*;
     use crate::request::Sampling;
@@ -93,7 +93,7 @@ mod tests {
 
     /// What is chosen among `allowed`, and what is if a bias bans the others.
     fn both_ways(logits: &[f32], allowed: &TokenSet, sampling: &Sampling) -> [Result<TokenId, Unsampled>; 2] {
-        let (stop, history) = (StopRule::default(), History::new(&[1, 2, 3], sampling));
+        let (stop, history) = (StopCriteria::default(), History::new(&[1, 2, 3], sampling));
         let others = (0..logits.len() as TokenId).filter(|&token| !allowed.contains(token));
         let bans = others.map(|token| (token, f32::NEG_INFINITY));
         let banning =

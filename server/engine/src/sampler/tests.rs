@@ -7,7 +7,7 @@ use super::*;
 
 fn choose(logits: &[f32], sampling: &Sampling) -> Result<TokenId, Unsampled> {
     let history = History::new(&[], sampling);
-    let stop = StopRule::default();
+    let stop = StopCriteria::default();
     Sampler::new()
         .sample(logits, &Choice { sampling, stop: &stop, history: &history, index: 0, allowed: None })
 }
@@ -32,7 +32,7 @@ fn reference(logits: &[f32], choice: &Choice<'_>, prompt: &[TokenId], output: &[
         if count > 0 {
             *x -= sampling.frequency_penalty * count as f32 + sampling.presence_penalty;
         }
-        if output.len() < stop.tokens_min as usize && stop.tokens.contains(&token) {
+        if output.len() < stop.min_tokens as usize && stop.stop_token_ids.contains(&token) {
             *x = f32::NEG_INFINITY;
         }
     }
@@ -130,7 +130,7 @@ fn agrees_with_a_slow_reference_on_random_logits_and_parameters() {
             (0..rng.random_range(0..count)).map(|_| rng.random_range(0..vocabulary)).collect()
         };
         let (prompt, output, stops) = (tokens(30), tokens(30), tokens(3));
-        let stop = StopRule { tokens: stops, tokens_min: 10, tokens_max: 100 };
+        let stop = StopCriteria { stop_token_ids: stops, min_tokens: 10, max_tokens: 100 };
         let mut history = History::new(&prompt, &sampling);
         output.iter().for_each(|&token| history.push(token));
         let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 2, allowed: None };
@@ -161,7 +161,7 @@ fn draws_by_the_probabilities() {
         // A nucleus of all but nothing takes the other path to the same distribution.
         let top_p = if filtered { 0.999_999 } else { 1.0 };
         let sampling = Sampling { seed: 11, top_p, ..sampling(1.0) };
-        let (mut history, stop) = (History::new(&[], &sampling), StopRule::default());
+        let (mut history, stop) = (History::new(&[], &sampling), StopCriteria::default());
         let (mut sampler, mut counts) = (Sampler::new(), [0f64; 8]);
         for _ in 0..draws {
             let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index, allowed: None };
@@ -250,7 +250,7 @@ fn nothing_but_what_is_not_banned_is_drawn() {
 #[test]
 fn stop_tokens_are_banned_until_there_are_enough_tokens() {
     let sampling = sampling(0.0);
-    let stop = StopRule { tokens: vec![2, 1, 999], tokens_max: 9, tokens_min: 2 };
+    let stop = StopCriteria { stop_token_ids: vec![2, 1, 999], max_tokens: 9, min_tokens: 2 };
     let mut history = History::new(&[], &sampling);
     let mut chosen = Vec::new();
     for _ in 0..4 {
@@ -266,7 +266,7 @@ fn stop_tokens_are_banned_until_there_are_enough_tokens() {
 fn huge_penalties_and_biases_ban_or_force_and_never_panic() {
     let mut history = History::new(&[0], &Sampling { repetition_penalty: 2.0, ..sampling(0.0) });
     history.push(1);
-    let stop = StopRule::default();
+    let stop = StopCriteria::default();
     let check = |sampling: Sampling, expected| {
         for temperature in [0.0, 1.0] {
             let sampling = Sampling { temperature, ..sampling.clone() };
@@ -347,7 +347,7 @@ fn the_least_and_the_greatest_penalties_leave_a_token_to_choose() {
             assert_eq!(sampling.invalid(), None);
             let mut history = History::new(&[1, 2, 3, 500], &sampling);
             history.push(999);
-            let stop = StopRule::default();
+            let stop = StopCriteria::default();
             let choice =
                 Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
             let chosen = Sampler::new().sample(&logits, &choice);

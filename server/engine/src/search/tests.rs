@@ -24,7 +24,7 @@ struct Case {
     seed: u64,
     width: u32,
     beams: Beams,
-    stop: StopRule,
+    stop: StopCriteria,
 }
 
 fn case(seed: u64) -> Case {
@@ -40,7 +40,7 @@ fn case(seed: u64) -> Case {
         end,
         stops: None,
     };
-    let stop = StopRule { tokens: vec![END], tokens_max: rng.random_range(1..9), tokens_min: 0 };
+    let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: rng.random_range(1..9), min_tokens: 0 };
     Case { seed, width, beams, stop }
 }
 
@@ -73,7 +73,7 @@ fn found(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
         }
         assert!(moves.iter().all(|to| to.is_beam == search.has_beam(to.slot)));
     }
-    assert!(steps <= case.stop.tokens_max);
+    assert!(steps <= case.stop.max_tokens);
     let tokens = |found: Found| (found.tokens.into_iter().map(|(token, _)| token).collect(), found.reason);
     search.found().into_iter().map(tokens).collect()
 }
@@ -86,7 +86,7 @@ fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     let judged = |score: f64, length: usize| score / (length.max(1) as f64).powf(f64::from(length_penalty));
     let mut ongoing: Vec<Vec<Text>> = vec![vec![(Vec::new(), 0.0)]; groups as usize];
     let mut ended: Vec<Vec<(Vec<TokenId>, f64, FinishReason)>> = vec![Vec::new(); groups as usize];
-    for length in 1..=case.stop.tokens_max as usize {
+    for length in 1..=case.stop.max_tokens as usize {
         let mut taken: Vec<TokenId> = Vec::new();
         for group in 0..groups as usize {
             if ongoing[group].is_empty() {
@@ -124,7 +124,7 @@ fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
             let is_full = ended[group].len() == size;
             let reach = match end {
                 SearchEnd::Early => f64::NEG_INFINITY,
-                SearchEnd::Never if length_penalty > 0.0 => judged(best.1, case.stop.tokens_max as usize),
+                SearchEnd::Never if length_penalty > 0.0 => judged(best.1, case.stop.max_tokens as usize),
                 _ => judged(best.1, length - 1),
             };
             ongoing[group] = if is_full && worst >= reach { Vec::new() } else { children };
@@ -160,7 +160,7 @@ fn finds_what_the_definition_finds() {
 #[test]
 fn as_wide_as_all_texts_are_it_finds_the_most_probable_one() {
     for seed in 0..50 {
-        let stop = StopRule { tokens: vec![END], tokens_max: 3, tokens_min: 0 };
+        let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 3, min_tokens: 0 };
         let beams = Beams {
             results: 1,
             groups: 1,
@@ -200,7 +200,7 @@ fn a_beam_that_has_no_other_way_leaves_its_slot_to_a_shadow_until_there_are_two_
         end: SearchEnd::Heuristic,
         stops: None,
     };
-    let stop = StopRule { tokens: vec![END], tokens_max: 9, tokens_min: 0 };
+    let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 0 };
     let mut search = Search::new(beams, 2, stop);
     let options = |tokens: &[(TokenId, f32)]| Options {
         candidates: tokens
@@ -254,7 +254,7 @@ fn a_text_can_end_a_beam() {
         end: SearchEnd::Early,
         stops: Some(Arc::new(Run(vec![2, 3]))),
     };
-    let stop = StopRule { tokens: vec![END], tokens_max: 9, tokens_min: 2 };
+    let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 2 };
     let mut search = Search::new(beams, 1, stop);
     for token in [2, 3, 2] {
         search.see(

@@ -29,7 +29,7 @@ async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
             1 => one.beams = Some(one_beam()),
             _ => {}
         }
-        let expected = expected_tokens_with(adapter, &one.prompt, one.stop.tokens_max, VOCABULARY);
+        let expected = expected_tokens_with(adapter, &one.prompt, one.stop.max_tokens, VOCABULARY);
         let stream = handle.submit(one).unwrap();
         tasks.spawn(async move { assert_eq!(tokens(stream).await, expected, "of {which}") });
     }

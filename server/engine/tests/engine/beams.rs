@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
-use server_engine::{Beams, Rejected, Request, Sampling, SearchEnd, StopRule, SubmitError};
+use server_engine::{Beams, Rejection, Request, Sampling, SearchEnd, StopCriteria, SubmitError};
 use tokio::task::JoinSet;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
@@ -30,11 +30,11 @@ fn search(which: u32, rng: &mut StdRng) -> Request {
         ..beams(rng.random_range(1..=width))
     };
     let tokens_max = rng.random_range(1..40);
-    let stop = StopRule {
+    let stop = StopCriteria {
         // Often among the most probable ones.
-        tokens: (0..rng.random_range(0..90)).map(|_| rng.random_range(0..VOCABULARY)).collect(),
-        tokens_max,
-        tokens_min: rng.random_range(0..=tokens_max.min(5)),
+        stop_token_ids: (0..rng.random_range(0..90)).map(|_| rng.random_range(0..VOCABULARY)).collect(),
+        max_tokens: tokens_max,
+        min_tokens: rng.random_range(0..=tokens_max.min(5)),
     };
     let repetition_penalty = if rng.random_bool(0.3) { 1.3 } else { 1.0 };
     let logprobs = rng.random_bool(0.3).then_some(2);
@@ -49,7 +49,7 @@ fn check(outcome: &Outcome, request: &Request) {
     assert!(outcome.cached_tokens.is_some());
     assert_eq!(outcome.tokens.len(), request.results() as usize);
     for (index, tokens) in outcome.tokens.iter().enumerate() {
-        assert!(outcome.reasons[index].is_some() && tokens.len() <= request.stop.tokens_max as usize);
+        assert!(outcome.reasons[index].is_some() && tokens.len() <= request.stop.max_tokens as usize);
         assert!(!outcome.tokens[..index].contains(tokens) || request.beams.as_ref().unwrap().groups > 1);
     }
 }
@@ -117,11 +117,11 @@ async fn a_search_whose_client_leaves_or_whose_step_fails_leaves_nothing_behind(
         gate.arrive();
         gate.pass();
     }
-    assert_eq!(gate.arrive().rows.len(), 3, "a row for each beam");
+    assert_eq!(gate.arrive().sequences.len(), 3, "a row for each beam");
     drop(left);
     let failing = handle.submit(search.clone()).unwrap();
     gate.pass();
-    assert_eq!(gate.arrive().rows.len(), 1, "the prompt of the next");
+    assert_eq!(gate.arrive().sequences.len(), 1, "the prompt of the next");
     gate.pass();
     drop(gate);
     let failed = outcome(failing).await;
@@ -148,7 +148,7 @@ async fn what_has_no_meaning_or_never_fits_is_refused() {
         assert_eq!(refused(4, beams), SubmitError::Invalid { parameter });
     }
     // Two of 400 tokens would, in 100 blocks of 8.
-    let longest = Rejected::TooLong { prompt_tokens: 20, sequence_tokens_max: 33 * 8 };
+    let longest = Rejection::TooLong { prompt_tokens: 20, max_model_len: 33 * 8 };
     assert_eq!(refused(3, beams(1)), SubmitError::Rejected(longest));
     assert_eq!(engine.handle().limits().tokens_max(Some(2)), 400);
 }

@@ -33,7 +33,7 @@ impl ModelRunner for Draft {
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let CacheLayout { vocabulary, .. } = self.layout();
         assert!(batch.tokens.iter().all(|&token| token < vocabulary), "it is asked what it knows");
-        assert!(batch.rows.iter().all(|row| row.drafts == 0 && row.scored.is_empty()));
+        assert!(batch.sequences.iter().all(|row| row.num_draft_tokens == 0 && row.scored_tokens.is_empty()));
         let logits = self.inner.run(batch)?;
         self.logits.clear();
         for row in logits.rows() {

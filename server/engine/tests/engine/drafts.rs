@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::SimCosts;
-use server_engine::{DraftCounts, Event, PromptLookup, Request, Sampling, StepReport, StopRule};
+use server_engine::{DraftCounts, Event, PromptLookup, Request, Sampling, StepReport, StopCriteria};
 use tokio::task::JoinSet;
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
@@ -30,10 +30,10 @@ pub(crate) fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
         presence_penalty: if rng.random_bool(0.3) { 0.4 } else { 0.0 },
         ..base.sampling
     };
-    let stop = StopRule {
-        tokens: if rng.random_bool(0.3) { vec![21] } else { Vec::new() },
-        tokens_max,
-        tokens_min: rng.random_range(0..=tokens_max.min(9)),
+    let stop = StopCriteria {
+        stop_token_ids: if rng.random_bool(0.3) { vec![21] } else { Vec::new() },
+        max_tokens: tokens_max,
+        min_tokens: rng.random_range(0..=tokens_max.min(9)),
     };
     let lookup = PromptLookup {
         ngram_max: rng.random_range(1..12),

@@ -10,7 +10,7 @@ const KEPT: u32 = 64;
 
 fn setup() -> Setup {
     let mut setup = Setup::new(100);
-    setup.engine.cached_tokens_max = Some(KEPT);
+    setup.engine.kv_eviction_tokens = Some(KEPT);
     setup
 }
 
@@ -23,9 +23,12 @@ async fn a_long_sequence_leaves_blocks_and_goes_on_and_a_short_one_is_untouched(
     let (mut all, mut fewest) = (0, u32::MAX);
     for _ in 0..40 {
         let batch = gate.arrive();
-        for row in batch.rows.iter().filter(|row| row.past >= 200) {
-            assert_eq!(row.left % BLOCK_TOKENS, 0, "whole blocks are left");
-            assert_eq!(row.blocks.len() as u32, (row.past + 1 - row.left).div_ceil(BLOCK_TOKENS));
+        for row in batch.sequences.iter().filter(|row| row.computed_tokens >= 200) {
+            assert_eq!(row.evicted_tokens % BLOCK_TOKENS, 0, "whole blocks are left");
+            assert_eq!(
+                row.blocks.len() as u32,
+                (row.computed_tokens + 1 - row.evicted_tokens).div_ceil(BLOCK_TOKENS)
+            );
             all = all.max(row.blocks.len() as u32);
             fewest = fewest.min(row.blocks.len() as u32);
         }
@@ -57,13 +60,13 @@ async fn what_follows_left_blocks_is_not_found_by_others() {
 #[test]
 fn fewer_than_four_blocks_are_too_few() {
     let mut setup = setup();
-    setup.engine.cached_tokens_max = Some(4 * BLOCK_TOKENS - 1);
+    setup.engine.kv_eviction_tokens = Some(4 * BLOCK_TOKENS - 1);
     let started = Engine::start(setup.engine.clone(), Box::new(setup.runner()), Box::new(|_| {}));
     assert!(
         started
             .err()
             .unwrap()
             .to_string()
-            .contains("cached_tokens_max is too small: it is to be 32 at least")
+            .contains("kv_eviction_tokens is too small: it is to be 32 at least")
     );
 }

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
-use server_engine::{Engine, EngineState, Failure, Rejected, Request, Sampling, SubmitError};
+use server_engine::{Engine, EngineState, Failure, Rejection, Request, Sampling, SubmitError};
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
@@ -17,7 +17,7 @@ fn with_fault(step: u64, kind: SimFaultKind) -> Setup {
 async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
     for failing in 0..8 {
         let mut setup = with_fault(failing, SimFaultKind::Step);
-        setup.engine.sequences_max = 4;
+        setup.engine.max_num_seqs = 4;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
         // Three chunks, and a second prompt that shares them; more than can run at once.
@@ -32,13 +32,13 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
         let streams = requests.clone().map(|request| handle.submit(request).unwrap());
         let mut rows = 0;
         for _ in 0..=failing {
-            rows = gate.arrive().rows.len();
+            rows = gate.arrive().sequences.len();
             gate.pass();
         }
         drop(gate);
         let mut failed = 0;
         for (request, stream) in requests.into_iter().zip(streams) {
-            let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
+            let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
             let outcome = outcome(stream).await;
             match &outcome.failure {
                 None => assert_eq!(outcome.tokens, vec![expected; request.sequences as usize]),
@@ -99,7 +99,7 @@ async fn a_dead_runner_fails_everything_and_says_so() {
         (SimFaultKind::Panic, "a simulated panic"),
     ] {
         let mut setup = with_fault(4, kind);
-        setup.engine.sequences_max = 2;
+        setup.engine.max_num_seqs = 2;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
         let streams: Vec<_> =
@@ -122,7 +122,7 @@ async fn a_dead_runner_fails_everything_and_says_so() {
 #[tokio::test]
 async fn draining_finishes_what_there_is_and_takes_nothing_more() {
     let mut setup = Setup::new(100);
-    setup.engine.sequences_max = 2;
+    setup.engine.max_num_seqs = 2;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let streams: Vec<_> =
@@ -167,8 +167,8 @@ async fn dropping_the_engine_fails_what_is_unfinished() {
 #[tokio::test]
 async fn a_full_queue_refuses_at_once() {
     let mut setup = Setup::new(100);
-    setup.engine.sequences_max = 1;
-    setup.engine.waiting_max = 3;
+    setup.engine.max_num_seqs = 1;
+    setup.engine.max_queue = 3;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let mut streams = vec![handle.submit(request(&[1, 2, 3], 4)).unwrap()];
@@ -182,7 +182,7 @@ async fn a_full_queue_refuses_at_once() {
     }
     for _ in 0..2 {
         let refused = handle.submit(request(&[1, 2, 3], 4)).unwrap_err();
-        assert_eq!(refused, SubmitError::Rejected(Rejected::QueueFull));
+        assert_eq!(refused, SubmitError::Rejected(Rejection::QueueFull));
     }
     gate.pass();
     drop(gate);
@@ -196,7 +196,7 @@ async fn a_full_queue_refuses_at_once() {
 #[tokio::test]
 async fn what_can_never_be_served_is_refused_by_name() {
     let mut setup = Setup::new(10);
-    setup.engine.sequences_max = 4;
+    setup.engine.max_num_seqs = 4;
     let engine = setup.start();
     let handle = engine.handle();
     let check = |request: Request, expected: SubmitError, message: &str| {
@@ -204,11 +204,11 @@ async fn what_can_never_be_served_is_refused_by_name() {
         assert_eq!(refused, expected);
         assert!(refused.to_string().contains(message), "{refused}");
     };
-    check(request(&[], 5), SubmitError::Rejected(Rejected::EmptyPrompt), "empty");
-    let too_long = |prompt_tokens| Rejected::TooLong { prompt_tokens, sequence_tokens_max: 80 };
+    check(request(&[], 5), SubmitError::Rejected(Rejection::EmptyPrompt), "empty");
+    let too_long = |prompt_tokens| Rejection::TooLong { prompt_tokens, max_model_len: 80 };
     check(request(&[1; 79], 2), SubmitError::Rejected(too_long(79)), "80");
     check(request(&[1; 3], u32::MAX), SubmitError::Rejected(too_long(3)), "3 tokens");
-    let many = Rejected::TooManySequences { sequences: 5, sequences_max: 4 };
+    let many = Rejection::TooManySequences { num_sequences: 5, max_num_seqs: 4 };
     let five = Request { sequences: 5, ..request(&[1], 1) };
     check(five, SubmitError::Rejected(many), "5 sequences");
     let none = Request { sequences: 0, ..request(&[1], 1) };
@@ -236,11 +236,11 @@ fn an_engine_that_could_compute_nothing_does_not_start() {
     };
     let message = |text: &str| Some(text.to_owned());
     let least = |what, min| Some(format!("{what} is too small: it is to be {min} at least"));
-    assert_eq!(start(|setup| setup.engine.batch_tokens_max = 0), least("batch_tokens_max", 1));
-    assert_eq!(start(|setup| setup.engine.sequences_max = 0), least("sequences_max", 1));
-    assert_eq!(start(|setup| setup.engine.waiting_max = 0), least("waiting_max", 1));
-    assert_eq!(start(|setup| setup.engine.sequence_tokens_max = 1), least("sequence_tokens_max", 2));
-    let many = "waiting_max is greater than 1048576";
-    assert_eq!(start(|setup| setup.engine.waiting_max = u32::MAX), message(many));
+    assert_eq!(start(|setup| setup.engine.max_num_batched_tokens = 0), least("max_num_batched_tokens", 1));
+    assert_eq!(start(|setup| setup.engine.max_num_seqs = 0), least("max_num_seqs", 1));
+    assert_eq!(start(|setup| setup.engine.max_queue = 0), least("max_queue", 1));
+    assert_eq!(start(|setup| setup.engine.max_model_len = 1), least("max_model_len", 2));
+    let many = "max_queue is greater than 1048576";
+    assert_eq!(start(|setup| setup.engine.max_queue = u32::MAX), message(many));
     assert_eq!(start(|_| {}), None);
 }

@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
     Beams, Event, Failure, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling,
-    SearchEnd, StopRule, TokenId, TokenSet,
+    SearchEnd, StopCriteria, TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
@@ -159,12 +159,12 @@ pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form
     } else {
         sampled(&tokens, tokens_max, u64::from(which))
     };
-    let stop = StopRule {
-        tokens: (0..rng.random_range(0..3)).map(|_| rng.random_range(0..VOCABULARY)).collect(),
-        tokens_max,
-        tokens_min: rng.random_range(0..=tokens_max.min(5)),
+    let stop = StopCriteria {
+        stop_token_ids: (0..rng.random_range(0..3)).map(|_| rng.random_range(0..VOCABULARY)).collect(),
+        max_tokens: tokens_max,
+        min_tokens: rng.random_range(0..=tokens_max.min(5)),
     };
-    let form = Form::new(u64::from(which), rng.random_range(1..40)).without(&stop.tokens);
+    let form = Form::new(u64::from(which), rng.random_range(1..40)).without(&stop.stop_token_ids);
     let form = (!which.is_multiple_of(4)).then_some(form);
     let logprobs = rng.random_bool(0.3).then_some(2);
     let sequences = rng.random_range(1..4);
@@ -246,9 +246,9 @@ async fn a_form_that_is_complete_ends_the_sequence_with_its_last_token() {
     let stops: Vec<TokenId> = Vec::new();
     // Also if it has as many tokens as it may then, or is to have more.
     for stop in [
-        StopRule { tokens: stops.clone(), tokens_max: 50, tokens_min: 0 },
-        StopRule { tokens: stops.clone(), tokens_max: 6, tokens_min: 0 },
-        StopRule { tokens: stops, tokens_max: 50, tokens_min: 20 },
+        StopCriteria { stop_token_ids: stops.clone(), max_tokens: 50, min_tokens: 0 },
+        StopCriteria { stop_token_ids: stops.clone(), max_tokens: 6, min_tokens: 0 },
+        StopCriteria { stop_token_ids: stops, max_tokens: 50, min_tokens: 20 },
     ] {
         let outcome = outcome(engine.handle().submit(Request { stop, ..base.clone() }).unwrap()).await;
         assert_eq!((outcome.tokens[0].len(), outcome.reasons[0]), (6, Some(FinishReason::Stop)));
@@ -262,14 +262,14 @@ async fn stop_tokens_come_only_where_the_form_may_end() {
     let engine = Setup::new(100).start();
     // Every token stops, so that none is left for the form, which may end at the beginning.
     let form = Form::new(9, 30);
-    let stop = StopRule { tokens: (0..VOCABULARY).collect(), tokens_max: 50, tokens_min: 0 };
+    let stop = StopCriteria { stop_token_ids: (0..VOCABULARY).collect(), max_tokens: 50, min_tokens: 0 };
     let base = sampled(&prompt(2, 10), 50, 4);
     let all = Request { guide: form.guide(), stop, ..base.clone() };
     let first = outcome(engine.handle().submit(all).unwrap()).await;
     assert_eq!((first.tokens, first.reasons), (vec![Vec::new()], vec![Some(FinishReason::Stop)]));
     let mut lengths = Vec::new();
     for seed in 0..40 {
-        let stop = StopRule { tokens: vec![17], tokens_max: 50, tokens_min: 4 };
+        let stop = StopCriteria { stop_token_ids: vec![17], max_tokens: 50, min_tokens: 4 };
         let sampling = Sampling { bias: vec![(17, 1000.0)], seed, ..base.sampling.clone() };
         let form = Form::new(seed, 30).without(&[17]);
         let request = Request { guide: form.guide(), stop, sampling, ..base.clone() };

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::expected_tokens;
-use server_engine::{Event, FinishReason, Request, Sampling, StopRule};
+use server_engine::{Event, FinishReason, Request, Sampling, StopCriteria};
 use tokio::task::JoinSet;
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
@@ -24,8 +24,8 @@ async fn of_200_streams_half_are_dropped_and_the_others_do_not_notice() {
     let mut tasks = JoinSet::new();
     for which in 0..200 {
         let request = one_of_many(which, &mut rng);
-        let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
-        let events_max = (which % 2 == 1).then(|| rng.random_range(0..request.stop.tokens_max + 2));
+        let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
+        let events_max = (which % 2 == 1).then(|| rng.random_range(0..request.stop.max_tokens + 2));
         let mut stream = handle.submit(request).unwrap();
         tasks.spawn(async move {
             match events_max {
@@ -56,8 +56,8 @@ async fn streams_dropped_at_any_step_give_their_blocks_back() {
         let mut streams = Vec::new();
         for which in 0..40 {
             let request = one_of_many(which, &mut rng);
-            let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
-            let dropped = which % 2 == 1 && request.stop.tokens_max > 3;
+            let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
+            let dropped = which % 2 == 1 && request.stop.max_tokens > 3;
             streams.push((which, handle.submit(request).unwrap(), expected, dropped));
         }
         let mut dropped = 0;
@@ -88,15 +88,15 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
     let dropped = handle.submit(Request { sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
     gate.pass();
     for _ in 0..2 {
-        assert!(gate.arrive().rows.len() > 1);
+        assert!(gate.arrive().sequences.len() > 1);
         gate.pass();
     }
     let batch = gate.arrive();
-    assert_eq!(batch.rows.len(), 4, "all three have forked");
+    assert_eq!(batch.sequences.len(), 4, "all three have forked");
     assert_eq!(handle.load().borrow().load.running, 4);
     drop(dropped);
     gate.pass();
-    assert_eq!(gate.arrive().rows.len(), 1);
+    assert_eq!(gate.arrive().sequences.len(), 1);
     let load = handle.load().borrow().load;
     assert_eq!((load.running, load.waiting), (1, 0));
     gate.pass();
@@ -115,12 +115,12 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_not
         gate.arrive();
         gate.pass();
     }
-    assert_eq!(gate.arrive().rows.len(), 3, "all have forked");
+    assert_eq!(gate.arrive().sequences.len(), 3, "all have forked");
     // The step that is held computes a token of it, which nobody gets to see.
     stream.abort(1);
     stream.abort(1);
     gate.pass();
-    assert_eq!(gate.arrive().rows.len(), 2);
+    assert_eq!(gate.arrive().sequences.len(), 2);
     assert_eq!(handle.load().borrow().load.running, 2);
     gate.pass();
     drop(gate);
@@ -142,7 +142,7 @@ async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
         let mut streams = Vec::new();
         for which in 0..12 {
             let request = Request { sequences: rng.random_range(1..5), ..one_of_many(which, &mut rng) };
-            let expected = expected_tokens(&request.prompt, request.stop.tokens_max, VOCABULARY);
+            let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
             let aborted = vec![false; request.sequences as usize];
             streams.push((handle.submit(request).unwrap(), expected, aborted));
         }
@@ -172,8 +172,8 @@ async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
 #[tokio::test]
 async fn a_request_whose_sequences_are_all_aborted_is_gone() {
     let mut setup = Setup::new(100);
-    setup.engine.sequences_max = 1;
-    setup.engine.waiting_max = 2;
+    setup.engine.max_num_seqs = 1;
+    setup.engine.max_queue = 2;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
@@ -193,8 +193,8 @@ async fn a_request_whose_sequences_are_all_aborted_is_gone() {
 #[tokio::test]
 async fn a_dropped_request_gives_its_place_in_the_queue_back() {
     let mut setup = Setup::new(100);
-    setup.engine.sequences_max = 1;
-    setup.engine.waiting_max = 2;
+    setup.engine.max_num_seqs = 1;
+    setup.engine.max_queue = 2;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
@@ -321,7 +321,7 @@ async fn stop_tokens_end_a_sequence_but_not_too_early() {
     let handle = engine.handle();
     let free = expected_tokens(&prompt(5, 10), 20, VOCABULARY);
     let with_stop = |tokens_min| Request {
-        stop: StopRule { tokens: vec![free[6]], tokens_max: 20, tokens_min },
+        stop: StopCriteria { stop_token_ids: vec![free[6]], max_tokens: 20, min_tokens: tokens_min },
         ..request(&prompt(5, 10), 20)
     };
     assert_eq!(free.iter().position(|&token| token == free[6]), Some(6), "the test has no meaning otherwise");

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use server_engine::sim::{SimConfig, SimCosts, SimRunner};
 use server_engine::{
     CacheLayout, Clock, Engine, EngineConfig, EngineHandle, EngineState, Event, Failure, FinishReason,
-    Logits, ModelRunner, Request, RunError, Sampling, StepReport, StopRule, TokenId, TokenStream,
+    Logits, ModelRunner, Request, RunError, Sampling, StepReport, StopCriteria, TokenId, TokenStream,
 };
 use server_scheduler::Batch;
 
@@ -31,14 +31,14 @@ impl Setup {
                 faults: Vec::new(),
             },
             engine: EngineConfig {
-                batch_tokens_max: 64,
-                chunk_tokens_max: 64,
-                step_time_max: None,
-                sequences_max: 32,
-                waiting_max: 1000,
-                sequence_tokens_max: 100_000,
+                max_num_batched_tokens: 64,
+                max_chunk_tokens: 64,
+                max_itl: None,
+                max_num_seqs: 32,
+                max_queue: 1000,
+                max_model_len: 100_000,
                 prefix_caching: true,
-                cached_tokens_max: None,
+                kv_eviction_tokens: None,
                 clock,
             },
             adapters: 0,
@@ -132,7 +132,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         lookup: None,
         draft: None,
         sampling: Sampling::greedy(),
-        stop: StopRule { tokens: Vec::new(), tokens_max, tokens_min: 0 },
+        stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: tokens_max, min_tokens: 0 },
         guide: None,
         salt: 0,
         adapter: 0,

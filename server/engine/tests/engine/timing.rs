@@ -18,14 +18,14 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
     let chunk = 256;
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.batch_tokens_max = 2 * chunk;
-    setup.engine.chunk_tokens_max = chunk;
+    setup.engine.max_num_batched_tokens = 2 * chunk;
+    setup.engine.max_chunk_tokens = chunk;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let streams: Vec<_> =
         (0..8).map(|which| handle.submit(request(&prompt(which, 8), 100)).unwrap()).collect();
     let mut batch = gate.arrive();
-    while batch.rows.len() < 8 || batch.tokens.len() != 8 {
+    while batch.sequences.len() < 8 || batch.tokens.len() != 8 {
         gate.pass();
         batch = gate.arrive();
     }
@@ -55,18 +55,18 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
 
 #[tokio::test]
 async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_steps_may_take() {
-    let step_time_max = Duration::from_millis(20);
+    let max_itl = Duration::from_millis(20);
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.batch_tokens_max = 512;
-    setup.engine.chunk_tokens_max = 128;
-    setup.engine.step_time_max = Some(step_time_max);
+    setup.engine.max_num_batched_tokens = 512;
+    setup.engine.max_chunk_tokens = 128;
+    setup.engine.max_itl = Some(max_itl);
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let streams: Vec<_> =
         (0..8).map(|which| handle.submit(request(&prompt(which, 8), 200)).unwrap()).collect();
     let mut batch = gate.arrive();
-    while batch.rows.len() < 8 || batch.tokens.len() != 8 {
+    while batch.sequences.len() < 8 || batch.tokens.len() != 8 {
         gate.pass();
         batch = gate.arrive();
     }
@@ -88,10 +88,10 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_ste
     let (first, others) = chunks.split_at(24);
     assert!(first.iter().all(|report| report.prefill_tokens <= 128), "{first:?}");
     let (last, others) = others.split_last().unwrap();
-    assert!(last.step_time < step_time_max.mul_f32(1.05), "{last:?}");
+    assert!(last.step_time < max_itl.mul_f32(1.05), "{last:?}");
     for report in others {
-        assert!(report.step_time < step_time_max.mul_f32(1.05), "{report:?}");
-        assert!(report.step_time > step_time_max.mul_f32(0.7), "{report:?}");
+        assert!(report.step_time < max_itl.mul_f32(1.05), "{report:?}");
+        assert!(report.step_time > max_itl.mul_f32(0.7), "{report:?}");
     }
 }
 
@@ -99,7 +99,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_ste
 async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_step() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.sequences_max = 4;
+    setup.engine.max_num_seqs = 4;
     let clock = setup.engine.clock.clone();
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
@@ -138,7 +138,7 @@ async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_s
 async fn reports_and_rates_are_in_the_engines_time() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.sequences_max = 1;
+    setup.engine.max_num_seqs = 1;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let first = handle.submit(request(&prompt(1, 8), 3)).unwrap();

@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{Choice, Guide as _, GuideState, History, Progress, Sampler, Sampling, TokenSet};
 use server_guidance::{Compiler, Form, Guide, Vocabulary};
-use server_scheduler::StopRule;
+use server_scheduler::StopCriteria;
 
 /// The special tokens, with ids from 256.
 pub(crate) const SPECIAL: [&str; 14] = [
@@ -124,7 +124,7 @@ pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> SampledText {
         })
         .collect();
     let sampling = Sampling { temperature: 1.0, seed, ..Sampling::greedy() };
-    let (stop, mut history) = (StopRule::default(), History::new(&[], &sampling));
+    let (stop, mut history) = (StopCriteria::default(), History::new(&[], &sampling));
     let mut sampler = Sampler::new();
     let mut state = guide.start().unwrap();
     let mut allowed = TokenSet::new(vocabulary.len() as u32);

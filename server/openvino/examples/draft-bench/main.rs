@@ -14,7 +14,7 @@ use server_engine::ModelRunner;
 use server_gguf::GgufFile;
 use server_gguf::write::GgufWriter;
 use server_openvino::{Attention, Config, OpenVinoRunner, Unpack, Weights, load_pair};
-use server_scheduler::{Batch, BlockId, Row, SequenceId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 /// Measures and prints, as JSON.
 #[derive(Debug, Parser)]
@@ -142,16 +142,16 @@ impl Step {
             batch.tokens.extend((past..past + count).map(|place| 100 + (row * 31 + place * 7) % 400));
             let held = (past + count).div_ceil(self.block_tokens);
             batch.blocks.extend((0..held).map(|block| BlockId(row * self.blocks + block)));
-            batch.samples.push(SequenceId(row.into()));
-            batch.rows.push(Row {
-                sequence: SequenceId(row.into()),
-                past,
+            batch.samples.push(SequenceId::new(row.into(), 0));
+            batch.sequences.push(ScheduledSequence {
+                id: SequenceId::new(row.into(), 0),
+                computed_tokens: past,
                 tokens: tokens..tokens + count,
                 blocks: blocks..blocks + held,
                 samples: batch.samples.len() as u32 - 1..batch.samples.len() as u32,
-                scored: 0..0,
-                drafts,
-                left: 0,
+                scored_tokens: 0..0,
+                num_draft_tokens: drafts,
+                evicted_tokens: 0,
                 adapter: 0,
             });
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use server_engine::{ModelRunner, SchedulerConfig};
-use server_scheduler::{Batch, NewRequest, Sampled, Scheduler, SequenceId, StopRule};
+use server_scheduler::{Batch, NewRequest, SampledToken, Scheduler, StopCriteria};
 
 use crate::scenario::{Generate, Work};
 use crate::{Args, Runner};
@@ -45,7 +45,7 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
             }
         }
         scheduler.schedule(&mut batch);
-        if batch.rows.is_empty() {
+        if batch.sequences.is_empty() {
             return Ok((steps, produced.iter().sum()));
         }
         let started = Instant::now();
@@ -54,8 +54,8 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
         sampled.clear();
         for id in &batch.samples {
             // Which token does not matter, but it must not be the same everywhere.
-            let index = id.0 as usize;
-            sampled.push(Sampled::new(*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
+            let index = id.request as usize;
+            sampled.push(SampledToken::new(*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
             produced[index] += 1;
         }
         scheduler.commit(&batch, &sampled, &mut events);
@@ -64,8 +64,8 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
 }
 
 fn submit(scheduler: &mut Scheduler, index: usize, work: &Work) -> anyhow::Result<()> {
-    let stop = StopRule { tokens: Vec::new(), tokens_max: work.max_tokens, tokens_min: 0 };
-    let request = NewRequest::new(vec![SequenceId(index as u64)], work.prompt.clone(), stop);
+    let stop = StopCriteria { stop_token_ids: Vec::new(), max_tokens: work.max_tokens, min_tokens: 0 };
+    let request = NewRequest::new(index as u64, 1, work.prompt.clone(), stop);
     scheduler
         .submit(request)
         .map_err(|rejected| anyhow::anyhow!("request {index} was rejected: {rejected:?}"))
@@ -76,14 +76,14 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
     SchedulerConfig {
         block_tokens: layout.block_tokens,
         blocks_total: layout.blocks_total,
-        batch_tokens_max: args.max_batched_tokens,
-        chunk_tokens_max: args.max_chunk_tokens,
+        max_num_batched_tokens: args.max_batched_tokens,
+        max_chunk_tokens: args.max_chunk_tokens,
         // The floor is stepped over batches that do not depend on time.
-        step_time_max: None,
-        sequences_max: args.max_num_seqs,
-        waiting_max: 4096,
-        sequence_tokens_max: layout.block_tokens * (layout.blocks_total - 1),
+        max_itl: None,
+        max_num_seqs: args.max_num_seqs,
+        max_queue: 4096,
+        max_model_len: layout.block_tokens * (layout.blocks_total - 1),
         prefix_caching: !args.no_prefix_caching,
-        sequence_blocks_max: None,
+        kv_eviction_tokens: None,
     }
 }

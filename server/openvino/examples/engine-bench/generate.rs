@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use server_engine::{
-    Engine, EngineHandle, Event, FinishReason, Request, Sampling, StopRule, TokenLogprob, TokenLogprobs,
+    Engine, EngineHandle, Event, FinishReason, Request, Sampling, StopCriteria, TokenLogprob, TokenLogprobs,
     TokenStream,
 };
 
@@ -101,10 +101,10 @@ fn request(args: &Args, work: &Work) -> Request {
         lookup: None,
         draft: None,
         sampling: Sampling { logprobs: work.logprobs, ..Sampling::greedy() },
-        stop: StopRule {
-            tokens: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },
-            tokens_max: work.max_tokens,
-            tokens_min: 0,
+        stop: StopCriteria {
+            stop_token_ids: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },
+            max_tokens: work.max_tokens,
+            min_tokens: 0,
         },
         guide: None,
         salt: 0,

@@ -178,14 +178,14 @@ impl Args {
     /// The scheduler's limits over this runner's cache.
     fn engine_config(&self) -> server_engine::EngineConfig {
         server_engine::EngineConfig {
-            batch_tokens_max: self.max_batched_tokens,
-            chunk_tokens_max: self.max_chunk_tokens,
-            step_time_max: self.max_itl_ms.map(std::time::Duration::from_millis),
-            sequences_max: self.max_num_seqs,
-            waiting_max: 4096,
-            sequence_tokens_max: u32::MAX,
+            max_num_batched_tokens: self.max_batched_tokens,
+            max_chunk_tokens: self.max_chunk_tokens,
+            max_itl: self.max_itl_ms.map(std::time::Duration::from_millis),
+            max_num_seqs: self.max_num_seqs,
+            max_queue: 4096,
+            max_model_len: u32::MAX,
             prefix_caching: !self.no_prefix_caching,
-            cached_tokens_max: self.kv_eviction_tokens,
+            kv_eviction_tokens: self.kv_eviction_tokens,
             clock: server_engine::Clock::real(),
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use server_engine::ModelRunner;
-use server_scheduler::{Batch, BlockId, Row, SequenceId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 use crate::Runner;
 use crate::scenario::Score;
@@ -51,15 +51,15 @@ fn each_position(
         batch.tokens.extend(chunk);
         let blocks = (past + chunk.len()).div_ceil(block_tokens) as u32;
         batch.blocks.extend((0..blocks).map(BlockId));
-        batch.rows.push(Row {
-            sequence: SequenceId(0),
-            past: past as u32,
+        batch.sequences.push(ScheduledSequence {
+            id: SequenceId::new(0, 0),
+            computed_tokens: past as u32,
             tokens: 0..chunk.len() as u32,
             blocks: 0..blocks,
             samples: 0..0,
-            scored: 0..0,
-            drafts: 0,
-            left: 0,
+            scored_tokens: 0..0,
+            num_draft_tokens: 0,
+            evicted_tokens: 0,
             adapter: 0,
         });
         let logits = runner.score(&batch, &wanted[..chunk.len()])?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use server_engine::ModelRunner;
-use server_scheduler::{Batch, BlockId, Row, SequenceId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 use crate::Error;
 use crate::cache::CachePorts;
@@ -37,20 +37,20 @@ pub(super) fn logits(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Ve
     for count in STEPS {
         let tokens = (past..past + count).map(|token| (token * 7919 + 13) % vocabulary).collect();
         past += count;
-        let sequence = SequenceId(0);
+        let sequence = SequenceId::new(0, 0);
         let batch = Batch {
             tokens,
             blocks: (0..past.div_ceil(layout.block_tokens)).map(BlockId).collect(),
             samples: vec![sequence],
-            rows: vec![Row {
-                sequence,
-                past: past - count,
+            sequences: vec![ScheduledSequence {
+                id: sequence,
+                computed_tokens: past - count,
                 tokens: 0..count,
                 blocks: 0..past.div_ceil(layout.block_tokens),
                 samples: 0..1,
-                scored: 0..0,
-                drafts: 0,
-                left: 0,
+                scored_tokens: 0..0,
+                num_draft_tokens: 0,
+                evicted_tokens: 0,
                 adapter: 0,
             }],
             ..Batch::default()

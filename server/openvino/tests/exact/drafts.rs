@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 
 use server_engine::{
     Clock, DraftRule, DraftRunner, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling,
-    StepReport, StopRule, TokenId,
+    StepReport, StopCriteria, TokenId,
 };
 use server_gguf::TensorType;
 use server_openvino::{Form, load_pair};
@@ -17,14 +17,14 @@ const TOKENS: u32 = 70;
 
 fn engine_config() -> EngineConfig {
     EngineConfig {
-        batch_tokens_max: 64,
-        chunk_tokens_max: 24,
-        sequences_max: 8,
-        waiting_max: 64,
-        sequence_tokens_max: 256,
+        max_num_batched_tokens: 64,
+        max_chunk_tokens: 24,
+        max_num_seqs: 8,
+        max_queue: 64,
+        max_model_len: 256,
         prefix_caching: true,
-        cached_tokens_max: None,
-        step_time_max: None,
+        kv_eviction_tokens: None,
+        max_itl: None,
         // Time stands still: every guess is worth it, whatever a model costs.
         clock: Clock::simulated(),
     }
@@ -64,7 +64,7 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
                 lookup: None,
                 draft: Some(DraftRule { tokens_max: 4, probability_min: 0.0 }),
                 sampling: sampling.clone(),
-                stop: StopRule { tokens: Vec::new(), tokens_max: TOKENS, tokens_min: 0 },
+                stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: TOKENS, min_tokens: 0 },
                 guide: None,
                 salt: 0,
                 adapter: 0,

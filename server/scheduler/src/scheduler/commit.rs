@@ -1,64 +1,67 @@
-//! What a step changed: tokens computed, blocks worth keeping, tokens sampled, sequences ended.
+//! Applies the results of a step: computed tokens, blocks to cache, sampled tokens and finished sequences.
 
-use super::{Entry, Scheduler};
-use crate::block_pool::{After, Content, Registered, Serial};
-use crate::{Batch, Event, Sampled, SequenceId, TokenId};
+use super::{QueueEntry, Scheduler};
+use crate::batch::Batch;
+use crate::block::TokenId;
+use crate::block_pool::RegisterResult;
+use crate::request::{Event, SampledToken, SequenceId};
+use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Takes in a batch that was computed, with what was sampled, in the order of [`Batch::samples`]. Adds
-    /// what happened to `events`. What was aborted meanwhile is skipped; any token will do for it.
+    /// Applies a batch that was computed and the tokens that were sampled, in the order of [`Batch::samples`]. Appends what
+    /// happened to `events`. The tokens of sequences that were aborted meanwhile are ignored.
     ///
     /// # Panics
-    /// If `batch` is not the last one scheduled, `sampled` is not of its `samples`, or a sequence goes on from one that
-    /// is not of its request and in step with it, has been aborted, or does not go on from its own tokens itself, or more
-    /// drafts are accepted than a row has.
-    pub fn commit(&mut self, batch: &Batch, sampled: &[Sampled], events: &mut Vec<Event>) {
-        assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
+    /// If `batch` is not the one in flight, `sampled` does not match its `samples`, more drafts are accepted than a sequence
+    /// has, or the parent of a sequence is not a member of its lockstep group that continues its own tokens.
+    pub fn commit(&mut self, batch: &Batch, sampled: &[SampledToken], events: &mut Vec<Event>) {
+        assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
         let expected = batch.samples.iter().copied();
-        assert!(sampled.iter().map(|sample| sample.sequence).eq(expected), "each sample has a token");
-        for (index, row) in batch.rows.iter().enumerate() {
+        assert!(sampled.iter().map(|sample| sample.sequence).eq(expected), "each sample must have a token");
+        for (index, scheduled) in batch.sequences.iter().enumerate() {
             let Some(slot) = self.in_flight[index].take() else { continue };
-            let accepted = match sampled.get(row.samples.start as usize) {
-                Some(sampled) if row.drafts > 0 => {
-                    &batch.tokens[batch.row_drafts(row)][..sampled.accepted as usize]
+            let accepted = match sampled.get(scheduled.samples.start as usize) {
+                Some(sampled) if scheduled.num_draft_tokens > 0 => {
+                    &batch.tokens[batch.drafts_of(scheduled)][..sampled.accepted_drafts as usize]
                 }
                 _ => &[],
             };
-            self.advance(slot, row.tokens.len() as u32 - row.drafts, accepted, events);
-            if !row.samples.is_empty() {
+            let num_tokens = scheduled.tokens.len() as u32 - scheduled.num_draft_tokens;
+            self.advance(slot, num_tokens, accepted, events);
+            if !scheduled.samples.is_empty() {
                 self.fork_siblings(slot);
             }
         }
         self.in_flight.clear();
-        self.take_tokens(sampled, events);
+        self.append_sampled(sampled, events);
     }
 
-    /// Gives suspended sequences the tokens that were sampled after what they computed, and lets them take part in steps
-    /// again. Adds what happened to `events`. A sequence that was aborted meanwhile is skipped.
+    /// Continues suspended sequences with the tokens that were sampled for them. Appends what happened to `events`. The
+    /// tokens of sequences that were aborted meanwhile are ignored.
     ///
     /// # Panics
-    /// If a batch is in flight, a sequence is not suspended, drafts are accepted, or a sequence continues from one that is
-    /// not of its request, in step with it and resumed in the same call.
-    pub fn resume(&mut self, sampled: &[Sampled], events: &mut Vec<Event>) {
-        assert!(self.in_flight.is_empty(), "sequences resume between the steps");
+    /// If a batch is in flight, a sequence is not suspended, drafts are accepted, or the parent of a sequence is not a member
+    /// of its lockstep group that is resumed in the same call.
+    pub fn resume(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
+        assert!(self.in_flight.is_empty(), "sequences resume between steps");
         for sampled in sampled {
-            assert_eq!(sampled.accepted, 0, "a suspended sequence has no drafts");
+            assert_eq!(sampled.accepted_drafts, 0, "a suspended sequence has no drafts");
             if let Some(slot) = self.sequences.slot(sampled.sequence) {
                 let sequence = self.sequences.get_mut(slot);
                 assert!(std::mem::take(&mut sequence.is_suspended), "only suspended sequences resume");
                 self.suspended_sequences -= 1;
             }
         }
-        self.take_tokens(sampled, events);
+        self.append_sampled(sampled, events);
     }
 
-    /// Reassigns the tokens of sequences in step before any token is appended, so that a sequence takes over what the other
-    /// one had computed. Then each sequence takes its token, or is suspended.
-    fn take_tokens(&mut self, sampled: &[Sampled], events: &mut Vec<Event>) {
-        for sampled in sampled.iter().filter(|sampled| sampled.from != sampled.sequence) {
-            self.take_over(sampled.sequence, sampled.from);
+    /// Reassigns the sequences with another parent before any token is appended, so that they continue from what the parent
+    /// had computed. Then appends the token of each sequence, or suspends it.
+    fn append_sampled(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
+        for sampled in sampled.iter().filter(|sampled| sampled.parent != sampled.sequence) {
+            self.reassign(sampled.sequence, sampled.parent);
         }
-        for &Sampled { sequence, token, .. } in sampled {
+        for &SampledToken { sequence, token, .. } in sampled {
             let Some(slot) = self.sequences.slot(sequence) else { continue };
             match token {
                 Some(token) => self.append(slot, token, events),
@@ -70,148 +73,146 @@ impl Scheduler {
         }
     }
 
-    /// Drops all that was in a batch whose computation failed, and returns it. Nothing of what the batch was
-    /// to write is in the prefix cache. What was not in the batch goes on, even if it once shared a prompt
-    /// with what was.
+    /// Removes all sequences of a batch whose computation failed, and returns their ids. Nothing that the batch was to write
+    /// is in the prefix cache. Sequences outside of the batch continue, even if they shared a prompt with removed ones.
     ///
     /// # Panics
-    /// If `batch` is not the last one scheduled.
+    /// If `batch` is not the one in flight.
     pub fn fail(&mut self, batch: &Batch) -> Vec<SequenceId> {
-        assert_eq!(batch.rows.len(), self.in_flight.len(), "the batch is the one in flight");
-        let mut dropped = Vec::new();
+        assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
+        let mut removed = Vec::new();
         for index in 0..self.in_flight.len() {
             if let Some(slot) = self.in_flight[index] {
                 let sequence = self.remove(slot);
-                dropped.push(sequence.id);
-                dropped.extend(sequence.siblings);
+                removed.push(sequence.id);
+                removed.extend(sequence.siblings);
             }
         }
         self.in_flight.clear();
-        dropped
+        removed
     }
 
-    /// `count` more tokens of a sequence are computed, and the drafts that are `accepted`.
-    fn advance(&mut self, slot: u32, count: u32, accepted: &[TokenId], events: &mut Vec<Event>) {
+    /// Marks the next `num_tokens` tokens of a sequence as computed, and appends the `accepted` drafts, which are computed
+    /// as well.
+    fn advance(&mut self, slot: u32, num_tokens: u32, accepted: &[TokenId], events: &mut Vec<Event>) {
         let sequence = self.sequences.get_mut(slot);
-        sequence.row = None;
+        sequence.batch_index = None;
         sequence.tokens.extend_from_slice(accepted);
-        sequence.computed += count + accepted.len() as u32;
-        sequence.unscored.start = sequence.unscored.start.max(sequence.computed).min(sequence.unscored.end);
-        self.uncomputed_tokens -= u64::from(count);
-        if !sequence.started {
-            sequence.started = true;
-            let cached_tokens = sequence.cached_tokens.expect("invariant: what has a row was admitted");
+        let computed_tokens = &mut sequence.residency.computed_tokens;
+        *computed_tokens += num_tokens + accepted.len() as u32;
+        sequence.unscored.start = sequence.unscored.start.max(*computed_tokens).min(sequence.unscored.end);
+        self.uncomputed_tokens -= u64::from(num_tokens);
+        if !sequence.is_started {
+            sequence.is_started = true;
+            let cached_tokens = sequence.cached_tokens.expect("invariant: a scheduled sequence was admitted");
             events.push(Event::Started { sequence: sequence.id, cached_tokens });
         }
-        if self.config.prefix_caching && self.sequences.get(slot).left == 0 {
+        if self.config.prefix_caching && self.sequences.get(slot).residency.evicted_tokens == 0 {
             self.cache_full_blocks(slot);
         }
-        if let Some(blocks_max) = self.config.sequence_blocks_max {
-            self.leave_blocks(slot, blocks_max);
+        if let Some(blocks_max) = self.config.kv_eviction_blocks() {
+            self.evict_low_scores(slot, blocks_max);
         }
     }
 
-    /// Has a sequence that generates leave the full blocks that it attended to least, if it has more than it may.
+    /// Evicts the full blocks with the lowest scores of a generating sequence that has more than `blocks_max`.
     ///
-    /// What is in the prefix cache is there with all that it follows. So blocks of its own are taken out of it first, from the
-    /// last on, up to one that others hold or follow: those before stay.
-    fn leave_blocks(&mut self, slot: u32, blocks_max: u32) {
+    /// A cached block must follow cached blocks. So the sequence's blocks are removed from the prefix cache first, from the
+    /// last one up to a block that is shared or has cached children. The remaining cached blocks are not evicted.
+    fn evict_low_scores(&mut self, slot: u32, blocks_max: u32) {
         let block_tokens = self.config.block_tokens;
-        let sequence = self.sequences.get_mut(slot);
-        let full = (sequence.cached() / block_tokens) as usize;
-        if full <= blocks_max as usize || sequence.in_step || sequence.computed < sequence.prompt_tokens {
+        let Sequence { group, prefix, residency, .. } = self.sequences.get_mut(slot);
+        let full = (residency.resident_tokens() / block_tokens) as usize;
+        let is_generating = residency.computed_tokens >= group.prompt_tokens;
+        if full <= blocks_max as usize || group.lockstep || !is_generating {
             return;
         }
-        if sequence.attended.to_leave(full, 0, blocks_max).is_empty() {
+        if residency.scores.blocks_to_evict(full, 0, blocks_max).is_empty() {
             return;
         }
-        while let Some(last) = sequence.registered.checked_sub(1)
-            && self.pool.unregister(sequence.table[last as usize])
+        while let Some(last) = prefix.registered.checked_sub(1)
+            && self.pool.unregister(residency.block_table[last as usize])
         {
-            sequence.registered = last;
+            prefix.registered = last;
         }
-        let places = sequence.attended.to_leave(full, sequence.registered as usize, blocks_max);
-        sequence.attended.leave(&places);
-        sequence.left += places.len() as u32 * block_tokens;
-        for place in places.into_iter().rev() {
-            self.pool.release(sequence.table.remove(place));
+        let evicted = residency.scores.blocks_to_evict(full, prefix.registered as usize, blocks_max);
+        residency.scores.remove(&evicted);
+        residency.evicted_tokens += evicted.len() as u32 * block_tokens;
+        for index in evicted.into_iter().rev() {
+            self.pool.release(residency.block_table.remove(index));
         }
     }
 
-    /// Puts the full blocks of a sequence into the prefix cache. A block whose content is there already is
-    /// given back and the other taken in its place: half the room, and a chain that is held as one.
+    /// Registers the full blocks of a sequence in the prefix cache. If the content of a block is cached already, the sequence
+    /// uses the cached block and releases its own, which saves memory and keeps prefixes shared.
     fn cache_full_blocks(&mut self, slot: u32) {
         let block_tokens = self.config.block_tokens as usize;
         let sequence = self.sequences.get_mut(slot);
-        let full = sequence.computed / self.config.block_tokens;
-        while sequence.claims.start < sequence.claims.end.min(full) {
-            self.claims.release(sequence.hashes[sequence.claims.start as usize], slot);
-            sequence.claims.start += 1;
+        let full = sequence.residency.computed_tokens / self.config.block_tokens;
+        let prefix = &mut sequence.prefix;
+        while prefix.claims.start < prefix.claims.end.min(full) {
+            self.claims.release(prefix.hashes[prefix.claims.start as usize], slot);
+            prefix.claims.start += 1;
         }
-        while sequence.registered < full {
-            let index = sequence.registered as usize;
-            let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
-            let (after, parent) = match index.checked_sub(1).map(|before| sequence.table[before]) {
-                Some(before) => {
-                    let parent = self.pool.serial(before);
-                    (After::Block(before), parent.expect("invariant: a registered block is cached"))
-                }
-                None => (sequence.origin(), Serial::root(sequence.adapter)),
-            };
-            if sequence.hashes.len() == index {
-                let parent = sequence.hashes.last().copied().unwrap_or(sequence.root);
-                sequence.hashes.push((self.hash)(parent, tokens));
+        while sequence.prefix.registered < full {
+            let index = sequence.prefix.registered as usize;
+            if sequence.prefix.hashes.len() == index {
+                let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
+                let hash = (self.block_hash)(sequence.prefix.last_hash(), tokens);
+                sequence.prefix.hashes.push(hash);
             }
-            let block = sequence.table[index];
-            match self.pool.register(block, after, Content { hash: sequence.hashes[index], parent, tokens }) {
-                Registered::New => {}
-                Registered::Duplicate(present) => {
-                    self.pool.share(present);
+            let block = sequence.residency.block_table[index];
+            let before = &sequence.residency.block_table[..index];
+            let content = sequence.next_content(before, &self.pool);
+            match self.pool.register(block, sequence.prefix.parent(before), content) {
+                RegisterResult::Cached => {}
+                RegisterResult::Duplicate(present) => {
+                    self.pool.acquire(present);
                     self.pool.release(block);
-                    sequence.table[index] = present;
+                    sequence.residency.block_table[index] = present;
                 }
-                // Tried again with the next step: the other may be gone by then.
-                Registered::Collision => return,
+                // The next step tries again: the other block may be evicted by then.
+                RegisterResult::Collision => return,
             }
-            sequence.registered += 1;
+            sequence.prefix.registered += 1;
         }
     }
 
-    /// The prompt is computed: its siblings go on by themselves, in the same blocks.
+    /// Creates sequences of their own for the siblings of a sequence whose prompt is computed. They share its blocks.
     fn fork_siblings(&mut self, slot: u32) {
         let sequence = self.sequences.get_mut(slot);
         let siblings = std::mem::take(&mut sequence.siblings);
-        for (index, id) in (1..).zip(siblings) {
-            let sibling = self.sequences.get(slot).fork(id, index);
-            for &block in &sibling.table {
-                self.pool.share(block);
+        for id in siblings {
+            let sibling = self.sequences.get(slot).fork(id);
+            for &block in &sibling.residency.block_table {
+                self.pool.acquire(block);
             }
-            let rank = sibling.rank;
+            let priority = sibling.priority;
             let slot = self.sequences.insert(sibling);
-            let at = self.running.partition_point(|other| other.rank < rank);
-            self.running.insert(at, Entry { rank, slot });
+            let at = self.running.partition_point(|other| other.priority < priority);
+            self.running.insert(at, QueueEntry { priority, slot });
         }
     }
 
-    /// `id` leaves its own tokens for those of `from`. If it was aborted meanwhile, nothing happens.
-    fn take_over(&mut self, id: SequenceId, from: SequenceId) {
+    /// Replaces the tokens and blocks of the sequence `id` with those of `parent`, unless `id` was aborted meanwhile.
+    fn reassign(&mut self, id: SequenceId, parent: SequenceId) {
         let Some(slot) = self.sequences.slot(id) else { return };
-        let from = self.sequences.slot(from).expect("a sequence goes on from one that is there");
-        let [sequence, from] = self.sequences.pair_mut([slot, from]);
-        // Both are computed to the end, or were preempted while they were suspended.
-        let are_level = sequence.computed == from.computed && sequence.tokens_len() == from.tokens_len();
-        assert!(
-            are_level && sequence.awaits_others() && from.rank.arrival == sequence.rank.arrival,
-            "in step"
-        );
-        assert!(sequence.claims.is_empty(), "invariant: what is computed is claimed no more");
-        for &block in &from.table {
-            self.pool.share(block);
+        let parent = self.sequences.slot(parent).expect("the parent of a sequence must not be aborted");
+        let [sequence, parent] = self.sequences.get_disjoint_mut([slot, parent]);
+        // Both have computed all their tokens, or both were preempted while they were suspended.
+        let are_level = sequence.residency.computed_tokens == parent.residency.computed_tokens
+            && sequence.num_tokens() == parent.num_tokens();
+        let are_in_lockstep =
+            sequence.is_lockstep_member() && parent.priority.arrival == sequence.priority.arrival;
+        assert!(are_level && are_in_lockstep, "the parent of a sequence must be in lockstep with it");
+        assert!(sequence.prefix.claims.is_empty(), "invariant: computed blocks are not claimed");
+        for &block in &parent.residency.block_table {
+            self.pool.acquire(block);
         }
-        for block in sequence.table.drain(..).rev() {
+        for block in sequence.residency.block_table.drain(..).rev() {
             self.pool.release(block);
         }
-        sequence.take_over(from);
+        sequence.reassign(parent);
     }
 
     fn append(&mut self, slot: u32, token: TokenId, events: &mut Vec<Event>) {

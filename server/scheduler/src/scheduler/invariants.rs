@@ -1,18 +1,18 @@
-//! What holds between any two calls.
+//! Checks what holds between any two calls.
 
 use super::Scheduler;
-use crate::sequence::Wish;
+use crate::sequence::RestoreState;
 
 impl Scheduler {
-    /// Checks what must hold between any two calls, in time proportional to the cache: for tests.
+    /// Checks what must hold between any two calls. For tests: it takes time proportional to the size of the cache.
     ///
     /// # Panics
-    /// If anything does not: the scheduler is broken, and the cache is not to be trusted.
+    /// If an invariant is violated. Then the content of the cache cannot be trusted.
     pub fn check_invariants(&self) {
-        let held = self.sequences.iter().flat_map(|(_, sequence)| sequence.table.iter().copied());
-        let read = self.readings.iter().flat_map(|readings| readings.held());
-        self.pool.check_invariants(held.chain(read));
-        self.check_readings();
+        let held = self.sequences.iter().flat_map(|(_, sequence)| &sequence.residency.block_table).copied();
+        let restored = self.restores.iter().flat_map(|restores| restores.held_blocks());
+        self.pool.check_invariants(held.chain(restored));
+        self.check_restores();
         self.check_queues();
         self.check_running();
         self.check_waiting();
@@ -21,24 +21,29 @@ impl Scheduler {
     }
 
     fn check_queues(&self) {
-        assert!(self.running.is_sorted_by(|a, b| a.rank < b.rank), "invariant: running in order");
+        assert!(self.running.is_sorted_by(|a, b| a.priority < b.priority), "invariant: running is sorted");
         assert!(
-            self.waiting.iter().zip(self.waiting.iter().skip(1)).all(|(a, b)| a.rank < b.rank),
-            "invariant: waiting in order"
+            self.waiting.iter().zip(self.waiting.iter().skip(1)).all(|(a, b)| a.priority < b.priority),
+            "invariant: waiting is sorted"
         );
         let mut slots: Vec<u32> = self.running.iter().chain(&self.waiting).map(|entry| entry.slot).collect();
         slots.sort_unstable();
-        let kept = self.sequences.iter().map(|(slot, _)| slot);
-        assert!(kept.eq(slots), "invariant: a sequence either waits or runs");
+        let occupied = self.sequences.iter().map(|(slot, _)| slot);
+        assert!(occupied.eq(slots), "invariant: a sequence either waits or runs");
         let mut ids = 0;
         for (slot, sequence) in self.sequences.iter() {
             for id in sequence.siblings.iter().chain([&sequence.id]) {
-                assert_eq!(self.sequences.slot(*id), Some(slot), "invariant: a sequence is found by its id");
+                assert_eq!(
+                    self.sequences.slot(*id),
+                    Some(slot),
+                    "invariant: a sequence is indexed by its id"
+                );
                 ids += 1;
             }
         }
-        assert_eq!(self.sequences.ids(), ids, "invariant: an id is of a sequence");
-        let uncomputed = self.sequences.iter().map(|(_, sequence)| u64::from(sequence.uncomputed())).sum();
+        assert_eq!(self.sequences.num_ids(), ids, "invariant: an id belongs to a sequence");
+        let uncomputed =
+            self.sequences.iter().map(|(_, sequence)| u64::from(sequence.uncomputed_tokens())).sum();
         assert_eq!(self.uncomputed_tokens, uncomputed, "invariant: uncomputed tokens are counted");
         let suspended = self.sequences.iter().filter(|(_, sequence)| sequence.is_suspended).count();
         assert_eq!(
@@ -48,81 +53,89 @@ impl Scheduler {
     }
 
     fn check_running(&self) {
-        let mut group = 0;
+        let mut running = 0;
         for entry in &self.running {
             let sequence = self.sequences.get(entry.slot);
-            group += sequence.group();
-            assert_eq!(entry.rank, sequence.rank);
+            let residency = &sequence.residency;
+            running += sequence.num_sequences();
+            assert_eq!(entry.priority, sequence.priority);
             assert!(
-                (sequence.uncomputed() == 0) == sequence.is_suspended,
-                "invariant: a running sequence has something to compute, or is suspended"
+                (sequence.uncomputed_tokens() == 0) == sequence.is_suspended,
+                "invariant: a running sequence has a token to compute, or is suspended"
+            );
+            let resident_blocks = residency.resident_tokens().div_ceil(self.config.block_tokens);
+            assert!(
+                residency.block_table.len() >= resident_blocks as usize,
+                "invariant: a resident token is in a block"
             );
             assert!(
-                sequence.table.len() >= sequence.cached().div_ceil(self.config.block_tokens) as usize,
-                "invariant: what is computed is in a block"
+                sequence.num_tokens() < self.config.max_model_len,
+                "invariant: a sequence of the maximum length has finished"
             );
-            assert!(
-                sequence.tokens_len() < self.config.sequence_tokens_max,
-                "invariant: a sequence that may not grow has finished"
-            );
-            for block in &sequence.table[..sequence.registered as usize] {
+            for block in &residency.block_table[..sequence.prefix.registered as usize] {
                 assert!(self.pool.serial(*block).is_some(), "invariant: a registered block is cached");
             }
-            // What is computed next is written where nobody else reads, or copied or allocated first.
-            if sequence.uncomputed() > 1 || sequence.row.is_some() {
-                let next = (sequence.cached() / self.config.block_tokens) as usize;
-                for block in &sequence.table[next..] {
-                    assert!(!self.pool.is_shared(*block), "invariant: nobody writes what others read");
-                    assert!(self.pool.serial(*block).is_none(), "invariant: cached content stays as it is");
+            // Decodes allocate or copy the block that they write when they are scheduled.
+            if sequence.uncomputed_tokens() > 1 || sequence.batch_index.is_some() {
+                let next = (residency.resident_tokens() / self.config.block_tokens) as usize;
+                for block in &residency.block_table[next..] {
+                    assert!(!self.pool.is_shared(*block), "invariant: a block to write is not shared");
+                    assert!(self.pool.serial(*block).is_none(), "invariant: a block to write is not cached");
                 }
             }
         }
-        assert_eq!(self.running_sequences, group, "invariant: running sequences are counted");
-        assert!(group <= self.config.sequences_max, "invariant: no more run than may");
+        assert_eq!(self.running_sequences, running, "invariant: running sequences are counted");
+        assert!(running <= self.config.max_num_seqs, "invariant: max_num_seqs is not exceeded");
     }
 
     fn check_waiting(&self) {
-        let mut group = 0;
+        let mut waiting = 0;
         for entry in &self.waiting {
             let sequence = self.sequences.get(entry.slot);
-            group += sequence.group();
-            assert_eq!(entry.rank, sequence.rank);
-            let holds = !sequence.table.is_empty() || sequence.computed > 0 || sequence.registered > 0;
-            assert!(!holds, "invariant: who waits holds nothing");
-            assert!(sequence.row.is_none(), "invariant: who waits is in no batch");
+            let residency = &sequence.residency;
+            waiting += sequence.num_sequences();
+            assert_eq!(entry.priority, sequence.priority);
+            assert!(residency.block_table.is_empty(), "invariant: a waiting sequence holds no blocks");
+            assert_eq!(residency.computed_tokens, 0, "invariant: a waiting sequence has no computed tokens");
+            assert_eq!(sequence.prefix.registered, 0, "invariant: a waiting sequence has no cached blocks");
+            assert!(sequence.batch_index.is_none(), "invariant: a waiting sequence is not in a batch");
         }
-        assert_eq!(self.waiting_sequences, group, "invariant: waiting sequences are counted");
+        assert_eq!(self.waiting_sequences, waiting, "invariant: waiting sequences are counted");
     }
 
     fn check_claims(&self) {
         for (hash, owner) in self.claims.iter() {
             let sequence = self.sequences.get(owner);
-            let claimed = &sequence.hashes[sequence.claims.start as usize..sequence.claims.end as usize];
-            assert!(claimed.contains(&hash), "invariant: a claim is known to its owner");
-            assert!(!sequence.table.is_empty(), "invariant: who claims runs");
+            let claims = sequence.prefix.claims.start as usize..sequence.prefix.claims.end as usize;
+            assert!(sequence.prefix.hashes[claims].contains(&hash), "invariant: a claim has an owner");
+            assert!(!sequence.residency.block_table.is_empty(), "invariant: the owner of a claim runs");
         }
     }
 
-    fn check_readings(&self) {
-        let readings = || self.readings.iter().flat_map(|readings| &readings.under_way);
-        for reading in readings() {
-            assert!(reading.table.len() < reading.end, "invariant: a reading that is complete has ended");
+    fn check_restores(&self) {
+        let restores = || self.restores.iter().flat_map(|restores| &restores.active);
+        for restore in restores() {
+            let is_complete = restore.block_table.len() >= restore.num_blocks;
+            assert!(!is_complete, "invariant: a complete restore has ended");
         }
         for (slot, sequence) in self.sequences.iter() {
-            let count = readings().filter(|reading| reading.slot == slot).count();
-            let waits = sequence.wish == Wish::Granted;
-            assert_eq!(count, usize::from(waits), "invariant: a reading has one who waits for it");
-            assert!(!waits || sequence.table.is_empty(), "invariant: who waits for a reading does not run");
+            let count = restores().filter(|restore| restore.slot == slot).count();
+            let waits = sequence.restore == RestoreState::Restoring;
+            assert_eq!(count, usize::from(waits), "invariant: a restore has one sequence that waits for it");
+            let holds_blocks = !sequence.residency.block_table.is_empty();
+            assert!(!waits || !holds_blocks, "invariant: a sequence that waits for a restore does not run");
         }
     }
 
     fn check_in_flight(&self) {
-        for (row, slot) in self.in_flight.iter().enumerate() {
+        for (index, slot) in self.in_flight.iter().enumerate() {
             if let Some(slot) = slot {
-                assert_eq!(self.sequences.get(*slot).row, Some(row as u32), "invariant: rows are known");
+                let sequence = self.sequences.get(*slot);
+                assert_eq!(sequence.batch_index, Some(index as u32), "invariant: batch indices are recorded");
             }
         }
-        let rows = self.sequences.iter().filter(|(_, sequence)| sequence.row.is_some()).count();
-        assert_eq!(rows, self.in_flight.iter().flatten().count(), "invariant: no other has a row");
+        let scheduled = self.sequences.iter().filter(|(_, sequence)| sequence.batch_index.is_some()).count();
+        let in_flight = self.in_flight.iter().flatten().count();
+        assert_eq!(scheduled, in_flight, "invariant: only sequences in flight have a batch index");
     }
 }

@@ -1,241 +1,252 @@
-//! What the next step computes: decodes, then chunks of prompts, then whoever may start.
+//! Decides the work of the next step: decodes, then chunks of prompts, then the admission of waiting requests.
 //!
-//! What stands in a queue is looked at in groups: the sequences of a request that go in step, any other by itself.
+//! The queues are processed in groups: the forked sequences of a lockstep request together, any other sequence alone.
 
 use std::ops::Range;
 
-use super::{Entry, Scheduler};
-use crate::block_pool::{Content, Serial};
-use crate::pace::Work;
-use crate::sequence::{Sequence, Wish};
-use crate::{Batch, BlockCopy, BlockId};
+use super::{QueueEntry, Scheduler};
+use crate::batch::{Batch, BlockCopy};
+use crate::block::BlockId;
+use crate::config::{DRAFT_TOKENS_MAX, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
+use crate::sequence::{RestoreState, Sequence};
+use crate::step_time::StepWork;
 
-/// Waiting requests that are looked at in a step: those behind them wait for another step, so that a long
-/// queue does not cost time in each.
-const LOOKAHEAD_MAX: usize = 128;
+/// Number of waiting groups that one step considers for admission at most, so that a long queue does not slow down every
+/// step.
+const ADMISSION_ATTEMPTS_MAX: usize = 128;
 
-/// For each so many prompts that are not computed, a step with decodes in it may be as large as a chunk once more.
+/// For each this many uncomputed prompts, a step with decodes may be larger by one chunk.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
-/// From so many prompts on that are not computed, a step with decodes in it may be two chunks; of two prompts, from so many decodes
-/// on: these take as long as a chunk then, and would be computed again beside each.
-const PROMPTS_FOR_TWO: u32 = 8;
-const DECODES_FOR_TWO: u32 = 16;
+/// With at least this many uncomputed prompts, a step with decodes may be two chunks. With at least
+/// `DECODES_FOR_TWO_CHUNKS` decodes, two prompts suffice: the decodes take as long as a chunk then, and would be computed
+/// again beside each chunk.
+const PROMPTS_FOR_TWO_CHUNKS: u32 = 8;
+const DECODES_FOR_TWO_CHUNKS: u32 = 16;
 
-/// Number of prompt tokens in a step whose log probabilities are reported. The logits of each take as much memory as
-/// the vocabulary and about as much time as a layer or two.
-///
-/// Beyond it: the rest of the prompts is computed in the following steps.
-pub const SCORED_TOKENS_MAX: u32 = 128;
-
-/// The most draft tokens in one step. The logits of every draft token are computed, so each takes as much memory as the
-/// vocabulary: without a limit of its own, a step of drafts would need gigabytes of logits.
-pub const DRAFT_TOKENS_MAX: u32 = 256;
-
-/// Tokens of prompts that a step beside decodes computes in any case, however long it takes, and a number whose
-/// multiples steps of a limited time are: a model that is given another number of tokens each time prepares for each.
-pub const PROMPT_TOKENS_MIN: u32 = 16;
-
-/// What a step may still hold.
+/// What can still be added to the step.
 struct Budget {
     tokens: u32,
-    /// Tokens of prompts whose logits are wanted.
-    scores: u32,
-    /// Draft tokens, whose logits are wanted too.
-    drafts: u32,
+    scored_tokens: u32,
+    draft_tokens: u32,
 }
 
-/// What became of a waiting request that was looked at.
+/// The result of an attempt to admit a group.
 enum Admission {
+    /// The group runs at these positions of the running queue.
     Admitted(Range<usize>),
-    /// Its next block is being computed or read back, or it is suspended: others may go ahead.
-    WaitsForOthers,
-    /// There is no room: nobody may go ahead.
-    WaitsForRoom,
+    /// The next block of the group is being computed or restored, or the group is suspended. Groups behind it may be
+    /// admitted.
+    Deferred,
+    /// There is no room. Groups behind it may not be admitted.
+    NoRoom,
+}
+
+/// The leading full blocks of a sequence that the cache has, estimated by their hashes.
+#[derive(Clone, Copy)]
+struct CachedPrefix {
+    /// Number of blocks in the prefix cache.
+    cached: usize,
+    /// Number of those that other sequences hold.
+    active: usize,
 }
 
 impl Scheduler {
-    /// Decides the next step and takes the blocks it needs: one transaction.
+    /// Decides the next step and allocates the blocks that it needs, in one transaction.
     ///
-    /// The batch is to be given to [`Self::commit`] or [`Self::fail`] before the next call, unless it has no
-    /// rows.
+    /// Unless the batch is empty, it must be passed to [`Self::commit`] or [`Self::fail`] before the next call.
     ///
     /// # Panics
-    /// If the batch before was given to neither.
+    /// If a batch is in flight.
     pub fn schedule(&mut self, batch: &mut Batch) {
-        assert!(self.in_flight.is_empty(), "a batch is committed or failed before the next");
+        assert!(self.in_flight.is_empty(), "a batch must be committed or failed before the next");
         batch.clear();
         let mut budget = Budget {
-            tokens: self.config.batch_tokens_max,
-            scores: SCORED_TOKENS_MAX,
-            drafts: DRAFT_TOKENS_MAX,
+            tokens: self.config.max_num_batched_tokens,
+            scored_tokens: SCORED_TOKENS_MAX,
+            draft_tokens: DRAFT_TOKENS_MAX,
         };
         self.schedule_decodes(batch, &mut budget);
-        if !batch.rows.is_empty() {
-            budget.tokens = budget.tokens.min(self.chunk_budget(batch));
+        if !batch.sequences.is_empty() {
+            budget.tokens = budget.tokens.min(self.prompt_budget(batch));
         }
         self.schedule_chunks(batch, &mut budget);
-        // What was just preempted finds no room: it needs more than it gave back.
+        // A sequence that was just preempted is not admitted: it needs more blocks than it released.
         self.admit(batch, &mut budget);
     }
 
-    /// Tokens of prompts beside the decodes of `batch`.
-    fn chunk_budget(&self, batch: &Batch) -> u32 {
-        let tokens = batch.tokens.len() as u32;
-        let mut begun = self.running.iter().map(|entry| self.sequences.get(entry.slot));
-        let prompt = begun.find(|prompt| prompt.row.is_none() && !prompt.is_suspended);
-        let past = prompt.map_or(0, |prompt| prompt.computed);
-        let within = |time_max| self.pace.tokens_within(time_max, Work::of(batch), past);
-        match self.config.step_time_max.map(within) {
-            Some(Some(fit)) => in_whole_grains(tokens, fit),
-            // How long anything takes is not known yet.
-            Some(None) => beside(tokens, self.config.chunk_tokens_max),
-            None => self.chunk_by_prompts(batch.rows.len() as u32, tokens, past),
+    /// The number of prompt tokens that may be added to the decodes of `batch`.
+    fn prompt_budget(&self, batch: &Batch) -> u32 {
+        let decode_tokens = batch.tokens.len() as u32;
+        let mut running = self.running.iter().map(|entry| self.sequences.get(entry.slot));
+        let prompt = running.find(|prompt| prompt.batch_index.is_none() && !prompt.is_suspended);
+        let computed_tokens = prompt.map_or(0, |prompt| prompt.residency.computed_tokens);
+        let Some(max_itl) = self.config.max_itl else {
+            let decodes = batch.sequences.len() as u32;
+            return self.prompt_budget_by_chunks(decodes, decode_tokens, computed_tokens);
+        };
+        match self.step_time.tokens_within(max_itl, StepWork::of(batch), computed_tokens) {
+            Some(prompt_tokens) => round_step_size(decode_tokens, prompt_tokens),
+            // Too few steps were recorded for a prediction.
+            None => remaining_step_size(decode_tokens, self.config.max_chunk_tokens),
         }
     }
 
-    /// Tokens of prompts beside the `tokens` of so many `decodes`.
+    /// The number of prompt tokens beside `decodes` sequences with `decode_tokens` tokens.
     ///
-    /// Where several prompts wait for each sequence that decodes, the step is so many times as large: it holds
-    /// few up for the sake of many. And so it is where many prompts wait, of which each would wait longer if the
-    /// decodes were computed again beside every small part of the first.
+    /// If several prompts wait for each decoding sequence, the step is that many times as large: it delays few sequences
+    /// for the benefit of many. The same holds if many prompts wait, each of which would wait longer if the decodes were
+    /// computed again beside every small chunk of the first.
     ///
-    /// A single chunk takes as long at the end of a long prompt as soon after its beginning: from then on it is the smaller
-    /// the more tokens it attends to, but a quarter at least.
-    fn chunk_by_prompts(&self, decodes: u32, tokens: u32, past: u32) -> u32 {
+    /// The chunks of a single long prompt should take equally long. So a chunk is smaller the more tokens it attends to,
+    /// but at least a quarter of the normal size.
+    fn prompt_budget_by_chunks(&self, decodes: u32, decode_tokens: u32, computed_tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes - self.suspended_sequences;
-        let is_two = prompts >= if decodes < DECODES_FOR_TWO { PROMPTS_FOR_TWO } else { 2 };
-        let times = (prompts / decodes).max(prompts / PROMPTS_PER_CHUNK).max(1 + u32::from(is_two));
-        let most = beside(tokens, self.config.chunk_tokens_max.saturating_mul(times));
-        match self.pace.tokens_as_even(most, past) {
-            Some(fit) if times == 1 && fit < most => in_whole_grains(tokens, fit.max(most / 4)).min(most),
-            _ => most,
+        let prompts_for_two = if decodes < DECODES_FOR_TWO_CHUNKS { PROMPTS_FOR_TWO_CHUNKS } else { 2 };
+        let chunks = (prompts / decodes)
+            .max(prompts / PROMPTS_PER_CHUNK)
+            .max(1 + u32::from(prompts >= prompts_for_two));
+        let step_size = self.config.max_chunk_tokens.saturating_mul(chunks);
+        let prompt_tokens = remaining_step_size(decode_tokens, step_size);
+        match self.step_time.equal_time_tokens(prompt_tokens, computed_tokens) {
+            Some(equal) if chunks == 1 && equal < prompt_tokens => {
+                round_step_size(decode_tokens, equal.max(prompt_tokens / 4)).min(prompt_tokens)
+            }
+            _ => prompt_tokens,
         }
     }
 
-    /// One token for each sequence that lacks one only, the oldest first.
+    /// Schedules one token for each sequence that lacks only its latest, oldest first.
     fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
         while position < self.running.len() && budget.tokens > 0 {
             let group = position..position + self.group_len(self.running[position..].iter());
             position = group.end;
-            if self.are_due(group.clone(), budget) && self.make_room_for(group.clone(), batch) {
-                for entry in group {
-                    let drafts = self.take_drafts(entry, budget);
-                    self.push_row(self.running[entry].slot, (1, drafts), batch, budget);
+            if self.can_decode(group.clone(), budget) && self.allocate_group_slots(group.clone(), batch) {
+                for position in group {
+                    let drafts = self.allocate_drafts(position, budget);
+                    self.schedule_tokens(self.running[position].slot, 1, drafts, batch, budget);
                 }
             }
         }
     }
 
-    /// Drafts that the running sequence at `position` may have beside its next token: blocks and budget that nobody else
-    /// needs.
-    fn take_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
-        let others = (self.running.len() - position) as u32;
+    /// Allocates blocks for the draft tokens of the running sequence at `position`, from the blocks and the budget that no
+    /// other sequence needs. Returns the number of draft tokens.
+    fn allocate_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
+        let other_sequences = (self.running.len() - position) as u32;
         let sequence = self.sequences.get_mut(self.running[position].slot);
-        let wanted = std::mem::take(&mut sequence.drafts);
-        let spare = budget.tokens.saturating_sub(others).min(budget.drafts);
-        let wanted = wanted.min(sequence.drafts_max()).min(spare);
-        if wanted == 0 || sequence.in_step || !sequence.siblings.is_empty() {
+        let requested = std::mem::take(&mut sequence.num_draft_tokens);
+        let spare = budget.tokens.saturating_sub(other_sequences).min(budget.draft_tokens);
+        let drafts = requested.min(sequence.max_draft_tokens()).min(spare);
+        if drafts == 0 || sequence.group.lockstep || !sequence.siblings.is_empty() {
             return 0;
         }
-        let end = sequence.tokens_len() - sequence.left + wanted;
-        while sequence.table.len() < end.div_ceil(self.config.block_tokens) as usize
+        let num_tokens = sequence.num_tokens();
+        let residency = &mut sequence.residency;
+        let block_tokens = self.config.block_tokens;
+        let end = num_tokens - residency.evicted_tokens + drafts;
+        while residency.block_table.len() < end.div_ceil(block_tokens) as usize
             && self.pool.blocks_available() > self.watermark_blocks
         {
-            sequence.table.extend(self.pool.allocate());
+            residency.block_table.extend(self.pool.allocate());
         }
-        let room =
-            sequence.table.len() as u32 * self.config.block_tokens + sequence.left - sequence.tokens_len();
-        wanted.min(room)
+        let capacity = residency.block_table.len() as u32 * block_tokens + residency.evicted_tokens;
+        drafts.min(capacity - num_tokens)
     }
 
-    /// Entries of the group at the beginning of `entries`.
-    fn group_len<'a>(&self, mut entries: impl Iterator<Item = &'a Entry>) -> usize {
+    /// The length of the group at the start of `entries`.
+    fn group_len<'a>(&self, mut entries: impl Iterator<Item = &'a QueueEntry>) -> usize {
         let Some(first) = entries.next() else { return 0 };
-        let is_alone = !self.sequences.get(first.slot).in_step;
-        if is_alone {
-            1
-        } else {
-            1 + entries.take_while(|entry| entry.rank.arrival == first.rank.arrival).count()
+        if !self.sequences.get(first.slot).group.lockstep {
+            return 1;
         }
+        let arrival = first.priority.arrival;
+        1 + entries.take_while(|entry| entry.priority.arrival == arrival).count()
     }
 
-    /// Whether all sequences of a running group lack one token only, and a batch has room for it.
-    fn are_due(&self, group: Range<usize>, budget: &Budget) -> bool {
-        group.len() <= budget.tokens as usize
-            && self.running[group].iter().all(|entry| self.sequences.get(entry.slot).uncomputed() == 1)
+    /// Whether all sequences of a running group lack only their latest token and fit into the budget.
+    fn can_decode(&self, group: Range<usize>, budget: &Budget) -> bool {
+        let lacks_one = |entry: &QueueEntry| self.sequences.get(entry.slot).uncomputed_tokens() == 1;
+        group.len() <= budget.tokens as usize && self.running[group].iter().all(lacks_one)
     }
 
-    /// The prompts that have begun, the oldest first. Their blocks were taken when they were admitted.
+    /// Schedules the prompts that have begun, oldest first. Their blocks were allocated when they were admitted.
     fn schedule_chunks(&mut self, batch: &mut Batch, budget: &mut Budget) {
         for position in 0..self.running.len() {
             if budget.tokens == 0 {
                 return;
             }
             let slot = self.running[position].slot;
-            if self.sequences.get(slot).row.is_none() {
-                self.push_chunk(slot, batch, budget);
+            if self.sequences.get(slot).batch_index.is_none() {
+                self.schedule_chunk(slot, batch, budget);
             }
         }
     }
 
-    /// As many of a sequence's next tokens as may be, which can be none.
-    fn push_chunk(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
-        let count = self.sequences.get(slot).chunk_tokens(budget.scores).min(budget.tokens);
-        if count > 0 {
-            self.push_row(slot, (count, 0), batch, budget);
+    /// Schedules as many of a sequence's next tokens as possible, which may be none.
+    fn schedule_chunk(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
+        let tokens = self.sequences.get(slot).chunk_tokens(budget.scored_tokens).min(budget.tokens);
+        if tokens > 0 {
+            self.schedule_tokens(slot, tokens, 0, batch, budget);
         }
     }
 
-    /// `count` of a sequence's next tokens, and drafts.
-    fn push_row(&mut self, slot: u32, (count, drafts): (u32, u32), batch: &mut Batch, budget: &mut Budget) {
+    /// Adds the next `num_tokens` tokens of a sequence to the batch, followed by draft tokens.
+    fn schedule_tokens(
+        &mut self,
+        slot: u32,
+        num_tokens: u32,
+        num_draft_tokens: u32,
+        batch: &mut Batch,
+        budget: &mut Budget,
+    ) {
         let sequence = self.sequences.get_mut(slot);
-        sequence.drafts = 0;
-        budget.tokens -= count + drafts;
-        budget.drafts -= drafts;
-        sequence.row = Some(self.in_flight.len() as u32);
-        sequence.push_row(count, drafts, self.config.block_tokens, batch);
-        budget.scores -= batch.rows.last().map_or(0, |row| row.scored.len() as u32);
+        sequence.num_draft_tokens = 0;
+        sequence.batch_index = Some(self.in_flight.len() as u32);
+        sequence.add_to_batch(num_tokens, num_draft_tokens, self.config.block_tokens, batch);
+        budget.tokens -= num_tokens + num_draft_tokens;
+        budget.draft_tokens -= num_draft_tokens;
+        budget.scored_tokens -= batch.sequences.last().map_or(0, |last| last.scored_tokens.len() as u32);
         self.in_flight.push(Some(slot));
     }
 
-    /// As [`Self::make_room`] for all of a group, or none.
-    fn make_room_for(&mut self, mut group: Range<usize>, batch: &mut Batch) -> bool {
+    /// As [`Self::allocate_slot`] for all sequences of a group, or for none.
+    fn allocate_group_slots(&mut self, mut group: Range<usize>, batch: &mut Batch) -> bool {
         let copies = batch.copies.len();
-        let is_made = group.all(|position| self.make_room(position, batch));
-        if !is_made {
-            // What the first of them took is given back.
+        let is_allocated = group.all(|position| self.allocate_slot(position, batch));
+        if !is_allocated {
+            // The group was preempted, which released the blocks of the copies.
             batch.copies.truncate(copies);
         }
-        is_made
+        is_allocated
     }
 
-    /// Sees to it that the running sequence at `position` may write its next token, preempting from the
-    /// youngest on, in the end the sequence itself: then it is false.
-    fn make_room(&mut self, position: usize, batch: &mut Batch) -> bool {
+    /// Allocates the block into which the running sequence at `position` writes its next token, if it needs one. If no block
+    /// is free, preempts running sequences from the youngest on. Returns false if the sequence itself was preempted.
+    fn allocate_slot(&mut self, position: usize, batch: &mut Batch) -> bool {
         let slot = self.running[position].slot;
         loop {
-            let sequence = self.sequences.get_mut(slot);
-            let index = (sequence.cached() / self.config.block_tokens) as usize;
-            match sequence.table.get(index).copied() {
+            let residency = &mut self.sequences.get_mut(slot).residency;
+            let index = (residency.resident_tokens() / self.config.block_tokens) as usize;
+            match residency.block_table.get(index).copied() {
                 None => {
                     if let Some(block) = self.pool.allocate() {
-                        sequence.table.push(block);
+                        residency.block_table.push(block);
                         return true;
                     }
                 }
                 Some(shared) if self.pool.is_shared(shared) => {
                     if let Some(block) = self.pool.allocate() {
                         batch.copies.push(BlockCopy { from: shared, to: block });
-                        sequence.table[index] = block;
+                        residency.block_table[index] = block;
                         self.pool.release(shared);
                         return true;
                     }
                 }
                 Some(_) => return true,
             }
-            if self.end_youngest_reading() {
+            if self.end_youngest_restore() {
                 continue;
             }
             self.preempt_youngest();
@@ -245,142 +256,149 @@ impl Scheduler {
         }
     }
 
-    /// Sends the youngest running group back to wait. Its full blocks stay in the prefix cache as long as nobody needs
-    /// the room.
+    /// Preempts the youngest running group. Its full blocks stay in the prefix cache until the space is needed.
     fn preempt_youngest(&mut self) {
         let count = self.group_len(self.running.iter().rev());
         for _ in 0..count {
-            let entry = self.running.pop().expect("invariant: a group is where it was counted");
+            let entry = self.running.pop().expect("invariant: a group is part of its queue");
             self.preempt(entry);
         }
     }
 
-    fn preempt(&mut self, entry: Entry) {
+    fn preempt(&mut self, entry: QueueEntry) {
         self.release_blocks(entry.slot);
         let sequence = self.sequences.get(entry.slot);
-        assert!(sequence.row.is_none(), "invariant: rows are given to the older first");
-        self.running_sequences -= sequence.group();
-        self.waiting_sequences += sequence.group();
+        assert!(sequence.batch_index.is_none(), "invariant: older sequences are scheduled first");
+        self.running_sequences -= sequence.num_sequences();
+        self.waiting_sequences += sequence.num_sequences();
         self.preemptions_total += 1;
         self.enqueue(entry);
     }
 
-    /// Lets waiting requests start, in order, as far as there is room.
+    /// Admits waiting groups in order, as long as there is room.
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
-        for _ in 0..LOOKAHEAD_MAX {
+        for _ in 0..ADMISSION_ATTEMPTS_MAX {
             if budget.tokens == 0 || position == self.waiting.len() {
                 return;
             }
-            // As many logits are computed as may be. Others do not wait for that.
-            if self.sequences.get(self.waiting[position].slot).next_tokens(budget.scores) == 0 {
+            // The step has the maximum number of scored tokens. Sequences without scores are not affected.
+            if self.sequences.get(self.waiting[position].slot).next_tokens(budget.scored_tokens) == 0 {
                 position += 1;
                 continue;
             }
             let group = position..position + self.group_len(self.waiting.range(position..));
-            let after = group.end;
+            let next = group.end;
             match self.admit_group(group, batch) {
-                Admission::Admitted(group) => self.push_admitted(group, batch, budget),
-                Admission::WaitsForOthers => position = after,
-                Admission::WaitsForRoom => return,
+                Admission::Admitted(group) => self.schedule_admitted(group, batch, budget),
+                Admission::Deferred => position = next,
+                Admission::NoRoom => return,
             }
         }
     }
 
-    /// The first rows of a group.
-    fn push_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
-        if self.are_due(group.clone(), budget) {
-            group.for_each(|position| self.push_row(self.running[position].slot, (1, 0), batch, budget));
-        } else {
-            group.for_each(|position| self.push_chunk(self.running[position].slot, batch, budget));
+    /// Schedules the first tokens of a group that was just admitted.
+    fn schedule_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
+        let can_decode = self.can_decode(group.clone(), budget);
+        for position in group {
+            let slot = self.running[position].slot;
+            if can_decode {
+                self.schedule_tokens(slot, 1, 0, batch, budget);
+            } else {
+                self.schedule_chunk(slot, batch, budget);
+            }
         }
     }
 
-    /// Lets a group that waits start, all of it or nothing. Answers where it is among those that run.
+    /// Admits all sequences of a waiting group, or none.
     fn admit_group(&mut self, group: Range<usize>, batch: &mut Batch) -> Admission {
         let sequences = || self.waiting.range(group.clone()).map(|entry| self.sequences.get(entry.slot));
-        let count: u32 = sequences().map(Sequence::group).sum();
-        if self.running_sequences + count > self.config.sequences_max {
-            return Admission::WaitsForRoom;
+        let num_sequences: u32 = sequences().map(Sequence::num_sequences).sum();
+        if self.running_sequences + num_sequences > self.config.max_num_seqs {
+            return Admission::NoRoom;
         }
-        if sequences().any(|sequence| sequence.wish == Wish::Granted || sequence.is_suspended) {
-            return Admission::WaitsForOthers;
+        if sequences().any(|sequence| sequence.restore == RestoreState::Restoring || sequence.is_suspended) {
+            return Admission::Deferred;
         }
-        let mut demand = 0;
+        let mut blocks_needed = 0;
         for sequence in sequences() {
-            let estimate = self.estimate_cached(sequence);
-            if let Some(&next) = sequence.hashes.get(estimate.cached)
+            let prefix = self.estimate_cached_prefix(sequence);
+            if let Some(&next) = sequence.prefix.hashes.get(prefix.cached)
                 && sequence.unscored.is_empty()
-                && !sequence.awaits_others()
+                && !sequence.is_lockstep_member()
                 && self.claims.contains(next)
             {
-                return Admission::WaitsForOthers;
+                return Admission::Deferred;
             }
-            demand += self.demand(sequence, estimate);
+            blocks_needed += self.blocks_needed(sequence, prefix);
         }
-        if !self.has_room(demand) {
-            return Admission::WaitsForRoom;
+        if !self.has_room(blocks_needed) {
+            return Admission::NoRoom;
         }
-        if group.len() == 1 && self.begin_reading(self.waiting[group.start].slot) {
-            return Admission::WaitsForOthers;
+        if group.len() == 1 && self.begin_restore(self.waiting[group.start].slot) {
+            return Admission::Deferred;
         }
-        if !self.take_blocks(group.clone(), batch) {
-            return Admission::WaitsForRoom;
+        if !self.allocate_group(group.clone(), batch) {
+            return Admission::NoRoom;
         }
-        self.waiting_sequences -= count;
-        self.running_sequences += count;
-        let rank = self.waiting[group.start].rank;
-        self.fairness.begin(rank.start);
-        let at = self.running.partition_point(|other| other.rank < rank);
-        for place in at..at + group.len() {
-            let entry = self.waiting.remove(group.start).expect("invariant: a group is where it was counted");
-            self.running.insert(place, entry);
+        self.waiting_sequences -= num_sequences;
+        self.running_sequences += num_sequences;
+        let priority = self.waiting[group.start].priority;
+        self.fairness.begin(priority.start);
+        let at = self.running.partition_point(|other| other.priority < priority);
+        for position in at..at + group.len() {
+            let entry = self.waiting.remove(group.start).expect("invariant: a group is part of its queue");
+            self.running.insert(position, entry);
         }
         Admission::Admitted(at..at + group.len())
     }
 
-    /// How many leading blocks of a waiting sequence the cache has, by their hashes: a cached block's parent
-    /// is cached, and a held block's parent is held. Off at worst where hashes collide.
-    fn estimate_cached(&self, sequence: &Sequence) -> Estimate {
-        let most = (sequence.cacheable() / self.config.block_tokens) as usize;
-        let cached = sequence.hashes.partition_point(|&hash| self.pool.may_have(hash)).min(most);
-        let held = sequence.hashes[..cached].partition_point(|&hash| self.pool.may_hold(hash));
-        Estimate { cached, held }
+    /// Estimates the leading blocks of a waiting sequence that the cache has. Binary search is correct because the parent of
+    /// a cached block is cached and the parent of an active block is active. Only hash collisions make the result wrong.
+    fn estimate_cached_prefix(&self, sequence: &Sequence) -> CachedPrefix {
+        let cacheable = (sequence.cacheable_tokens() / self.config.block_tokens) as usize;
+        let hashes = &sequence.prefix.hashes;
+        let cached = hashes.partition_point(|&hash| self.pool.contains_hash(hash)).min(cacheable);
+        let active = hashes[..cached].partition_point(|&hash| self.pool.is_hash_active(hash));
+        CachedPrefix { cached, active }
     }
 
-    /// Blocks that a waiting sequence needs of those that nobody holds: those it lacks, and some to grow into.
-    fn demand(&self, sequence: &Sequence, estimate: Estimate) -> u32 {
-        let Estimate { cached, held } = estimate;
-        let kept = cached.min((sequence.tokens_len() as usize - 1) / self.config.block_tokens as usize);
-        let lacking = sequence.tokens_len().div_ceil(self.config.block_tokens) - kept as u32;
-        let evictable = kept.saturating_sub(held) as u32;
-        lacking + evictable + sequence.group()
+    /// The number of available blocks that the admission of a waiting sequence needs: those that it lacks, those of its cached
+    /// prefix that no sequence holds, and some for growth.
+    fn blocks_needed(&self, sequence: &Sequence, prefix: CachedPrefix) -> u32 {
+        let block_tokens = self.config.block_tokens;
+        let reused = prefix.cached.min((sequence.num_tokens() as usize - 1) / block_tokens as usize);
+        let lacking = sequence.num_tokens().div_ceil(block_tokens) - reused as u32;
+        let evictable = reused.saturating_sub(prefix.active) as u32;
+        lacking + evictable + sequence.num_sequences()
     }
 
-    /// Whether so many blocks are there for a waiting group. When nobody holds any they are: it fits the cache.
-    fn has_room(&self, demand: u32) -> bool {
-        let readings = self.readings.as_ref().filter(|readings| !readings.under_way.is_empty());
-        let coming = readings.map_or(0, |readings| readings.outstanding());
-        self.running.is_empty() && readings.is_none()
-            || demand + coming + self.watermark_blocks <= self.pool.blocks_available()
+    /// Whether a waiting group that needs this many blocks can be admitted. If no block is held it can be, because every
+    /// accepted request fits into the cache.
+    fn has_room(&self, blocks_needed: u32) -> bool {
+        let restores = self.restores.as_ref().filter(|restores| !restores.active.is_empty());
+        let outstanding = restores.map_or(0, |restores| restores.outstanding_blocks());
+        self.running.is_empty() && restores.is_none()
+            || blocks_needed + outstanding + self.watermark_blocks <= self.pool.blocks_available()
     }
 
-    /// Takes all blocks that the tokens of a waiting group need, those in the prefix cache first. False, and nothing is
-    /// taken, if there is no room after all.
-    fn take_blocks(&mut self, group: Range<usize>, batch: &mut Batch) -> bool {
-        let mut demand = 0;
+    /// Allocates all blocks for the tokens of a waiting group, those in the prefix cache first. Returns false and allocates
+    /// nothing if the exact number of blocks exceeds the room.
+    fn allocate_group(&mut self, group: Range<usize>, batch: &mut Batch) -> bool {
+        let mut blocks_needed = 0;
         let mut copied = None;
         for position in group.clone() {
             let slot = self.waiting[position].slot;
-            let (cached, last) = self.take_cached(slot);
+            let (cached, last) = self.acquire_cached(slot);
             copied = last;
-            demand += self.demand(self.sequences.get(slot), Estimate { cached, held: cached });
+            let prefix = CachedPrefix { cached, active: cached };
+            blocks_needed += self.blocks_needed(self.sequences.get(slot), prefix);
         }
-        let has_room = self.has_room(demand);
+        let has_room = self.has_room(blocks_needed);
         for position in group {
             let slot = self.waiting[position].slot;
             if has_room {
-                self.take_others(slot, copied.take(), batch);
+                self.allocate_uncached(slot, copied.take(), batch);
             } else {
                 self.release_blocks(slot);
             }
@@ -388,79 +406,75 @@ impl Scheduler {
         has_room
     }
 
-    /// Takes the blocks of a waiting sequence that are not in the prefix cache, and announces them. `last` is the block
-    /// of its last token, if that one is.
-    fn take_others(&mut self, slot: u32, last: Option<BlockId>, batch: &mut Batch) {
+    /// Allocates the blocks of a waiting sequence that are not in the prefix cache, and claims them. `last` is the cached
+    /// block of its last token, if there is one.
+    fn allocate_uncached(&mut self, slot: u32, last: Option<BlockId>, batch: &mut Batch) {
         let block_tokens = self.config.block_tokens;
         let sequence = self.sequences.get_mut(slot);
         sequence.reserve(block_tokens);
-        let len = sequence.tokens_len();
-        sequence.registered = sequence.table.len() as u32;
-        let cached = sequence.registered + u32::from(last.is_some());
-        sequence.computed = (cached * block_tokens).min(len - 1);
-        self.uncomputed_tokens -= u64::from(sequence.computed);
-        // What comes back after a preemption finds what it computed itself, which nobody else need ever want.
+        let num_tokens = sequence.num_tokens();
+        let Sequence { prefix, residency, .. } = sequence;
+        prefix.registered = residency.block_table.len() as u32;
+        let cached = prefix.registered + u32::from(last.is_some());
+        residency.computed_tokens = (cached * block_tokens).min(num_tokens - 1);
+        self.uncomputed_tokens -= u64::from(residency.computed_tokens);
+        // A preempted sequence finds its own blocks in the cache, which says nothing about other requests.
         if sequence.cached_tokens.is_none() {
-            self.pool.found(sequence.table.iter().copied().chain(last));
+            self.pool.record_hit(residency.block_table.iter().copied().chain(last));
         }
         if let Some(last) = last {
             let block = self.pool.allocate().expect("invariant: there is room");
-            // When nothing else was left it is the very block, and nobody's any more.
+            // If no other block was left, it is the same block, which was evicted.
             if block != last {
                 batch.copies.push(BlockCopy { from: last, to: block });
             }
-            sequence.table.push(block);
+            residency.block_table.push(block);
         }
-        while sequence.table.len() < len.div_ceil(block_tokens) as usize {
-            sequence.table.push(self.pool.allocate().expect("invariant: there is room"));
+        while residency.block_table.len() < num_tokens.div_ceil(block_tokens) as usize {
+            residency.block_table.push(self.pool.allocate().expect("invariant: there is room"));
         }
-        sequence.cached_tokens.get_or_insert(sequence.computed);
-        sequence.claims = sequence.registered..sequence.hashes.len() as u32;
-        for index in sequence.claims.clone() {
-            self.claims.claim(sequence.hashes[index as usize], slot);
+        sequence.cached_tokens.get_or_insert(residency.computed_tokens);
+        prefix.claims = prefix.registered..prefix.hashes.len() as u32;
+        for index in prefix.claims.clone() {
+            self.claims.claim(prefix.hashes[index as usize], slot);
         }
     }
 
-    /// Takes the leading blocks of a waiting sequence that are in the prefix cache, and returns how many there
-    /// are. The last token is to be computed in any case, because something is sampled from it: if its block is
-    /// cached too, that one is not taken but returned, to be copied. One token costs less than a block of them.
-    fn take_cached(&mut self, slot: u32) -> (usize, Option<BlockId>) {
+    /// Acquires the leading blocks of a waiting sequence that are in the prefix cache, and returns their number. The last
+    /// token is computed in any case, because it is sampled from. If its block is cached too, the block is counted but not
+    /// acquired, and returned so that it can be copied: to compute one token is cheaper than to compute a block.
+    fn acquire_cached(&mut self, slot: u32) -> (usize, Option<BlockId>) {
+        let sequence = self.sequences.get(slot);
         let block_tokens = self.config.block_tokens as usize;
-        let sequence = self.sequences.get_mut(slot);
-        let most = sequence.cacheable() as usize / block_tokens;
-        let mut parent = Serial::root(sequence.adapter);
-        for (&hash, tokens) in
-            sequence.hashes.iter().zip(sequence.tokens.chunks_exact(block_tokens)).take(most)
-        {
-            let Some(block) = self.pool.find(Content { hash, parent, tokens }) else { break };
-            if (sequence.table.len() + 1) * block_tokens == sequence.tokens.len() {
-                return (sequence.table.len() + 1, Some(block));
-            }
-            self.pool.share(block);
-            sequence.table.push(block);
-            parent = self.pool.serial(block).expect("invariant: a found block is cached");
+        let cacheable = sequence.cacheable_tokens() as usize / block_tokens;
+        let mut blocks = self.find_cached(sequence, cacheable);
+        let cached = blocks.len();
+        let last = if cached * block_tokens == sequence.tokens.len() { blocks.pop() } else { None };
+        blocks.iter().for_each(|&block| self.pool.acquire(block));
+        self.sequences.get_mut(slot).residency.block_table = blocks;
+        (cached, last)
+    }
+
+    /// The leading blocks of a sequence that are in the prefix cache, at most `blocks_max`.
+    pub(super) fn find_cached(&self, sequence: &Sequence, blocks_max: usize) -> Vec<BlockId> {
+        let mut blocks = Vec::new();
+        while blocks.len() < blocks_max.min(sequence.prefix.hashes.len()) {
+            let Some(block) = self.pool.find(sequence.next_content(&blocks, &self.pool)) else { break };
+            blocks.push(block);
         }
-        (sequence.table.len(), None)
+        blocks
     }
 }
 
-/// Tokens of prompts beside so many others, `most` in all. Together they are as many from step to step, since a model
-/// that is given another number of tokens each time prepares for each; but many decodes do not stop the prompts.
-fn beside(tokens: u32, most: u32) -> u32 {
-    most.saturating_sub(tokens).max(most.div_ceil(4))
+/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. The sum is the same in each step,
+/// because a model prepares anew for each different number of tokens. With many decodes, prompts get a quarter of the step
+/// size, so that they do not stop.
+fn remaining_step_size(decode_tokens: u32, step_size: u32) -> u32 {
+    step_size.saturating_sub(decode_tokens).max(step_size.div_ceil(4))
 }
 
-/// Tokens of prompts beside `tokens` others, of which `fit`: less, so that all are a multiple of the least.
-fn in_whole_grains(tokens: u32, fit: u32) -> u32 {
-    let all = tokens.saturating_add(fit) / PROMPT_TOKENS_MIN * PROMPT_TOKENS_MIN;
-    all.saturating_sub(tokens).max(PROMPT_TOKENS_MIN)
-}
-
-/// What the cache is thought to have of a sequence, in leading full blocks.
-#[derive(Clone, Copy)]
-struct Estimate {
-    /// In the prefix cache.
-    cached: usize,
-    /// Of those, held by others.
-    held: usize,
+/// Reduces `prompt_tokens` so that the step is a multiple of [`PROMPT_TOKENS_MIN`].
+fn round_step_size(decode_tokens: u32, prompt_tokens: u32) -> u32 {
+    let step_size = decode_tokens.saturating_add(prompt_tokens) / PROMPT_TOKENS_MIN * PROMPT_TOKENS_MIN;
+    step_size.saturating_sub(decode_tokens).max(PROMPT_TOKENS_MIN)
 }

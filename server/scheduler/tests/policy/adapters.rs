@@ -1,12 +1,12 @@
-//! Adapters: rows name theirs, and what one has computed is nothing to another.
+//! Adapters: sequences of different adapters share no cached blocks.
 
 use expect_test::expect;
-use server_scheduler::{Batch, BlockHash, NewRequest, Sampled, Scheduler, SequenceId, StopRule};
+use server_scheduler::{Batch, BlockHash, NewRequest, SampledToken, Scheduler, SequenceId, StopCriteria};
 
 use crate::script::{check, config};
 
 #[test]
-fn nothing_is_shared_between_adapters() {
+fn adapters_share_no_cached_blocks() {
     let script = "
         submit 1 abcdefghij max=1
         submit 2 abcdefghij max=1 adapter=1
@@ -14,7 +14,7 @@ fn nothing_is_shared_between_adapters() {
         submit 3 abcdefghij max=1 adapter=2
         step
         submit 4 abcdefghij max=1 adapter=1
-        submit 5 abcdefghij max=1 adapter=1 root=7
+        submit 5 abcdefghij max=1 adapter=1 seed=7
         step
     ";
     check(
@@ -37,7 +37,7 @@ fn nothing_is_shared_between_adapters() {
         2 finished, Length
         3 finished, Length
         > submit 4 abcdefghij max=1 adapter=1
-        > submit 5 abcdefghij max=1 adapter=1 root=7
+        > submit 5 abcdefghij max=1 adapter=1 seed=7
         > step
         4: 8+2 [3 4 7] adapter 1 -> 4
         5: 0+10 [5 8 9] adapter 1 -> 5
@@ -50,19 +50,19 @@ fn nothing_is_shared_between_adapters() {
 }
 
 #[test]
-fn nothing_is_shared_between_adapters_whose_hashes_are_the_same() {
+fn adapters_share_no_cached_blocks_even_if_their_hashes_collide() {
     let mut scheduler = Scheduler::with_block_hash(config(), |_, _| BlockHash(1));
     for (number, adapter) in (0..).zip([0, 1, 2, 1]) {
-        let stop = StopRule { tokens_max: 1, ..StopRule::default() };
-        let mut request = NewRequest::new(vec![SequenceId(number)], vec![3; 6], stop);
+        let stop = StopCriteria { max_tokens: 1, ..StopCriteria::default() };
+        let mut request = NewRequest::new(number, 1, vec![3; 6], stop);
         request.adapter = adapter;
         scheduler.submit(request).expect("room");
         let mut batch = Batch::default();
         scheduler.schedule(&mut batch);
-        let [row] = &batch.rows[..] else { panic!("one row") };
-        assert_eq!((row.past, row.adapter), (0, adapter));
+        let [sequence] = &batch.sequences[..] else { panic!("one sequence") };
+        assert_eq!((sequence.computed_tokens, sequence.adapter), (0, adapter));
         let mut events = Vec::new();
-        scheduler.commit(&batch, &[Sampled::new(SequenceId(number), 9)], &mut events);
+        scheduler.commit(&batch, &[SampledToken::new(SequenceId::new(number, 0), 9)], &mut events);
         scheduler.check_invariants();
     }
 }

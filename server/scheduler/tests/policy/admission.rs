@@ -1,4 +1,4 @@
-//! Who takes part in a step, who waits, who has to leave.
+//! Admission, waiting and preemption.
 
 use expect_test::expect;
 use server_scheduler::SchedulerConfig;
@@ -138,7 +138,7 @@ fn a_request_waits_until_its_whole_prompt_has_room() {
         step
     ";
     check(
-        SchedulerConfig { blocks_total: 13, sequence_tokens_max: 52, ..config() },
+        SchedulerConfig { blocks_total: 13, max_model_len: 52, ..config() },
         script,
         expect![[r#"
         > submit 1 a*20 max=9
@@ -169,7 +169,7 @@ fn a_request_that_fills_the_cache_runs_when_nothing_else_does() {
         step
         load
     ";
-    let config = SchedulerConfig { blocks_total: 4, sequence_tokens_max: 16, ..config() };
+    let config = SchedulerConfig { blocks_total: 4, max_model_len: 16, ..config() };
     check(
         config,
         script,
@@ -193,7 +193,7 @@ fn a_request_that_fills_the_cache_runs_when_nothing_else_does() {
 }
 
 #[test]
-fn the_youngest_is_preempted_and_finds_its_blocks_again() {
+fn the_youngest_is_preempted_and_reuses_its_cached_blocks() {
     let script = "
         submit 1 a*7 max=9
         submit 2 b*7 max=9
@@ -207,7 +207,7 @@ fn the_youngest_is_preempted_and_finds_its_blocks_again() {
         step
     ";
     let config =
-        SchedulerConfig { blocks_total: 8, sequence_tokens_max: 32, batch_tokens_max: 32, ..config() };
+        SchedulerConfig { blocks_total: 8, max_model_len: 32, max_num_batched_tokens: 32, ..config() };
     check(
         config,
         script,
@@ -243,7 +243,7 @@ fn the_youngest_is_preempted_and_finds_its_blocks_again() {
 }
 
 #[test]
-fn the_oldest_decode_takes_the_last_block_and_the_others_come_back_in_order() {
+fn the_oldest_decode_gets_the_last_block_and_the_others_resume_in_order() {
     let script = "
         submit 1 a*4 max=12
         submit 2 b*4 max=12
@@ -255,8 +255,7 @@ fn the_oldest_decode_takes_the_last_block_and_the_others_come_back_in_order() {
         steps 9
         load
     ";
-    let config =
-        SchedulerConfig { blocks_total: 4, sequence_tokens_max: 16, prefix_caching: false, ..config() };
+    let config = SchedulerConfig { blocks_total: 4, max_model_len: 16, prefix_caching: false, ..config() };
     check(
         config,
         script,
@@ -284,7 +283,7 @@ fn the_oldest_decode_takes_the_last_block_and_the_others_come_back_in_order() {
 }
 
 #[test]
-fn an_abort_frees_at_once_and_what_was_sampled_in_flight_is_ignored() {
+fn an_abort_releases_blocks_at_once_and_tokens_sampled_in_flight_are_ignored() {
     let script = "
         submit 1 abcde max=9
         submit 2 bcdef max=9
@@ -324,7 +323,7 @@ fn an_abort_frees_at_once_and_what_was_sampled_in_flight_is_ignored() {
 }
 
 #[test]
-fn a_failed_step_drops_what_was_in_it_and_leaves_nothing_of_it_in_the_cache() {
+fn a_failed_step_removes_its_sequences_and_caches_none_of_their_blocks() {
     let script = "
         submit 1 a*8 max=9
         step
@@ -374,8 +373,8 @@ fn a_failed_step_drops_what_was_in_it_and_leaves_nothing_of_it_in_the_cache() {
 
 #[test]
 fn tenants_take_turns_by_the_tokens_they_use() {
-    // Requests 3, 4 and 5 go before the backlog of the first tenant until their tenant has used as many tokens.
-    let config = SchedulerConfig { sequences_max: 1, prefix_caching: false, ..config() };
+    // Requests 3, 4 and 5 are served before the backlog of the first tenant until their tenant has used as many tokens.
+    let config = SchedulerConfig { max_num_seqs: 1, prefix_caching: false, ..config() };
     let script = "
         submit 1 a*16 max=1 tenant=1
         submit 2 b*16 max=1 tenant=1

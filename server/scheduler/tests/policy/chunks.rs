@@ -1,4 +1,4 @@
-//! How much of prompts a step computes beside decodes.
+//! The number of prompt tokens that a step computes beside decodes.
 
 use expect_test::expect;
 use server_scheduler::SchedulerConfig;
@@ -6,7 +6,7 @@ use server_scheduler::SchedulerConfig;
 use crate::script::{check, config};
 
 #[test]
-fn where_more_prompts_wait_than_sequences_decode_the_step_is_larger() {
+fn the_step_is_larger_if_more_prompts_wait_than_sequences_decode() {
     let script = "
         submit 1 abc max=9
         step
@@ -16,7 +16,7 @@ fn where_more_prompts_wait_than_sequences_decode_the_step_is_larger() {
         step
     ";
     check(
-        SchedulerConfig { chunk_tokens_max: 5, batch_tokens_max: 20, ..config() },
+        SchedulerConfig { max_chunk_tokens: 5, max_num_batched_tokens: 20, ..config() },
         script,
         expect![[r#"
             > submit 1 abc max=9
@@ -37,18 +37,18 @@ fn where_more_prompts_wait_than_sequences_decode_the_step_is_larger() {
 }
 
 #[test]
-fn where_many_prompts_wait_the_step_is_larger_however_many_decode() {
+fn the_step_is_larger_if_many_prompts_wait_however_many_sequences_decode() {
     let submit = |ids: std::ops::Range<u32>, prompt: &str| -> String {
         ids.map(|id| format!("submit {id} {prompt} max=9\n")).collect()
     };
-    // Sixteen wait beside twelve, which is not twice as many, but there is a second chunk for the second eight.
+    // Sixteen prompts are fewer than twice the twelve decodes, but eight more prompts allow a second chunk.
     let script = format!("{}steps 1\n{}step\n", submit(1..13, "a"), submit(13..29, "b*30"));
     let config = SchedulerConfig {
-        chunk_tokens_max: 20,
-        batch_tokens_max: 60,
+        max_chunk_tokens: 20,
+        max_num_batched_tokens: 60,
         blocks_total: 64,
-        sequences_max: 16,
-        waiting_max: 16,
+        max_num_seqs: 16,
+        max_queue: 16,
         ..config()
     };
     check(
@@ -116,7 +116,7 @@ fn where_many_prompts_wait_the_step_is_larger_however_many_decode() {
 }
 
 #[test]
-fn prompts_have_the_whole_budget_until_a_sequence_decodes() {
+fn prompts_get_the_whole_budget_until_a_sequence_decodes() {
     let script = "
         submit 1 a*16 max=9
         submit 2 b*30 max=1
@@ -125,7 +125,7 @@ fn prompts_have_the_whole_budget_until_a_sequence_decodes() {
         step
     ";
     check(
-        SchedulerConfig { chunk_tokens_max: 5, batch_tokens_max: 20, ..config() },
+        SchedulerConfig { max_chunk_tokens: 5, max_num_batched_tokens: 20, ..config() },
         script,
         expect![[r#"
             > submit 1 a*16 max=9

@@ -1,14 +1,14 @@
-//! Tokens that are computed before anybody has sampled them.
+//! Draft tokens, which are computed before they are sampled.
 
 use expect_test::expect;
 use server_scheduler::{
-    Batch, DRAFT_TOKENS_MAX, NewRequest, Sampled, Scheduler, SchedulerConfig, SequenceId, StopRule,
+    Batch, DRAFT_TOKENS_MAX, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId, StopCriteria,
 };
 
 use crate::script::{check, config};
 
 #[test]
-fn those_that_are_accepted_are_computed_and_the_others_are_written_over() {
+fn accepted_drafts_are_computed_and_rejected_ones_are_overwritten() {
     let script = "
         submit 1 abcdef max=20
         step 1=g
@@ -47,10 +47,10 @@ fn those_that_are_accepted_are_computed_and_the_others_are_written_over() {
 }
 
 #[test]
-fn there_are_no_more_than_a_sequence_may_take_and_others_leave() {
+fn drafts_are_limited_by_max_tokens_and_by_what_other_sequences_need() {
     // Eight tokens a step, and six blocks.
     let config =
-        SchedulerConfig { blocks_total: 6, batch_tokens_max: 8, sequence_tokens_max: 24, ..config() };
+        SchedulerConfig { blocks_total: 6, max_num_batched_tokens: 8, max_model_len: 24, ..config() };
     let script = "
         submit 1 abc max=4
         step
@@ -106,12 +106,12 @@ fn there_are_no_more_than_a_sequence_may_take_and_others_leave() {
 }
 
 #[test]
-fn prompts_and_sequences_that_share_one_have_none() {
+fn prompts_and_siblings_get_no_drafts() {
     let script = "
         submit 1,2 abcd max=9
         draft 1 xyz
         step
-        submit 3,4 efgh max=9 go=in-step
+        submit 3,4 efgh max=9 lockstep=yes
         step
         draft 3 xyz
         step
@@ -125,7 +125,7 @@ fn prompts_and_sequences_that_share_one_have_none() {
         > step
         1: 0+4 [0] -> 1,2
         1 started, 0 cached
-        > submit 3,4 efgh max=9 go=in-step
+        > submit 3,4 efgh max=9 lockstep=yes
         > step
         1: 4+1 [0 1] -> 1
         2: 4+1 [0 2] -> 2
@@ -142,32 +142,34 @@ fn prompts_and_sequences_that_share_one_have_none() {
 }
 
 #[test]
-fn a_step_computes_no_more_logits_of_drafts_than_a_limit_however_many_sequences_ask_for_them() {
+fn a_step_has_a_limited_number_of_drafts_over_all_sequences() {
     let config = SchedulerConfig {
         block_tokens: 16,
         blocks_total: 4096,
-        batch_tokens_max: 8192,
-        chunk_tokens_max: 8192,
-        sequence_tokens_max: 4096,
+        max_num_batched_tokens: 8192,
+        max_chunk_tokens: 8192,
+        max_model_len: 4096,
         ..config()
     };
     let mut scheduler = Scheduler::new(config);
-    let ids = (0..8).map(SequenceId);
+    let ids = (0..8).map(|request| SequenceId::new(request, 0));
     for id in ids.clone() {
-        let stop = StopRule { tokens_max: 4000, ..StopRule::default() };
-        scheduler.submit(NewRequest::new(vec![id], vec![id.0 as u32; 5], stop)).expect("there is room");
+        let stop = StopCriteria { max_tokens: 4000, ..StopCriteria::default() };
+        let prompt = vec![id.request as u32; 5];
+        scheduler.submit(NewRequest::new(id.request, 1, prompt, stop)).expect("there is room");
     }
     let mut batch = Batch::default();
     for _ in 0..2 {
         scheduler.schedule(&mut batch);
-        let drafts: u32 = batch.rows.iter().map(|row| row.drafts).sum();
-        let wanted = batch.wanted().count() as u32;
-        assert_eq!((batch.rows.len(), wanted), (8, 8 + drafts));
+        let drafts: u32 = batch.sequences.iter().map(|sequence| sequence.num_draft_tokens).sum();
+        let logits = batch.logits_indices().count() as u32;
+        assert_eq!((batch.sequences.len(), logits), (8, 8 + drafts));
         assert!(drafts <= DRAFT_TOKENS_MAX, "{drafts} drafts");
-        let sampled: Vec<_> = batch.samples.iter().map(|&id| Sampled::new(id, 1)).collect();
+        let sampled: Vec<_> = batch.samples.iter().map(|&id| SampledToken::new(id, 1)).collect();
         scheduler.commit(&batch, &sampled, &mut Vec::new());
-        ids.clone().for_each(|id| scheduler.propose(id, 1000));
+        ids.clone().for_each(|id| scheduler.set_num_draft_tokens(id, 1000));
     }
     scheduler.schedule(&mut batch);
-    assert_eq!(batch.rows.iter().map(|row| row.drafts).sum::<u32>(), DRAFT_TOKENS_MAX);
+    let drafts: u32 = batch.sequences.iter().map(|sequence| sequence.num_draft_tokens).sum();
+    assert_eq!(drafts, DRAFT_TOKENS_MAX);
 }

@@ -1,12 +1,12 @@
-//! What is refused, and what ends a sequence.
+//! Rejections, and the stop criteria of sequences.
 
 use expect_test::expect;
-use server_scheduler::{Scheduler, SchedulerConfig};
+use server_scheduler::{Batch, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria};
 
 use crate::script::{check, config};
 
 #[test]
-fn what_can_never_run_is_refused() {
+fn a_request_that_can_never_run_is_rejected() {
     let script = "
         submit 1
         submit 2 a*12 max=5
@@ -17,7 +17,7 @@ fn what_can_never_run_is_refused() {
         submit 12 a max=1
         load
     ";
-    let limits = SchedulerConfig { sequences_max: 3, waiting_max: 4, sequence_tokens_max: 16, ..config() };
+    let limits = SchedulerConfig { max_num_seqs: 3, max_queue: 4, max_model_len: 16, ..config() };
     check(
         limits,
         script,
@@ -25,11 +25,11 @@ fn what_can_never_run_is_refused() {
         > submit 1
         EmptyPrompt
         > submit 2 a*12 max=5
-        TooLong { prompt_tokens: 12, sequence_tokens_max: 16 }
+        TooLong { prompt_tokens: 12, max_model_len: 16 }
         > submit 3 a*16 max=0
-        TooLong { prompt_tokens: 16, sequence_tokens_max: 16 }
+        TooLong { prompt_tokens: 16, max_model_len: 16 }
         > submit 4,5,6,7 a max=1
-        TooManySequences { sequences: 4, sequences_max: 3 }
+        TooManySequences { num_sequences: 4, max_num_seqs: 3 }
         > submit 8 a*12 max=4
         > submit 9,10,11 a max=1
         > submit 12 a max=1
@@ -41,7 +41,7 @@ fn what_can_never_run_is_refused() {
 }
 
 #[test]
-fn no_more_run_than_can_have_a_token_each() {
+fn every_running_sequence_gets_a_token() {
     let script = "
         submit 1,2,3 a max=1
         submit 1 a max=3
@@ -51,11 +51,11 @@ fn no_more_run_than_can_have_a_token_each() {
         step
     ";
     check(
-        SchedulerConfig { batch_tokens_max: 2, ..config() },
+        SchedulerConfig { max_num_batched_tokens: 2, ..config() },
         script,
         expect![[r#"
         > submit 1,2,3 a max=1
-        TooManySequences { sequences: 3, sequences_max: 2 }
+        TooManySequences { num_sequences: 3, max_num_seqs: 2 }
         > submit 1 a max=3
         > submit 2 b max=3
         > submit 3 c max=3
@@ -72,7 +72,7 @@ fn no_more_run_than_can_have_a_token_each() {
 }
 
 #[test]
-fn a_sequence_ends_by_its_stop_rule() {
+fn a_sequence_ends_by_its_stop_criteria() {
     let script = "
         submit 1 a max=3 stop=xy
         submit 2 b max=3 stop=xy min=2
@@ -119,13 +119,36 @@ fn a_sequence_ends_by_its_stop_rule() {
 }
 
 #[test]
-#[should_panic(expected = "the longest sequence (65 tokens) fits the cache (16 blocks of 4 tokens)")]
-fn a_cache_that_is_smaller_than_a_sequence_is_refused() {
-    Scheduler::new(SchedulerConfig { sequence_tokens_max: 65, ..config() });
+#[should_panic(expected = "a sequence of max_model_len (65) tokens must fit")]
+fn a_cache_smaller_than_a_sequence_panics() {
+    Scheduler::new(SchedulerConfig { max_model_len: 65, ..config() });
 }
 
 #[test]
-#[should_panic(expected = "a sequence id is used once")]
-fn an_id_in_use_is_refused() {
-    check(config(), "submit 1 a\nsubmit 2,1 b", expect![[""]]);
+#[should_panic(expected = "must not be used twice")]
+fn an_id_in_use_panics() {
+    check(config(), "submit 1 a\nsubmit 1,2 b", expect![[""]]);
+}
+
+#[test]
+fn a_clone_continues_from_the_same_state() {
+    let mut scheduler = Scheduler::new(config());
+    for id in 0..3 {
+        let stop = StopCriteria { max_tokens: 5, ..StopCriteria::default() };
+        scheduler.submit(NewRequest::new(id, 1, vec![1; 10], stop)).expect("there is room");
+    }
+    let step = |scheduler: &mut Scheduler| {
+        let (mut batch, mut events) = (Batch::default(), Vec::new());
+        scheduler.schedule(&mut batch);
+        let sampled: Vec<_> = batch.samples.iter().map(|&id| SampledToken::new(id, 2)).collect();
+        scheduler.commit(&batch, &sampled, &mut events);
+        (batch, events)
+    };
+    step(&mut scheduler);
+    let mut clone = scheduler.clone();
+    while !scheduler.is_idle() {
+        assert_eq!(step(&mut scheduler), step(&mut clone));
+        clone.check_invariants();
+    }
+    assert!(clone.is_idle());
 }

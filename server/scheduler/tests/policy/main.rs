@@ -1,11 +1,11 @@
-//! The policy, told as scripts and the batches that come of them. `UPDATE_EXPECT=1` rewrites the latter.
+//! The policy, as scripts and the batches that they produce. `UPDATE_EXPECT=1` updates the batches.
 
 mod adapters;
 mod admission;
 mod chunks;
 mod drafts;
-mod in_step;
 mod limits;
+mod lockstep;
 mod prefix;
 mod script;
 mod siblings;

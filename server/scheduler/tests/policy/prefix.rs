@@ -1,4 +1,4 @@
-//! What the prefix cache gives, and what is done so that it can.
+//! The prefix cache: hits, eviction, and requests that wait for blocks being computed.
 
 use expect_test::expect;
 use server_scheduler::SchedulerConfig;
@@ -42,7 +42,7 @@ fn a_prefix_of_full_blocks_is_computed_once() {
 }
 
 #[test]
-fn nothing_is_kept_without_a_prefix_cache() {
+fn nothing_is_cached_without_prefix_caching() {
     let script = "
         submit 1 abcdefghij max=1
         step
@@ -116,7 +116,7 @@ fn generated_blocks_are_cached_too() {
 }
 
 #[test]
-fn of_a_prompt_that_is_cached_whole_one_token_is_computed_in_a_copy() {
+fn the_last_token_of_a_fully_cached_prompt_is_computed_in_a_copy() {
     let script = "
         submit 1 abcdefgh max=2
         step
@@ -149,7 +149,7 @@ fn of_a_prompt_that_is_cached_whole_one_token_is_computed_in_a_copy() {
 }
 
 #[test]
-fn a_cached_block_that_is_evicted_for_its_own_copy_is_written_in_place() {
+fn a_cached_block_that_is_evicted_for_its_own_copy_is_overwritten_in_place() {
     let script = "
         submit 1 abcd max=1
         step
@@ -159,7 +159,7 @@ fn a_cached_block_that_is_evicted_for_its_own_copy_is_written_in_place() {
         step
         load
     ";
-    let config = SchedulerConfig { blocks_total: 2, sequence_tokens_max: 8, ..config() };
+    let config = SchedulerConfig { blocks_total: 2, max_model_len: 8, ..config() };
     check(
         config,
         script,
@@ -186,7 +186,7 @@ fn a_cached_block_that_is_evicted_for_its_own_copy_is_written_in_place() {
 }
 
 #[test]
-fn a_request_waits_for_the_block_that_another_computes_and_others_go_ahead() {
+fn a_request_waits_for_a_block_that_another_computes_and_others_overtake_it() {
     let script = "
         submit 1 a*24+b max=2
         submit 2 a*24+c max=2
@@ -230,7 +230,7 @@ fn a_request_waits_for_the_block_that_another_computes_and_others_go_ahead() {
 }
 
 #[test]
-fn who_waits_for_a_block_computes_it_when_the_other_is_gone() {
+fn a_waiting_request_computes_the_block_when_the_other_is_aborted() {
     let script = "
         submit 1 a*24+b max=2
         submit 2 a*24+c max=2
@@ -266,7 +266,7 @@ fn who_waits_for_a_block_computes_it_when_the_other_is_gone() {
 }
 
 #[test]
-fn the_least_recently_used_prefix_goes_first_and_its_end_before_its_start() {
+fn evicts_the_least_recently_used_prefix_first_and_its_end_before_its_start() {
     let script = "
         submit 1 a*8 max=1
         step
@@ -279,7 +279,7 @@ fn the_least_recently_used_prefix_goes_first_and_its_end_before_its_start() {
         submit 5 b*9 max=1
         step
     ";
-    let config = SchedulerConfig { blocks_total: 5, sequence_tokens_max: 20, ..config() };
+    let config = SchedulerConfig { blocks_total: 5, max_model_len: 20, ..config() };
     check(
         config,
         script,
@@ -314,7 +314,7 @@ fn the_least_recently_used_prefix_goes_first_and_its_end_before_its_start() {
 }
 
 #[test]
-fn a_prompt_that_is_scored_is_computed_whole_and_what_it_computes_is_kept() {
+fn a_scored_prompt_is_computed_completely_and_cached() {
     let script = "
         submit 1 abcdefghij max=1
         step
@@ -347,12 +347,12 @@ fn a_prompt_that_is_scored_is_computed_whole_and_what_it_computes_is_kept() {
 }
 
 #[test]
-fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahead() {
+fn a_step_has_a_limited_number_of_scored_tokens_and_other_requests_overtake() {
     let config = SchedulerConfig {
         block_tokens: 64,
-        batch_tokens_max: 512,
-        chunk_tokens_max: 512,
-        sequence_tokens_max: 512,
+        max_num_batched_tokens: 512,
+        max_chunk_tokens: 512,
+        max_model_len: 512,
         ..config()
     };
     let script = "
@@ -389,13 +389,13 @@ fn no_more_logits_of_prompts_are_wanted_in_a_step_than_may_be_and_others_go_ahea
 }
 
 #[test]
-fn nothing_is_shared_between_roots() {
+fn requests_with_different_prefix_seeds_share_no_blocks() {
     let script = "
         submit 1 abcdefghij max=1
         step
-        submit 2 abcdefghij max=1 root=7
+        submit 2 abcdefghij max=1 seed=7
         step
-        submit 3 abcdefghij max=1 root=7
+        submit 3 abcdefghij max=1 seed=7
         step
     ";
     check(
@@ -407,12 +407,12 @@ fn nothing_is_shared_between_roots() {
         1: 0+10 [0 1 2] -> 1
         1 started, 0 cached
         1 finished, Length
-        > submit 2 abcdefghij max=1 root=7
+        > submit 2 abcdefghij max=1 seed=7
         > step
         2: 0+10 [2 3 4] -> 2
         2 started, 0 cached
         2 finished, Length
-        > submit 3 abcdefghij max=1 root=7
+        > submit 3 abcdefghij max=1 seed=7
         > step
         3: 8+2 [2 3 4] -> 3
         3 started, 8 cached
@@ -422,8 +422,8 @@ fn nothing_is_shared_between_roots() {
 }
 
 #[test]
-fn a_prefix_that_others_go_on_from_outlasts_what_was_used_since() {
-    let config = SchedulerConfig { blocks_total: 5, sequence_tokens_max: 20, ..config() };
+fn a_shared_prefix_outlasts_blocks_used_more_recently() {
+    let config = SchedulerConfig { blocks_total: 5, max_model_len: 20, ..config() };
     let script = "
         submit 1 aaaab max=1
         step

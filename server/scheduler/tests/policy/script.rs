@@ -1,49 +1,51 @@
-//! Runs a script against a scheduler and writes down what it does.
+//! Runs a script against a scheduler and prints what the scheduler does.
 //!
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
-//!        min=1 stop=xy      the rest of the stop rule
-//!        root=7             what its first block follows
-//!        adapter=1          what it is computed with besides
-//!        tenant=2           whose request it is
-//!        scores=prompt      the logits of the prompt are wanted
-//!        go=in-step         they take their tokens together
-//! step 1=x                  a step, in which sequence 1 samples x; those not named sample z
-//! step 2<1=x                … sequence 2 goes on from the tokens of 1
-//! draft 1 xy                the next row of sequence 1 may have these drafts,
-//! step 1=1z                 of which one is accepted, and z sampled after it
+//!        min=1 stop=xy      the other stop criteria
+//!        seed=7             the seed of its prefix
+//!        adapter=1          the adapter that computes it
+//!        tenant=2           the tenant to which it belongs
+//!        scores=prompt      the logits of the prompt are needed
+//!        lockstep=yes       the sequences advance in lockstep
+//! step 1=x                  a step in which sequence 1 samples x and all others sample z
+//! step 2<1=x                … sequence 2 continues from the tokens of 1
+//! draft 1 xy                sequence 1 may have these drafts in the next step,
+//! step 1=1z                 of which one is accepted, and z is sampled after it
 //! step 1=?                  sequence 1 is suspended: its next token is not known yet
 //! resume 1=x                it is x
-//! steps 9                   as many steps, of which only events are written down
+//! steps 9                   as many steps, of which only the events are printed
 //! schedule                  the first half of a step,
 //! commit 1=x                and the second
 //! fail                      a step that fails, or the second half of one
 //! abort 1
 //! load
 //! ```
-//! A row `1: 8+4 [0 3 2] -> 1,2` computes 4 tokens of sequence 1 after 8 others, in the blocks 0, 3 and 2, and
-//! sequences 1 and 2 sample from it. With ` scores 8+3` the logits of three tokens from the eighth on are wanted.
+//! The line `1: 8+4 [0 3 2] -> 1,2` means that the step computes 4 tokens of sequence 1 after 8 computed ones, in the blocks
+//! 0, 3 and 2, and that the sequences 1 and 2 sample after them. With ` scores 8+3`, the logits of the three tokens from
+//! position 8 on are needed.
 
 use std::fmt::Write;
 
 use expect_test::Expect;
 use server_scheduler::{
-    Batch, BlockHash, Event, NewRequest, Sampled, Scheduler, SchedulerConfig, SequenceId, StopRule, TokenId,
+    Batch, BlockHash, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId, StopCriteria,
+    TokenId,
 };
 
-/// Small enough to see, with room for what is not about room.
+/// A small configuration with enough room for tests that are not about room.
 pub(crate) fn config() -> SchedulerConfig {
     SchedulerConfig {
         block_tokens: 4,
         blocks_total: 16,
-        batch_tokens_max: 16,
-        chunk_tokens_max: 16,
-        step_time_max: None,
-        sequences_max: 8,
-        waiting_max: 8,
-        sequence_tokens_max: 64,
+        max_num_batched_tokens: 16,
+        max_chunk_tokens: 16,
+        max_itl: None,
+        max_num_seqs: 8,
+        max_queue: 8,
+        max_model_len: 64,
         prefix_caching: true,
-        sequence_blocks_max: None,
+        kv_eviction_tokens: None,
     }
 }
 
@@ -55,6 +57,7 @@ pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
         in_flight: false,
         quiet: false,
         drafts: Vec::new(),
+        ids: Vec::new(),
         out: String::new(),
     };
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -69,8 +72,10 @@ struct Run {
     batch: Batch,
     in_flight: bool,
     quiet: bool,
-    /// Of the next batch.
+    /// The drafts for the next batch.
     drafts: Vec<(SequenceId, Vec<TokenId>)>,
+    /// The numbers that the script gives to sequences.
+    ids: Vec<(u64, SequenceId)>,
     out: String,
 }
 
@@ -80,12 +85,12 @@ impl Run {
         self.write(&format!("> {line}"));
         match command {
             "submit" => self.submit(rest),
-            "abort" => self.scheduler.abort(SequenceId(number(rest))),
+            "abort" => self.scheduler.abort(self.id(rest)),
             "schedule" => self.schedule(),
             "draft" => {
                 let (id, text) = rest.split_once(' ').expect("drafts");
-                let (id, drafts) = (SequenceId(number(id)), tokens(text));
-                self.scheduler.propose(id, drafts.len() as u32);
+                let (id, drafts) = (self.id(id), tokens(text));
+                self.scheduler.set_num_draft_tokens(id, drafts.len() as u32);
                 self.drafts.push((id, drafts));
             }
             "commit" => self.commit(rest),
@@ -107,8 +112,8 @@ impl Run {
                     self.schedule();
                 }
                 self.in_flight = false;
-                let dropped = self.scheduler.fail(&self.batch);
-                self.write(&format!("dropped {}", ids(&dropped)));
+                let removed = self.scheduler.fail(&self.batch);
+                self.write(&format!("dropped {}", self.names(&removed)));
             }
             "load" => {
                 let load = self.scheduler.load();
@@ -130,26 +135,26 @@ impl Run {
 
     fn submit(&mut self, rest: &str) {
         let mut words = rest.split(' ');
-        let sequences = words.next().into_iter().flat_map(|ids| ids.split(','));
-        let sequences = sequences.map(|id| SequenceId(number(id))).collect();
+        let names: Vec<u64> = words.next().into_iter().flat_map(|ids| ids.split(',')).map(number).collect();
+        self.ids.extend((0..).zip(&names).map(|(index, &name)| (name, SequenceId::new(names[0], index))));
         let prompt = words.next().map(tokens).unwrap_or_default();
-        let stop = StopRule { tokens_max: 1, ..StopRule::default() };
-        let mut request = NewRequest::new(sequences, prompt, stop);
+        let stop = StopCriteria { max_tokens: 1, ..StopCriteria::default() };
+        let mut request = NewRequest::new(names[0], names.len() as u32, prompt, stop);
         for word in words {
             match word.split_once('=').expect("a value") {
-                ("max", value) => request.stop.tokens_max = number(value) as u32,
-                ("min", value) => request.stop.tokens_min = number(value) as u32,
-                ("stop", value) => request.stop.tokens = tokens(value),
-                ("root", value) => request.root = BlockHash(number(value)),
+                ("max", value) => request.stop.max_tokens = number(value) as u32,
+                ("min", value) => request.stop.min_tokens = number(value) as u32,
+                ("stop", value) => request.stop.stop_token_ids = tokens(value),
+                ("seed", value) => request.prefix_seed = BlockHash(number(value)),
                 ("adapter", value) => request.adapter = number(value) as u32,
                 ("tenant", value) => request.tenant = u128::from(number(value)),
                 ("scores", value) => request.scores_prompt = value == "prompt",
-                ("go", value) => request.in_step = value == "in-step",
+                ("lockstep", value) => request.lockstep = value == "yes",
                 (other, _) => panic!("unknown word {other}"),
             }
         }
-        if let Err(rejected) = self.scheduler.submit(request) {
-            self.write(&format!("{rejected:?}"));
+        if let Err(rejection) = self.scheduler.submit(request) {
+            self.write(&format!("{rejection:?}"));
         }
     }
 
@@ -157,9 +162,9 @@ impl Run {
         self.scheduler.schedule(&mut self.batch);
         self.in_flight = true;
         let drafts = std::mem::take(&mut self.drafts);
-        for row in &self.batch.rows {
-            let range = self.batch.row_drafts(row);
-            if let Some((_, drafts)) = drafts.iter().find(|(id, _)| *id == row.sequence) {
+        for sequence in &self.batch.sequences {
+            let range = self.batch.drafts_of(sequence);
+            if let Some((_, drafts)) = drafts.iter().find(|(id, _)| *id == sequence.id) {
                 let count = range.len();
                 self.batch.tokens[range].copy_from_slice(&drafts[..count]);
             }
@@ -171,26 +176,29 @@ impl Run {
         for copy in &batch.copies {
             self.write(&format!("copy {} to {}", copy.from.0, copy.to.0));
         }
-        for row in &batch.rows {
-            let blocks: Vec<_> = batch.row_blocks(row).iter().map(|block| block.0.to_string()).collect();
-            let mut line =
-                format!("{}: {}+{} [{}]", row.sequence.0, row.past, row.tokens.len(), blocks.join(" "));
-            if !row.scored.is_empty() {
-                let first = row.past + row.scored.start - row.tokens.start;
-                write!(line, " scores {first}+{}", row.scored.len()).expect("a string takes all");
+        for sequence in &batch.sequences {
+            let blocks: Vec<_> =
+                batch.block_table_of(sequence).iter().map(|block| block.0.to_string()).collect();
+            let (name, computed) = (self.names(&[sequence.id]), sequence.computed_tokens);
+            let mut line = format!("{name}: {computed}+{} [{}]", sequence.tokens.len(), blocks.join(" "));
+            if !sequence.scored_tokens.is_empty() {
+                let first = computed + sequence.scored_tokens.start - sequence.tokens.start;
+                write!(line, " scores {first}+{}", sequence.scored_tokens.len())
+                    .expect("writing to a string succeeds");
             }
-            if row.drafts > 0 {
-                write!(line, " drafts {}", row.drafts).expect("a string takes all");
+            if sequence.num_draft_tokens > 0 {
+                write!(line, " drafts {}", sequence.num_draft_tokens).expect("writing to a string succeeds");
             }
-            if row.adapter > 0 {
-                write!(line, " adapter {}", row.adapter).expect("a string takes all");
+            if sequence.adapter > 0 {
+                write!(line, " adapter {}", sequence.adapter).expect("writing to a string succeeds");
             }
-            if !row.samples.is_empty() {
-                write!(line, " -> {}", ids(batch.row_samples(row))).expect("a string takes all");
+            if !sequence.samples.is_empty() {
+                write!(line, " -> {}", self.names(batch.samples_of(sequence)))
+                    .expect("writing to a string succeeds");
             }
             self.write(&line);
         }
-        if batch.rows.is_empty() {
+        if batch.sequences.is_empty() {
             self.write("nothing");
         }
         self.batch = batch;
@@ -199,15 +207,15 @@ impl Run {
     fn commit(&mut self, rest: &str) {
         let given: Vec<_> = rest.split(' ').filter_map(|word| word.split_once('=')).collect();
         let token = |&id: &SequenceId| {
-            let mut sampled = Sampled::new(id, TokenId::from(b'z'));
+            let mut sampled = SampledToken::new(id, TokenId::from(b'z'));
             for (name, letter) in &given {
-                let (name, from) = name.split_once('<').unwrap_or((name, name));
-                if number(name) == id.0 {
+                let (name, parent) = name.split_once('<').unwrap_or((name, name));
+                if self.id(name) == id {
                     let (accepted, letter) = letter.split_at(letter.len() - 1);
-                    let accepted = if accepted.is_empty() { 0 } else { number(accepted) as u32 };
-                    let from = SequenceId(number(from));
+                    let accepted_drafts = if accepted.is_empty() { 0 } else { number(accepted) as u32 };
+                    let parent = self.id(parent);
                     let token = (letter != "?").then(|| tokens(letter)[0]);
-                    sampled = Sampled { from, accepted, token, ..sampled };
+                    sampled = SampledToken { parent, accepted_drafts, token, ..sampled };
                 }
             }
             sampled
@@ -221,12 +229,13 @@ impl Run {
 
     fn resume(&mut self, rest: &str) {
         let sampled = rest.split(' ').filter_map(|word| word.split_once('=')).map(|(name, letter)| {
-            let (name, from) = name.split_once('<').unwrap_or((name, name));
-            let from = SequenceId(number(from));
-            Sampled { from, ..Sampled::new(SequenceId(number(name)), tokens(letter)[0]) }
+            let (name, parent) = name.split_once('<').unwrap_or((name, name));
+            let parent = self.id(parent);
+            SampledToken { parent, ..SampledToken::new(self.id(name), tokens(letter)[0]) }
         });
+        let sampled: Vec<_> = sampled.collect();
         let mut events = Vec::new();
-        self.scheduler.resume(&sampled.collect::<Vec<_>>(), &mut events);
+        self.scheduler.resume(&sampled, &mut events);
         self.write_events(&events);
     }
 
@@ -234,13 +243,27 @@ impl Run {
         for event in events {
             match event {
                 Event::Started { sequence, cached_tokens } => {
-                    self.write(&format!("{} started, {cached_tokens} cached", sequence.0));
+                    self.write(&format!("{} started, {cached_tokens} cached", self.names(&[*sequence])));
                 }
                 Event::Finished { sequence, reason } => {
-                    self.write(&format!("{} finished, {reason:?}", sequence.0));
+                    self.write(&format!("{} finished, {reason:?}", self.names(&[*sequence])));
                 }
             }
         }
+    }
+
+    /// The id of the sequence that the script calls by this number. A number can be used again once its sequence has ended.
+    fn id(&self, name: &str) -> SequenceId {
+        let name = number(name);
+        let id = self.ids.iter().rfind(|(other, _)| *other == name);
+        id.map_or(SequenceId::new(name, 0), |(_, id)| *id)
+    }
+
+    /// The numbers that the script gives to sequences.
+    fn names(&self, ids: &[SequenceId]) -> String {
+        let name =
+            |id: &SequenceId| self.ids.iter().rfind(|(_, other)| other == id).expect("a submitted one").0;
+        ids.iter().map(|id| name(id).to_string()).collect::<Vec<_>>().join(",")
     }
 
     fn write(&mut self, line: &str) {
@@ -262,8 +285,4 @@ fn tokens(text: &str) -> Vec<TokenId> {
 
 fn number(text: &str) -> u64 {
     text.parse().expect("a number")
-}
-
-fn ids(ids: &[SequenceId]) -> String {
-    ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(",")
 }

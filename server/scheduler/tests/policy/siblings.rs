@@ -6,7 +6,7 @@ use server_scheduler::SchedulerConfig;
 use crate::script::{check, config};
 
 #[test]
-fn siblings_share_the_prompt_and_all_but_the_last_copy_its_last_block() {
+fn siblings_share_the_prompt_and_all_but_one_copy_its_last_block() {
     let script = "
         submit 1,2,3 abcdef max=4
         step 1=x 2=y 3=z
@@ -50,7 +50,7 @@ fn siblings_share_the_prompt_and_all_but_the_last_copy_its_last_block() {
 }
 
 #[test]
-fn siblings_that_generate_the_same_come_to_share_it() {
+fn siblings_that_generate_the_same_tokens_share_their_blocks() {
     let script = "
         submit 1,2 abcdef max=9
         step
@@ -87,7 +87,7 @@ fn siblings_that_generate_the_same_come_to_share_it() {
 }
 
 #[test]
-fn siblings_run_together_or_not_at_all() {
+fn siblings_are_admitted_together() {
     let script = "
         submit 1,2 a max=2
         submit 3,4 b max=2
@@ -98,7 +98,7 @@ fn siblings_run_together_or_not_at_all() {
         step
     ";
     check(
-        SchedulerConfig { sequences_max: 3, ..config() },
+        SchedulerConfig { max_num_seqs: 3, ..config() },
         script,
         expect![[r#"
             > submit 1,2 a max=2
@@ -126,7 +126,7 @@ fn siblings_run_together_or_not_at_all() {
 }
 
 #[test]
-fn a_sibling_goes_on_when_the_one_that_computes_the_prompt_is_aborted() {
+fn a_sibling_replaces_the_sequence_that_computes_the_prompt_when_it_is_aborted() {
     let script = "
         submit 1,2,3 a*20 max=2
         step
@@ -160,7 +160,7 @@ fn a_sibling_goes_on_when_the_one_that_computes_the_prompt_is_aborted() {
 }
 
 #[test]
-fn a_preempted_sibling_is_computed_by_itself() {
+fn a_preempted_sibling_is_recomputed_alone() {
     let script = "
         submit 1,2 a*10 max=6
         step
@@ -173,7 +173,7 @@ fn a_preempted_sibling_is_computed_by_itself() {
         step
     ";
     check(
-        SchedulerConfig { blocks_total: 4, sequence_tokens_max: 16, ..config() },
+        SchedulerConfig { blocks_total: 4, max_model_len: 16, ..config() },
         script,
         expect![[r#"
         > submit 1,2 a*10 max=6

@@ -6,7 +6,7 @@ use server_scheduler::SchedulerConfig;
 use crate::script::{check, config};
 
 #[test]
-fn a_suspended_sequence_skips_steps_and_nothing_of_it_is_computed_again() {
+fn a_suspended_sequence_skips_steps_and_is_not_recomputed() {
     let script = "
         submit 1 abcdef max=3
         submit 2 gh max=9
@@ -47,14 +47,14 @@ fn a_suspended_sequence_skips_steps_and_nothing_of_it_is_computed_again() {
 }
 
 #[test]
-fn sequences_of_a_prompt_are_suspended_one_by_one_and_those_in_step_resume_together() {
+fn siblings_are_suspended_individually_and_lockstep_groups_resume_together() {
     let script = "
         submit 1,2 abcd max=3
         step 1=? 2=x
         step 2=y
         resume 1=x
         step
-        submit 3,4 efgh max=9 go=in-step
+        submit 3,4 efgh max=9 lockstep=yes
         step 3=? 4=?
         step
         resume 3=x 4<3=y
@@ -75,7 +75,7 @@ fn sequences_of_a_prompt_are_suspended_one_by_one_and_those_in_step_resume_toget
         1: 4+1 [0 2] -> 1
         2: 5+1 [0 1] -> 2
         2 finished, Length
-        > submit 3,4 efgh max=9 go=in-step
+        > submit 3,4 efgh max=9 lockstep=yes
         > step 3=? 4=?
         1: 5+1 [0 2] -> 1
         3: 0+4 [1] -> 3,4
@@ -92,9 +92,9 @@ fn sequences_of_a_prompt_are_suspended_one_by_one_and_those_in_step_resume_toget
 }
 
 #[test]
-fn a_suspended_sequence_may_be_preempted_and_others_are_admitted_before_it() {
-    // Six blocks, of which the first sequence comes to need all.
-    let config = SchedulerConfig { blocks_total: 6, sequence_tokens_max: 24, ..config() };
+fn a_suspended_sequence_may_be_preempted_and_others_overtake_it() {
+    // The first sequence needs all six blocks eventually.
+    let config = SchedulerConfig { blocks_total: 6, max_model_len: 24, ..config() };
     let script = "
         submit 1 abcdefghijklmn max=9
         submit 2 opq max=9

@@ -1,9 +1,8 @@
-//! A KV cache that holds, in place of keys and values, what they would have been computed from: the hash of
-//! the token and of everything before it.
+//! A KV cache that holds hashes instead of keys and values: those of the token and of all tokens before it.
 
-use server_scheduler::{Batch, BlockId, Row, TokenId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, TokenId};
 
-/// What a slot holds after a token was computed into it; `None` is garbage.
+/// The content of a slot; `None` if it is undefined.
 pub(crate) type Entry = Option<u64>;
 
 pub(crate) struct Cache {
@@ -11,7 +10,7 @@ pub(crate) struct Cache {
     slots: Vec<Entry>,
 }
 
-/// The entries of a sequence's tokens, computed with an adapter.
+/// The entries of a sequence's tokens if an adapter computes them.
 fn history(adapter: u32, tokens: &[TokenId]) -> impl Iterator<Item = u64> {
     tokens.iter().scan(u64::from(adapter), |state, &token| {
         *state = (*state ^ (u64::from(token) + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(23);
@@ -26,64 +25,67 @@ impl Cache {
 
     pub(crate) fn copy_blocks(&mut self, batch: &Batch) {
         for copy in &batch.copies {
-            assert_ne!(copy.from, copy.to, "a copy has a source");
+            assert_ne!(copy.from, copy.to, "a block is not copied to itself");
             let from = self.slot(copy.from, 0);
             let to = self.slot(copy.to, 0);
             self.slots.copy_within(from..from + self.block_tokens, to);
         }
     }
 
-    /// Computes the tokens of `row`, the last of a sequence's first `tokens`.
-    pub(crate) fn write(&mut self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
-        let end = row.past as usize + row.tokens.len();
-        for (position, entry) in history(row.adapter, &tokens[..end]).enumerate().skip(row.past as usize) {
-            let at = self.at(batch.row_blocks(row), position - row.left as usize);
+    /// Writes the entries of the tokens that the step computes of a sequence.
+    pub(crate) fn write(&mut self, batch: &Batch, sequence: &ScheduledSequence, tokens: &[TokenId]) {
+        let end = sequence.computed_tokens as usize + sequence.tokens.len();
+        for (position, entry) in
+            history(sequence.adapter, &tokens[..end]).enumerate().skip(sequence.computed_tokens as usize)
+        {
+            let at = self.at(batch.block_table_of(sequence), position - sequence.evicted_tokens as usize);
             self.slots[at] = Some(entry);
         }
     }
 
-    /// Asserts that `row` finds the whole history of its sequence, but for blocks of it that it has left: neither the first, nor
-    /// those before the one that it writes.
-    pub(crate) fn read(&self, batch: &Batch, row: &Row, tokens: &[TokenId]) {
-        let end = row.past as usize + row.tokens.len();
-        let history: Vec<Entry> = history(row.adapter, &tokens[..end]).map(Some).collect();
+    /// Asserts that a sequence reads its whole history, except for evicted blocks, which may not include the first block.
+    pub(crate) fn read(&self, batch: &Batch, sequence: &ScheduledSequence, tokens: &[TokenId]) {
+        let end = sequence.computed_tokens as usize + sequence.tokens.len();
+        let history: Vec<Entry> = history(sequence.adapter, &tokens[..end]).map(Some).collect();
         let mut expected = history.chunks(self.block_tokens);
-        let mut left = row.left as usize;
-        for (index, &block) in batch.row_blocks(row).iter().enumerate() {
+        let mut evicted = sequence.evicted_tokens as usize;
+        for (index, &block) in batch.block_table_of(sequence).iter().enumerate() {
             let at = self.slot(block, 0);
-            let is_found = |entries: &&[Entry]| self.slots[at..at + entries.len()] == **entries;
+            let is_cached = |entries: &&[Entry]| self.slots[at..at + entries.len()] == **entries;
             let skipped =
-                expected.by_ref().take_while(|entries| !is_found(entries)).count() * self.block_tokens;
+                expected.by_ref().take_while(|entries| !is_cached(entries)).count() * self.block_tokens;
             assert!(
-                skipped <= left && (skipped == 0 || index > 0),
-                "{:?} finds its block {index}",
-                row.sequence
+                skipped <= evicted && (skipped == 0 || index > 0),
+                "{:?} reads its block {index}",
+                sequence.id
             );
-            left -= skipped;
+            evicted -= skipped;
         }
-        assert!(left == 0 && expected.next().is_none(), "{:?} finds all but what it left", row.sequence);
+        assert!(evicted == 0 && expected.next().is_none(), "{:?} reads all but evicted blocks", sequence.id);
     }
 
-    /// Loses everything.
+    /// Makes all content undefined.
     pub(crate) fn clear(&mut self) {
         self.slots.fill(None);
     }
 
-    /// What a block holds.
+    /// The content of a block.
     pub(crate) fn block(&self, block: BlockId) -> Vec<Entry> {
         let at = self.slot(block, 0);
         self.slots[at..at + self.block_tokens].to_vec()
     }
 
-    /// Writes all that a block holds.
+    /// Sets the content of a block.
     pub(crate) fn set_block(&mut self, block: BlockId, entries: &[Entry]) {
         let at = self.slot(block, 0);
         self.slots[at..at + self.block_tokens].copy_from_slice(entries);
     }
 
-    /// What a failed step leaves in the blocks of `row` that it was to write.
-    pub(crate) fn spoil(&mut self, batch: &Batch, row: &Row) {
-        for block in &batch.row_blocks(row)[row.cached() as usize / self.block_tokens..] {
+    /// Makes the content of the blocks undefined that a failed step was to write for a sequence.
+    pub(crate) fn spoil(&mut self, batch: &Batch, sequence: &ScheduledSequence) {
+        for block in
+            &batch.block_table_of(sequence)[sequence.resident_tokens() as usize / self.block_tokens..]
+        {
             let at = self.slot(*block, 0);
             self.slots[at..at + self.block_tokens].fill(None);
         }

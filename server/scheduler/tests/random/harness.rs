@@ -1,29 +1,29 @@
-//! Drives a scheduler at random and knows what it ought to do.
+//! Drives a scheduler at random and checks what it does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::random::Random;
-use kept::Kept;
 use server_scheduler::{
-    Batch, BlockHash, Event, FinishReason, NewRequest, Rejected, Row, Sampled, Scheduler, SchedulerConfig,
-    SequenceId, StopRule, TokenId,
+    Batch, BlockHash, Event, FinishReason, NewRequest, Rejection, SampledToken, ScheduledSequence, Scheduler,
+    SchedulerConfig, SequenceId, StopCriteria, TokenId,
 };
+use storage::Storage;
 
-mod kept;
+mod storage;
 mod tokens;
 
 pub(crate) struct Setup {
     pub(crate) config: SchedulerConfig,
     pub(crate) hash: fn(BlockHash, &[TokenId]) -> BlockHash,
-    /// Few tokens: prompts share prefixes by chance.
+    /// The number of different tokens. With few of them, prompts share prefixes by chance.
     pub(crate) vocabulary: u32,
-    /// Whether evicted blocks are kept, and may come back.
-    pub(crate) keeps: bool,
+    /// Whether evicted blocks are stored and restored.
+    pub(crate) spills: bool,
 }
 
-/// How often things happened.
+/// Counts of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) submitted: u32,
@@ -37,27 +37,26 @@ pub(crate) struct Totals {
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
     pub(crate) scored: u32,
-    /// Sequences in step that took over the tokens of another.
-    pub(crate) taken_over: u32,
+    /// Sequences in lockstep that continued from another.
+    pub(crate) reassigned: u32,
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
     pub(crate) preempted: u64,
-    pub(crate) read_back: u32,
-    /// Readings that were given up, and those of which a block was gone.
-    pub(crate) late: u32,
-    pub(crate) unreadable: u32,
-    /// Times the cache was given up, with nothing in work.
-    pub(crate) slept: u32,
-    /// Sequences that were suspended.
+    pub(crate) restored: u32,
+    /// Restores that the harness ended early.
+    pub(crate) ended_restores: u32,
+    /// Restores that ended because a block was no longer stored.
+    pub(crate) missing: u32,
+    /// Times the cache was cleared.
+    pub(crate) cleared: u32,
     pub(crate) suspended: u32,
-    /// Tokens that rows had left.
-    pub(crate) left: u32,
-    /// Of which sequences were in which blocks, in all steps.
+    pub(crate) evicted_tokens: u32,
+    /// A digest of the sequences and blocks of all steps.
     pub(crate) digest: u64,
 }
 
-/// What the harness knows of a sequence, for ever.
-struct Known {
+/// The expected state of a sequence, which the harness keeps after its end.
+struct SequenceRecord {
     request: u32,
     tokens: Vec<TokenId>,
     prompt_tokens: usize,
@@ -66,14 +65,15 @@ struct Known {
 }
 
 struct Request {
-    stop: StopRule,
-    /// Tokens of the prompt whose logits are wanted, and of those that were computed.
+    stop: StopCriteria,
+    /// Number of prompt tokens whose logits are needed.
     to_score: u32,
+    /// Number of those whose logits were computed.
     scored: u32,
     started: bool,
-    in_step: bool,
+    lockstep: bool,
     alive: u32,
-    /// Steps since it is the oldest.
+    /// Number of steps since it became the oldest.
     steps_as_oldest: u32,
 }
 
@@ -85,18 +85,19 @@ pub(crate) struct Harness {
     vocabulary: u32,
     scheduler: Scheduler,
     cache: Cache,
-    keeps: bool,
-    kept: Kept,
+    spills: bool,
+    storage: Storage,
     batch: Batch,
-    sequences: BTreeMap<SequenceId, Known>,
-    /// Sequences that are suspended, and some that were and have ended.
+    sequences: BTreeMap<SequenceId, SequenceRecord>,
+    /// Suspended sequences, and some that were suspended and have ended.
     suspended: Vec<SequenceId>,
     requests: BTreeMap<u32, Request>,
-    ids: u64,
+    /// The ids of all sequences ever submitted or rejected.
+    ids: Vec<SequenceId>,
     totals: Totals,
 }
 
-/// Tells where it was when a test fails.
+/// Prints the seed and the operation when a test fails.
 impl Drop for Harness {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -107,10 +108,10 @@ impl Drop for Harness {
 
 impl Harness {
     pub(crate) fn new(seed: u64, setup: Setup) -> Self {
-        let Setup { config, hash, vocabulary, keeps } = setup;
+        let Setup { config, hash, vocabulary, spills } = setup;
         let mut scheduler = Scheduler::with_block_hash(config.clone(), hash);
-        if keeps {
-            scheduler.tell_evicted(kept::keying(2));
+        if spills {
+            scheduler.enable_spill(storage::key_scheme(2));
         }
         Self {
             seed,
@@ -118,15 +119,15 @@ impl Harness {
             random: Random(seed),
             vocabulary,
             scheduler,
-            keeps,
-            kept: Kept::default(),
+            spills,
+            storage: Storage::default(),
             cache: Cache::new(config.blocks_total, config.block_tokens),
             config,
             batch: Batch::default(),
             sequences: BTreeMap::new(),
             suspended: Vec::new(),
             requests: BTreeMap::new(),
-            ids: 0,
+            ids: Vec::new(),
             totals: Totals::default(),
         }
     }
@@ -145,7 +146,7 @@ impl Harness {
         self.check();
     }
 
-    /// Steps until nothing is left, and checks that nothing is.
+    /// Runs steps until the scheduler is idle, and checks that nothing remains.
     pub(crate) fn drain(&mut self) {
         while !self.scheduler.is_idle() {
             self.operation += 1;
@@ -168,45 +169,46 @@ impl Harness {
 
     fn submit(&mut self) {
         let random = &mut self.random;
-        let count = if random.once_in(4) { random.below(self.config.sequences_max) + 2 } else { 1 };
-        let prompt_tokens = random.below(self.config.sequence_tokens_max + 2);
-        // Half of the prompts start with the same token over and over.
-        let monotonous = if random.once_in(2) { random.below(prompt_tokens + 1) } else { 0 };
+        let count = if random.once_in(4) { random.below(self.config.max_num_seqs) + 2 } else { 1 };
+        let prompt_tokens = random.below(self.config.max_model_len + 2);
+        // Half of the prompts start with a repeated token.
+        let repeated = if random.once_in(2) { random.below(prompt_tokens + 1) } else { 0 };
         let prompt: Vec<_> = (0..prompt_tokens)
-            .map(|position| if position < monotonous { 0 } else { random.below(self.vocabulary) })
+            .map(|position| if position < repeated { 0 } else { random.below(self.vocabulary) })
             .collect();
-        let stop = StopRule {
-            tokens: if random.once_in(2) { vec![0] } else { vec![] },
-            tokens_max: random.below(20),
-            tokens_min: random.below(4),
+        let stop = StopCriteria {
+            stop_token_ids: if random.once_in(2) { vec![0] } else { vec![] },
+            max_tokens: random.below(20),
+            min_tokens: random.below(4),
         };
-        let sequences: Vec<_> = (self.ids..).map(SequenceId).take(count as usize).collect();
-        self.ids += u64::from(count);
+        let id = self.ids.len() as u64;
+        let sequences: Vec<_> = (0..count).map(|index| SequenceId::new(id, index)).collect();
+        self.ids.extend(&sequences);
         let waiting = self.scheduler.load().waiting;
-        let mut request = NewRequest::new(sequences.clone(), prompt.clone(), stop.clone());
-        request.in_step = random.once_in(3);
-        let in_step = request.in_step;
+        let mut request = NewRequest::new(id, count, prompt.clone(), stop.clone());
+        request.lockstep = random.once_in(3);
+        let lockstep = request.lockstep;
         request.scores_prompt = random.once_in(6);
-        request.root = if random.once_in(3) { BlockHash(7) } else { BlockHash::ROOT };
+        request.prefix_seed = if random.once_in(3) { BlockHash(7) } else { BlockHash::NONE };
         request.adapter = if random.once_in(12) { random.below(3) } else { 0 };
         request.tenant = u128::from(random.below(3));
         let adapter = request.adapter;
         let to_score = if request.scores_prompt { prompt_tokens.saturating_sub(1) } else { 0 };
         let result = self.scheduler.submit(request);
         let config = &self.config;
-        let sequences_max = config.sequences_max.min(config.batch_tokens_max);
-        let each = config.blocks_total / count * config.block_tokens;
-        let sequence_tokens_max =
-            if in_step { config.sequence_tokens_max.min(each) } else { config.sequence_tokens_max };
+        let max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
+        let lockstep_len = config.blocks_total / count * config.block_tokens;
+        let max_model_len =
+            if lockstep { config.max_model_len.min(lockstep_len) } else { config.max_model_len };
         let expected = match () {
-            () if prompt.is_empty() => Err(Rejected::EmptyPrompt),
-            () if prompt_tokens + stop.tokens_max.max(1) > sequence_tokens_max => {
-                Err(Rejected::TooLong { prompt_tokens, sequence_tokens_max })
+            () if prompt.is_empty() => Err(Rejection::EmptyPrompt),
+            () if prompt_tokens + stop.max_tokens.max(1) > max_model_len => {
+                Err(Rejection::TooLong { prompt_tokens, max_model_len })
             }
-            () if count > sequences_max => {
-                Err(Rejected::TooManySequences { sequences: count, sequences_max })
+            () if count > max_num_seqs => {
+                Err(Rejection::TooManySequences { num_sequences: count, max_num_seqs })
             }
-            () if waiting + count > config.waiting_max => Err(Rejected::QueueFull),
+            () if waiting + count > config.max_queue => Err(Rejection::QueueFull),
             () => Ok(()),
         };
         assert_eq!(result, expected);
@@ -218,63 +220,70 @@ impl Harness {
         self.totals.submitted += 1;
         for id in sequences {
             let tokens = prompt.clone();
-            let known = Known { request: number, prompt_tokens: tokens.len(), tokens, adapter, alive: true };
-            self.sequences.insert(id, known);
+            let prompt_tokens = tokens.len();
+            let record = SequenceRecord { request: number, prompt_tokens, tokens, adapter, alive: true };
+            self.sequences.insert(id, record);
         }
         let request =
-            Request { stop, to_score, scored: 0, started: false, in_step, alive: count, steps_as_oldest: 0 };
+            Request { stop, to_score, scored: 0, started: false, lockstep, alive: count, steps_as_oldest: 0 };
         self.requests.insert(number, request);
     }
 
     fn abort(&mut self) {
-        // Now and then one that has ended, or never was.
-        let id = SequenceId(self.ids.saturating_sub(u64::from(self.random.below(30))));
+        let id = self.recent_id();
         self.scheduler.abort(id);
-        if self.sequences.get(&id).is_some_and(|known| known.alive) {
+        if self.sequences.get(&id).is_some_and(|record| record.alive) {
             self.totals.aborted += 1;
             self.end(id);
         }
     }
 
+    /// A recent sequence, which may have ended or never have existed.
+    fn recent_id(&mut self) -> SequenceId {
+        let at = self.ids.len().saturating_sub(self.random.below(30) as usize);
+        self.ids.get(at).copied().unwrap_or(SequenceId::new(self.ids.len() as u64, 0))
+    }
+
     fn end(&mut self, id: SequenceId) {
-        let known = self.sequences.get_mut(&id).expect("a known one");
-        assert!(std::mem::replace(&mut known.alive, false), "{id:?} ends once");
-        let request = self.requests.get_mut(&known.request).expect("a known one");
+        let record = self.sequences.get_mut(&id).expect("it was submitted");
+        assert!(std::mem::replace(&mut record.alive, false), "{id:?} ends once");
+        let request = self.requests.get_mut(&record.request).expect("it was submitted");
         request.alive -= 1;
         if request.alive == 0 {
-            self.requests.remove(&known.request);
+            self.requests.remove(&record.request);
         }
     }
 
     fn step(&mut self) {
         let mut batch = std::mem::take(&mut self.batch);
-        self.propose();
+        self.set_drafts();
         self.resume();
         self.check();
-        self.read_back();
+        self.restore_blocks();
         self.scheduler.schedule(&mut batch);
-        self.keep();
-        self.kept.ask(self.scheduler.take_reads());
-        for row in &batch.rows {
-            let drafts = batch.row_drafts(row);
+        self.store_evicted();
+        self.storage.request(self.scheduler.drain_restores());
+        for sequence in &batch.sequences {
+            let drafts = batch.drafts_of(sequence);
             batch.tokens[drafts].fill_with(|| self.random.below(self.vocabulary));
         }
-        let waits = self.scheduler.is_idle() || self.scheduler.is_reading() || self.scheduler.has_suspended();
-        assert!(!batch.rows.is_empty() || waits, "whoever has work gets some");
-        assert!(batch.rows.is_empty() || !self.scheduler.is_idle());
+        let waits =
+            self.scheduler.is_idle() || self.scheduler.is_restoring() || self.scheduler.has_suspended();
+        assert!(!batch.sequences.is_empty() || waits, "a scheduler with work schedules some");
+        assert!(batch.sequences.is_empty() || !self.scheduler.is_idle());
         self.check();
-        if batch.rows.is_empty() {
+        if batch.sequences.is_empty() {
             self.batch = batch;
-            self.sleep();
+            self.clear_cache();
             return;
         }
         self.check_batch(&batch);
         self.totals.copies += batch.copies.len() as u32;
         self.totals.computed_tokens += batch.tokens.len() as u32;
         let seen = batch
-            .rows
+            .sequences
             .iter()
-            .map(|row| row.sequence.0)
+            .map(|sequence| sequence.id.request ^ u64::from(sequence.id.index) << 32)
             .chain(batch.blocks.iter().map(|block| block.0.into()));
         for number in seen {
             self.totals.digest = Random(self.totals.digest ^ number).next();
@@ -292,156 +301,172 @@ impl Harness {
             self.run(&batch);
             self.commit(&batch);
         }
-        if self.config.step_time_max.is_some() {
+        if self.config.max_itl.is_some() {
             let time = Duration::from_micros(self.random.below(10_000).into());
-            self.scheduler.took(&batch, time);
+            self.scheduler.record_step(&batch, time);
         }
         self.check_progress();
         self.batch = batch;
     }
 
-    /// What can be seen of a batch without running it.
+    /// Checks a batch before it is run.
     fn check_batch(&self, batch: &Batch) {
-        assert!(batch.tokens.len() <= self.config.batch_tokens_max as usize, "the budget is kept");
-        assert!(batch.rows.len() <= self.config.sequences_max as usize);
+        assert!(
+            batch.tokens.len() <= self.config.max_num_batched_tokens as usize,
+            "the budget is not exceeded"
+        );
+        assert!(batch.sequences.len() <= self.config.max_num_seqs as usize);
         let mut ends = (0, 0, 0);
         let mut written = BTreeMap::new();
-        for row in &batch.rows {
-            assert_eq!((row.tokens.start, row.blocks.start, row.samples.start), ends, "one after the other");
-            ends = (row.tokens.end, row.blocks.end, row.samples.end);
-            let known = &self.sequences[&row.sequence];
-            assert!(known.alive, "nobody computes for the dead");
-            let tokens = with_drafts(known, batch, row);
-            let range = row.past as usize..row.past as usize + row.tokens.len();
-            assert!(!range.is_empty());
-            assert_eq!(batch.row_tokens(row), &tokens[range.clone()], "a row has its own tokens");
-            assert_eq!(row.adapter, known.adapter, "a row has its own adapter");
-            let generated = tokens.len() - known.prompt_tokens;
-            let stop = &self.requests[&known.request].stop;
-            assert!(row.drafts == 0 || generated < stop.tokens_max as usize, "a token can follow");
-            let block_tokens = self.config.block_tokens as usize;
-            let held = (range.end - row.left as usize).div_ceil(block_tokens);
-            assert_eq!(row.blocks.len(), held);
-            assert!(
-                row.left == 0 || range.end > known.prompt_tokens,
-                "nothing of a prompt is left while it is computed"
+        for sequence in &batch.sequences {
+            assert_eq!(
+                (sequence.tokens.start, sequence.blocks.start, sequence.samples.start),
+                ends,
+                "the ranges follow each other"
             );
-            assert_eq!(!row.samples.is_empty(), range.end == tokens.len(), "sampled at the end only");
-            self.check_scores(row);
-            for &id in batch.row_samples(row) {
-                assert!(self.sequences[&id].alive && self.sequences[&id].request == known.request);
+            ends = (sequence.tokens.end, sequence.blocks.end, sequence.samples.end);
+            let record = &self.sequences[&sequence.id];
+            assert!(record.alive, "a scheduled sequence has not ended");
+            let tokens = with_drafts(record, batch, sequence);
+            let range =
+                sequence.computed_tokens as usize..sequence.computed_tokens as usize + sequence.tokens.len();
+            assert!(!range.is_empty());
+            assert_eq!(batch.tokens_of(sequence), &tokens[range.clone()], "a sequence has its own tokens");
+            assert_eq!(sequence.adapter, record.adapter, "a sequence has its own adapter");
+            let generated = tokens.len() - record.prompt_tokens;
+            let stop = &self.requests[&record.request].stop;
+            assert!(
+                sequence.num_draft_tokens == 0 || generated < stop.max_tokens as usize,
+                "a token can follow the drafts"
+            );
+            let block_tokens = self.config.block_tokens as usize;
+            let num_blocks = (range.end - sequence.evicted_tokens as usize).div_ceil(block_tokens);
+            assert_eq!(sequence.blocks.len(), num_blocks);
+            assert!(
+                sequence.evicted_tokens == 0 || range.end > record.prompt_tokens,
+                "no block of a prompt is evicted while it is computed"
+            );
+            assert_eq!(!sequence.samples.is_empty(), range.end == tokens.len(), "only the end is sampled");
+            self.check_scores(sequence);
+            for &id in batch.samples_of(sequence) {
+                assert!(self.sequences[&id].alive && self.sequences[&id].request == record.request);
             }
-            let Request { in_step, alive, .. } = self.requests[&known.request];
-            if in_step && !row.samples.is_empty() {
+            let Request { lockstep, alive, .. } = self.requests[&record.request];
+            if lockstep && !sequence.samples.is_empty() {
                 let sampling =
-                    batch.samples.iter().filter(|id| self.sequences[id].request == known.request).count();
-                assert_eq!(sampling, alive as usize, "all of them or none");
+                    batch.samples.iter().filter(|id| self.sequences[id].request == record.request).count();
+                assert_eq!(sampling, alive as usize, "all sequences in lockstep sample, or none");
             }
-            for block in &batch.row_blocks(row)[row.cached() as usize / block_tokens..] {
-                assert_eq!(written.insert(*block, row.sequence), None, "a block has one writer");
+            for block in &batch.block_table_of(sequence)[sequence.resident_tokens() as usize / block_tokens..]
+            {
+                assert_eq!(written.insert(*block, sequence.id), None, "one sequence writes a block");
             }
         }
         assert_eq!(ends, (batch.tokens.len() as u32, batch.blocks.len() as u32, batch.samples.len() as u32));
-        for row in &batch.rows {
-            for block in batch.row_blocks(row) {
-                let writer = written.get(block).copied().unwrap_or(row.sequence);
-                assert_eq!(writer, row.sequence, "nobody reads what another writes");
+        for sequence in &batch.sequences {
+            for block in batch.block_table_of(sequence) {
+                let writer = written.get(block).copied().unwrap_or(sequence.id);
+                assert_eq!(writer, sequence.id, "a block that is written has no other readers");
             }
         }
     }
 
-    /// The logits of every token of the prompt but the last are wanted once, in order, and all before the first
-    /// token is sampled.
-    fn check_scores(&self, row: &Row) {
-        let Request { to_score, scored, .. } = self.requests[&self.sequences[&row.sequence].request];
-        let end = row.past + row.tokens.len() as u32;
-        let (first, count) = (row.scored.start + row.past - row.tokens.start, row.scored.len() as u32);
-        assert_eq!(count, end.min(to_score).saturating_sub(scored), "what is wanted is in the row");
-        assert!(count == 0 || first == scored, "nothing is left out and nothing comes twice");
-        assert!(row.samples.is_empty() || scored + count == to_score);
+    /// Checks that the logits of every prompt token but the last are computed once, in order, and before the first token is
+    /// sampled.
+    fn check_scores(&self, sequence: &ScheduledSequence) {
+        let Request { to_score, scored, .. } = self.requests[&self.sequences[&sequence.id].request];
+        let end = sequence.computed_tokens + sequence.tokens.len() as u32;
+        let (first, count) = (
+            sequence.scored_tokens.start + sequence.computed_tokens - sequence.tokens.start,
+            sequence.scored_tokens.len() as u32,
+        );
+        assert_eq!(count, end.min(to_score).saturating_sub(scored), "all needed logits are computed");
+        assert!(count == 0 || first == scored, "no logits are skipped or computed twice");
+        assert!(sequence.samples.is_empty() || scored + count == to_score);
     }
 
     fn run(&mut self, batch: &Batch) {
-        for row in &batch.rows {
-            self.cache.write(batch, row, &with_drafts(&self.sequences[&row.sequence], batch, row));
+        for sequence in &batch.sequences {
+            self.cache.write(batch, sequence, &with_drafts(&self.sequences[&sequence.id], batch, sequence));
         }
-        for row in &batch.rows {
-            self.cache.read(batch, row, &with_drafts(&self.sequences[&row.sequence], batch, row));
+        for sequence in &batch.sequences {
+            self.cache.read(batch, sequence, &with_drafts(&self.sequences[&sequence.id], batch, sequence));
         }
     }
 
     fn fail(&mut self, batch: &Batch) {
-        for row in &batch.rows {
-            self.cache.spoil(batch, row);
+        for sequence in &batch.sequences {
+            self.cache.spoil(batch, sequence);
         }
-        let dropped = self.scheduler.fail(batch);
+        let removed = self.scheduler.fail(batch);
         self.totals.failed += 1;
         let mut expected: Vec<_> =
-            batch.rows.iter().map(|row| self.sequences[&row.sequence].request).collect();
+            batch.sequences.iter().map(|sequence| self.sequences[&sequence.id].request).collect();
         expected.sort_unstable();
-        for id in dropped {
+        for id in removed {
             assert!(expected.binary_search(&self.sequences[&id].request).is_ok(), "{id:?} was in the batch");
             self.end(id);
         }
-        for row in &batch.rows {
-            assert!(!self.sequences[&row.sequence].alive, "all of the batch are dropped");
+        for sequence in &batch.sequences {
+            assert!(!self.sequences[&sequence.id].alive, "all sequences of the batch are removed");
         }
     }
 
     fn commit(&mut self, batch: &Batch) {
         let sampled = self.sample(batch);
-        if self.config.sequence_blocks_max.is_some() {
-            let weights: Vec<f32> = batch.blocks.iter().map(|_| self.random.below(100) as f32).collect();
-            self.scheduler.attended(batch, &weights);
-            self.totals.left += batch.rows.iter().map(|row| row.left).sum::<u32>();
+        if self.config.kv_eviction_tokens.is_some() {
+            let scores: Vec<f32> = batch.blocks.iter().map(|_| self.random.below(100) as f32).collect();
+            self.scheduler.record_block_scores(batch, &scores);
+            self.totals.evicted_tokens +=
+                batch.sequences.iter().map(|sequence| sequence.evicted_tokens).sum::<u32>();
         }
         let mut events = Vec::new();
         self.scheduler.commit(batch, &sampled, &mut events);
-        let before = |from: SequenceId| self.sequences[&from].tokens.clone();
-        let mut taken: Vec<_> = sampled.iter().map(|sampled| before(sampled.from)).collect();
-        for row in &batch.rows {
-            let request = self.sequences[&row.sequence].request;
-            // Whoever was aborted meanwhile may have been the last of the request.
+        let tokens_of = |id: SequenceId| self.sequences[&id].tokens.clone();
+        let mut tokens: Vec<_> = sampled.iter().map(|sampled| tokens_of(sampled.parent)).collect();
+        for sequence in &batch.sequences {
+            let request = self.sequences[&sequence.id].request;
+            // The request may have been aborted meanwhile.
             if let Some(request) = self.requests.get_mut(&request) {
-                request.scored += row.scored.len() as u32;
+                request.scored += sequence.scored_tokens.len() as u32;
             }
-            self.totals.scored += row.scored.len() as u32;
-            self.totals.forked += (row.samples.len() as u32).saturating_sub(1);
-            self.totals.drafted += row.drafts;
-            let range = row.samples.start as usize..row.samples.end as usize;
-            for (&Sampled { sequence, accepted, .. }, taken) in
-                sampled[range.clone()].iter().zip(&mut taken[range])
+            self.totals.scored += sequence.scored_tokens.len() as u32;
+            self.totals.forked += (sequence.samples.len() as u32).saturating_sub(1);
+            self.totals.drafted += sequence.num_draft_tokens;
+            let range = sequence.samples.start as usize..sequence.samples.end as usize;
+            for (&SampledToken { sequence: id, accepted_drafts, .. }, tokens) in
+                sampled[range.clone()].iter().zip(&mut tokens[range])
             {
-                if self.sequences[&sequence].alive {
-                    let accepted = batch.row_drafts(row).len().min(accepted as usize);
-                    taken.extend_from_slice(&batch.tokens[batch.row_drafts(row)][..accepted]);
+                if self.sequences[&id].alive {
+                    let accepted = batch.drafts_of(sequence).len().min(accepted_drafts as usize);
+                    tokens.extend_from_slice(&batch.tokens[batch.drafts_of(sequence)][..accepted]);
                     self.totals.accepted += accepted as u32;
                 }
             }
         }
-        self.take_in(&sampled, taken, &events);
+        self.apply_sampled(&sampled, tokens, &events);
     }
 
-    /// Takes in what was sampled after the tokens in `taken`, and checks what the scheduler says of it.
-    fn take_in(&mut self, sampled: &[Sampled], taken: Vec<Vec<TokenId>>, events: &[Event]) {
+    /// Appends what was sampled to `tokens`, those of each sequence's parent, and checks the events.
+    fn apply_sampled(&mut self, sampled: &[SampledToken], tokens: Vec<Vec<TokenId>>, events: &[Event]) {
         let mut expected = Vec::new();
-        for (&Sampled { sequence: id, token, .. }, taken) in sampled.iter().zip(taken) {
-            let known = self.sequences.get_mut(&id).expect("a known one");
-            if !known.alive {
+        for (&SampledToken { sequence: id, token, .. }, tokens) in sampled.iter().zip(tokens) {
+            let record = self.sequences.get_mut(&id).expect("it was submitted");
+            if !record.alive {
                 continue;
             }
-            known.tokens = taken;
+            record.tokens = tokens;
             let Some(token) = token else {
                 self.suspended.push(id);
                 self.totals.suspended += 1;
                 continue;
             };
-            known.tokens.push(token);
-            let generated = (known.tokens.len() - known.prompt_tokens) as u32;
-            let stop = &self.requests[&known.request].stop;
-            if stop.tokens.contains(&token) && generated > stop.tokens_min {
+            record.tokens.push(token);
+            let generated = (record.tokens.len() - record.prompt_tokens) as u32;
+            let stop = &self.requests[&record.request].stop;
+            if stop.stop_token_ids.contains(&token) && generated > stop.min_tokens {
                 expected.push((id, FinishReason::Stop));
-            } else if generated >= stop.tokens_max {
+            } else if generated >= stop.max_tokens {
                 expected.push((id, FinishReason::Length));
             }
         }
@@ -449,9 +474,9 @@ impl Harness {
         for event in events {
             match *event {
                 Event::Started { sequence, cached_tokens } => {
-                    let known = &self.sequences[&sequence];
-                    assert!(known.alive && (cached_tokens as usize) < known.prompt_tokens);
-                    let request = self.requests.get_mut(&known.request).expect("a known one");
+                    let record = &self.sequences[&sequence];
+                    assert!(record.alive && (cached_tokens as usize) < record.prompt_tokens);
+                    let request = self.requests.get_mut(&record.request).expect("it was submitted");
                     assert!(!std::mem::replace(&mut request.started, true), "a request starts once");
                     self.totals.cached_tokens += cached_tokens;
                 }
@@ -467,26 +492,26 @@ impl Harness {
         assert_eq!(finished, expected);
     }
 
-    /// Any sequence may be to have drafts, whatever it is doing.
-    fn propose(&mut self) {
+    /// Sets drafts for random sequences in any state.
+    fn set_drafts(&mut self) {
         for _ in 0..self.random.below(12) {
-            let id = SequenceId(self.ids.saturating_sub(u64::from(self.random.below(30))));
-            self.scheduler.propose(id, self.random.below(9));
+            let id = self.recent_id();
+            self.scheduler.set_num_draft_tokens(id, self.random.below(9));
         }
     }
 
-    /// The oldest request is done when every running sequence could have been computed twice, one after the
-    /// other: once for what it may have to wait for, once for itself.
+    /// Checks that the oldest request ends before every running sequence could have been computed twice, one after the other:
+    /// once for the sequences that it may wait for, and once for itself.
     fn check_progress(&mut self) {
-        let bound = 2 * (self.config.sequences_max + 1) * self.config.sequence_tokens_max;
+        let bound = 2 * (self.config.max_num_seqs + 1) * self.config.max_model_len;
         if let Some((number, oldest)) = self.requests.iter_mut().next() {
             oldest.steps_as_oldest += 1;
-            assert!(oldest.steps_as_oldest <= bound, "request {number} does not starve");
+            assert!(oldest.steps_as_oldest <= bound, "request {number} starves");
         }
     }
 }
 
-/// The tokens of a sequence, and the drafts of its row.
-fn with_drafts(known: &Known, batch: &Batch, row: &Row) -> Vec<TokenId> {
-    [&known.tokens, &batch.tokens[batch.row_drafts(row)]].concat()
+/// The tokens of a sequence, followed by its drafts.
+fn with_drafts(record: &SequenceRecord, batch: &Batch, sequence: &ScheduledSequence) -> Vec<TokenId> {
+    [&record.tokens, &batch.tokens[batch.drafts_of(sequence)]].concat()
 }

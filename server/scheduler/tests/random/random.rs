@@ -1,4 +1,4 @@
-//! Random numbers that are the same for ever.
+//! A pseudorandom number generator whose sequence never changes.
 
 /// SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -12,12 +12,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One of `0..end`.
+    /// A number in `0..end`.
     pub(crate) fn below(&mut self, end: u32) -> u32 {
         (self.next() % u64::from(end)) as u32
     }
 
-    /// True once in `times`.
+    /// True with a probability of one in `times`.
     pub(crate) fn once_in(&mut self, times: u32) -> bool {
         self.below(times) == 0
     }

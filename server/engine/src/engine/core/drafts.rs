@@ -9,9 +9,9 @@
 //!
 //! Guesses change nothing but the time: each token is sampled as it would be without them.
 
-use server_scheduler::{Batch, Row, Scheduler, SequenceId, TokenId};
+use server_scheduler::{Batch, ScheduledSequence, Scheduler, SequenceId, TokenId};
 
-use super::{Live, Requests, index_of, request_of, sequence_of};
+use super::{Live, Requests};
 use crate::clock::Clock;
 use crate::lookup::INDEXED_TOKENS_MAX;
 use crate::report::StepReport;
@@ -107,8 +107,8 @@ impl Drafting {
                     Some((looking, prompt)) => looking.look(prompt, &self.learned.hits, threshold),
                     None => (0, 0.0),
                 };
-                let sequence = sequence_of(number, index as u32);
-                let rest = live.stop.tokens_max.saturating_sub(generated);
+                let sequence = SequenceId::new(number, index as u32);
+                let rest = live.stop.max_tokens.saturating_sub(generated);
                 let asked = prices.and_then(|prices| self.consider(sequence, drafter, (prices, rest)));
                 match asked {
                     Some(asked) if looked == 0 || asked.hit > hit => {
@@ -129,7 +129,7 @@ impl Drafting {
             };
             asking.idle = 0;
             drafter.source = Some(Source::Model);
-            scheduler.propose(sequence, count as u32);
+            scheduler.set_num_draft_tokens(sequence, count as u32);
         }
     }
 
@@ -161,7 +161,7 @@ impl Drafting {
         requests: &mut Requests,
         tools: (&Clock, &mut StepReport),
     ) {
-        if batch.rows.iter().all(|row| row.drafts == 0) {
+        if batch.sequences.iter().all(|row| row.num_draft_tokens == 0) {
             return;
         }
         let (clock, report) = tools;
@@ -169,19 +169,25 @@ impl Drafting {
             let began = clock.now();
             model.guess(batch, requests, (clock, &mut self.costs));
             report.draft_time = clock.now() - began;
-            let guessed = |row: &Row| requests.drafter_of(row.sequence).guess().len() as u32;
-            batch.drop_drafts(model.block_tokens(), guessed);
+            let guessed = |row: &ScheduledSequence| requests.drafter_of(row.id).guess().len() as u32;
+            batch.truncate_drafts(model.block_tokens(), guessed);
         }
-        let Batch { rows, tokens, .. } = batch;
-        for row in rows.iter().filter(|row| row.drafts > 0) {
-            let guess = &requests.drafter_of(row.sequence).guess()[..row.drafts as usize];
+        let Batch { sequences, tokens, .. } = batch;
+        for row in sequences.iter().filter(|row| row.num_draft_tokens > 0) {
+            let guess = &requests.drafter_of(row.id).guess()[..row.num_draft_tokens as usize];
             let end = row.tokens.end as usize;
             tokens[end - guess.len()..end].copy_from_slice(guess);
         }
     }
 
     /// Takes in which guesses for a row were right: so many of its drafts, after which `token` was sampled.
-    pub(super) fn learn(&mut self, row: &Row, drafter: &mut Drafter, accepted: u32, token: TokenId) {
+    pub(super) fn learn(
+        &mut self,
+        row: &ScheduledSequence,
+        drafter: &mut Drafter,
+        accepted: u32,
+        token: TokenId,
+    ) {
         drafter.learn(row, (accepted, token), &mut self.learned);
     }
 
@@ -203,7 +209,7 @@ fn look(sequence: SequenceId, count: usize, drafter: &mut Drafter, scheduler: &m
     if count > 0 {
         drafter.source = Some(Source::Lookup);
     }
-    scheduler.propose(sequence, count as u32);
+    scheduler.set_num_draft_tokens(sequence, count as u32);
 }
 
 /// Decides how many guesses each sequence is to have from the draft model: one more for all for whom it is worth it, as
@@ -239,13 +245,13 @@ impl Asked {
 
 impl Requests {
     fn drafter(&mut self, sequence: SequenceId) -> Option<&mut Drafter> {
-        self.live.get_mut(&request_of(sequence))?.drafter(index_of(sequence))
+        self.live.get_mut(&sequence.request)?.drafter(sequence.index)
     }
 
     /// Of a sequence that has drafts.
     fn drafter_of(&self, sequence: SequenceId) -> &Drafter {
-        let live: &Live = &self.live[&request_of(sequence)];
-        live.drafter_of(index_of(sequence))
+        let live: &Live = &self.live[&sequence.request];
+        live.drafter_of(sequence.index)
     }
 }
 
@@ -267,7 +273,7 @@ mod tests {
     use super::*;
 
     fn asked(hit: f32, most: usize, is_probe: bool) -> Asked {
-        Asked { sequence: SequenceId(0), hit, most, is_probe, count: 0, probability: hit, looked: 0 }
+        Asked { sequence: SequenceId::new(0, 0), hit, most, is_probe, count: 0, probability: hit, looked: 0 }
     }
 
     fn counts(plan: &mut [Asked], prices: Prices, costs: &Costs) -> Vec<usize> {

@@ -7,9 +7,9 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use server_scheduler::{Batch, SequenceId, StopRule, TokenId};
+use server_scheduler::{Batch, SequenceId, StopCriteria, TokenId};
 
-use super::{Live, Requests, index_of, request_of};
+use super::{Live, Requests};
 use crate::clock::Clock;
 use crate::guide::{Guide, GuideError, GuideState, Hold, Progress, TokenSet};
 use crate::request::Failure;
@@ -82,7 +82,7 @@ impl Slot {
 
     /// What is to come, of a sequence with so many generated tokens. Stop tokens are allowed where the form may
     /// end and there are enough tokens; where nothing but the end can come, the sequence ends whatever `stop` says.
-    pub(super) fn next(&mut self, stop: &StopRule, generated: u32) -> Result<Next<'_>, Failure> {
+    pub(super) fn next(&mut self, stop: &StopCriteria, generated: u32) -> Result<Next<'_>, Failure> {
         if matches!(self, Self::Complete) {
             return Ok(Next::End);
         }
@@ -93,7 +93,7 @@ impl Slot {
             return Err(GuideError::Failed("what may come next is not known".to_owned()).into());
         };
         let allowed = &mut guided.allowed;
-        stop.tokens.iter().for_each(|&token| allowed.remove(token));
+        stop.stop_token_ids.iter().for_each(|&token| allowed.remove(token));
         if allowed.is_empty() {
             return match progress {
                 Progress::Open => Err(Failure::NoToken(
@@ -102,8 +102,8 @@ impl Slot {
                 Progress::MayEnd | Progress::Ended => Ok(Next::End),
             };
         }
-        if *progress != Progress::Open && generated >= stop.tokens_min {
-            stop.tokens.iter().for_each(|&token| allowed.insert(token));
+        if *progress != Progress::Open && generated >= stop.min_tokens {
+            stop.stop_token_ids.iter().for_each(|&token| allowed.insert(token));
         }
         Ok(Next::Sample(&guided.allowed))
     }
@@ -141,12 +141,12 @@ impl Slot {
     }
 
     /// Takes the token that was sampled. True if nothing can follow it.
-    pub(super) fn commit(&mut self, token: TokenId, stop: &StopRule) -> Result<bool, GuideError> {
+    pub(super) fn commit(&mut self, token: TokenId, stop: &StopCriteria) -> Result<bool, GuideError> {
         let Self::Ready(mut guided, _, mut ahead) = std::mem::replace(self, Self::Gone) else {
             return Err(GuideError::Failed("a token came before it was known what may come".to_owned()));
         };
         // It ends the sequence, and is none of the form's business.
-        if stop.tokens.contains(&token) {
+        if stop.stop_token_ids.contains(&token) {
             return Ok(true);
         }
         let progress = guided.state.commit(token)?;
@@ -210,11 +210,11 @@ impl Guides {
             return 0;
         }
         let mut count = 0;
-        let sampled = |row| batch.row_samples(row).iter().map(move |&sequence| (row, sequence));
-        for (row, sequence) in batch.rows.iter().flat_map(sampled) {
-            let guesses = requests.guesses(sequence, &batch.tokens[batch.row_drafts(row)]);
-            let Some(live) = requests.live.get_mut(&request_of(sequence)) else { continue };
-            let Some(slot) = live.guides.get_mut(index_of(sequence) as usize) else { continue };
+        let sampled = |row| batch.samples_of(row).iter().map(move |&sequence| (row, sequence));
+        for (row, sequence) in batch.sequences.iter().flat_map(sampled) {
+            let guesses = requests.guesses(sequence, &batch.tokens[batch.drafts_of(row)]);
+            let Some(live) = requests.live.get_mut(&sequence.request) else { continue };
+            let Some(slot) = live.guides.get_mut(sequence.index as usize) else { continue };
             let work = match std::mem::replace(slot, Slot::Away) {
                 Slot::New(guide) => Work::Start(guide, TokenSet::new(self.vocabulary)),
                 Slot::Rest(guided) => Work::Next(guided),
@@ -267,9 +267,9 @@ impl Guides {
         self.away -= 1;
         self.awaited -= usize::from(awaited_by == Some(self.steps));
         // A request may have failed or gone meanwhile.
-        let Some(live) = requests.live.get_mut(&request_of(sequence)) else { return };
+        let Some(live) = requests.live.get_mut(&sequence.request) else { return };
         live.guide_time.usual = (live.guide_time.usual + time) / 2;
-        let Some(slot) = live.guides.get_mut(index_of(sequence) as usize) else { return };
+        let Some(slot) = live.guides.get_mut(sequence.index as usize) else { return };
         *slot = match result {
             Ok((guided, progress, ahead)) => Slot::Ready(guided, progress, ahead),
             Err(error) => Slot::Failed(error),
@@ -293,8 +293,8 @@ impl Live {
 impl Requests {
     /// Those of the guesses for a sequence that a form may have something to say of.
     fn guesses(&self, sequence: SequenceId, drafts: &[TokenId]) -> Vec<TokenId> {
-        let live = self.live.get(&request_of(sequence)).filter(|live| !live.guides.is_empty());
-        let is_text = |stop: &StopRule, token: &TokenId| !stop.tokens.contains(token);
+        let live = self.live.get(&sequence.request).filter(|live| !live.guides.is_empty());
+        let is_text = |stop: &StopCriteria, token: &TokenId| !stop.stop_token_ids.contains(token);
         let guesses = live.map(|live| drafts.iter().copied().take_while(|token| is_text(&live.stop, token)));
         guesses.map_or(Vec::new(), Iterator::collect)
     }

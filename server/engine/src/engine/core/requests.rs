@@ -6,10 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use server_scheduler::{BlockHash, FinishReason, NewRequest, Scheduler, SequenceId, StopRule, TokenId};
+use server_scheduler::{BlockHash, FinishReason, NewRequest, Scheduler, SequenceId, StopCriteria, TokenId};
 use tokio::sync::mpsc as events;
 
-use super::INDEX_BITS;
 use super::drafts::Drafters;
 use super::guides::{GuideTime, Slot};
 use crate::handle::{Submission, WaitingPermit};
@@ -34,7 +33,7 @@ pub(super) struct Requests {
 /// A request the scheduler has.
 pub(super) struct Live {
     pub(super) sampling: Sampling,
-    pub(super) stop: StopRule,
+    pub(super) stop: StopCriteria,
     pub(super) histories: Vec<History>,
     /// Of the prompt, if they are wanted and have not been told yet.
     pub(super) scores: Option<Scores>,
@@ -92,17 +91,17 @@ impl Requests {
             return;
         }
         let prompt_tokens = prompt.len() as u32;
-        let sequences = sequences_of(number, histories.len()).collect();
         let scores = sampling.prompt_logprobs.map(|_| Scores { prompt: prompt.clone(), tokens: Vec::new() });
         // When its sequences end is the search's business.
-        let tokens = if beams.is_some() { Vec::new() } else { stop.tokens.clone() };
+        let stop_token_ids = if beams.is_some() { Vec::new() } else { stop.stop_token_ids.clone() };
         let request = NewRequest {
-            sequences,
+            id: number,
+            num_sequences: histories.len() as u32,
             prompt,
-            stop: StopRule { tokens, ..stop },
-            in_step: beams.is_some(),
+            stop: StopCriteria { stop_token_ids, ..stop },
+            lockstep: beams.is_some(),
             scores_prompt: scores.is_some(),
-            root: BlockHash(salt),
+            prefix_seed: BlockHash(salt),
             adapter,
             tenant,
         };
@@ -149,7 +148,7 @@ impl Requests {
             } else if live.search.is_none() {
                 let aborts = Arc::clone(&live.aborts);
                 for index in aborts.take().into_iter().flatten().filter(|index| live.end(*index)) {
-                    scheduler.abort(sequence_of(number, index));
+                    scheduler.abort(SequenceId::new(number, index));
                 }
             }
             !abandoned && live.open > 0
@@ -165,7 +164,7 @@ impl Requests {
     }
 
     pub(super) fn started(&mut self, sequence: SequenceId, cached_tokens: u32) {
-        if let Some(live) = self.live.get_mut(&request_of(sequence)) {
+        if let Some(live) = self.live.get_mut(&sequence.request) {
             live.permit = None;
             send(&live.events, Event::Started { cached_tokens });
         }
@@ -173,7 +172,7 @@ impl Requests {
 
     /// Tells the scores of a prompt once they are complete.
     pub(super) fn scored(&mut self, sequence: SequenceId) {
-        let Some(live) = self.live.get_mut(&request_of(sequence)) else { return };
+        let Some(live) = self.live.get_mut(&sequence.request) else { return };
         let complete = |scores: &mut Scores| scores.tokens.len() + 1 == scores.prompt.len();
         if let Some(Scores { tokens, .. }) = live.scores.take_if(complete) {
             send(&live.events, Event::Scored { tokens });
@@ -187,8 +186,8 @@ impl Requests {
         token: TokenId,
         logprobs: Option<Box<TokenLogprobs>>,
     ) -> bool {
-        let Some(live) = self.live.get_mut(&request_of(sequence)) else { return false };
-        let index = index_of(sequence);
+        let Some(live) = self.live.get_mut(&sequence.request) else { return false };
+        let index = sequence.index;
         send(&live.events, Event::Token { index, token, logprobs });
         true
     }
@@ -212,9 +211,9 @@ impl Requests {
 
     /// Nothing happens if it was aborted, its request has failed, or it is a beam.
     pub(super) fn finished(&mut self, sequence: SequenceId, reason: FinishReason) {
-        let number = request_of(sequence);
+        let number = sequence.request;
         if let Some(live) = self.live.get_mut(&number).filter(|live| live.search.is_none()) {
-            let index = index_of(sequence);
+            let index = sequence.index;
             let drafts = live.drafter(index).map_or(DraftCounts::default(), |drafter| drafter.counts);
             send(&live.events, Event::Finished { index, reason, drafts });
             live.end(index);
@@ -242,17 +241,5 @@ fn send(events: &events::Sender<Event>, event: Event) {
 }
 
 fn sequences_of(number: u64, count: usize) -> impl Iterator<Item = SequenceId> {
-    (0..count as u32).map(move |index| sequence_of(number, index))
-}
-
-pub(super) fn sequence_of(number: u64, index: u32) -> SequenceId {
-    SequenceId(number << INDEX_BITS | u64::from(index))
-}
-
-pub(super) fn request_of(sequence: SequenceId) -> u64 {
-    sequence.0 >> INDEX_BITS
-}
-
-pub(super) fn index_of(sequence: SequenceId) -> u32 {
-    (sequence.0 & ((1 << INDEX_BITS) - 1)) as u32
+    (0..count as u32).map(move |index| SequenceId::new(number, index))
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use server_scheduler::{Batch, Row, Sampled, SequenceId, TokenId};
+use server_scheduler::{Batch, SampledToken, ScheduledSequence, SequenceId, TokenId};
 
 use super::drafts::Drafting;
 use super::guides::{Next, Slot};
-use super::{Live, Requests, index_of, request_of};
+use super::{Live, Requests};
 use crate::request::{Failure, TokenLogprobs};
 use crate::runner::Logits;
 use crate::sampler::{Choice, Sampler};
@@ -15,7 +15,7 @@ use crate::search::{Move, Options};
 #[derive(Default)]
 pub(super) struct Samples {
     /// In the order of the batch's samples; a sequence that has no new token has some.
-    pub(super) tokens: Vec<Sampled>,
+    pub(super) tokens: Vec<SampledToken>,
     /// As long as `tokens`.
     pub(super) outcomes: Vec<Outcome>,
     /// Of sequences whose drafts were accepted: these, before the token in `tokens`, in the same order.
@@ -60,11 +60,11 @@ impl Samples {
         (sampler, drafting): (&mut Sampler, &mut Drafting),
     ) {
         let mut logits = logits.rows();
-        for row in &batch.rows {
-            for (place, logits) in row.scored.clone().zip(&mut logits) {
+        for row in &batch.sequences {
+            for (place, logits) in row.scored_tokens.clone().zip(&mut logits) {
                 score(
-                    row.sequence,
-                    (row.past + place - row.tokens.start) as usize,
+                    row.id,
+                    (row.computed_tokens + place - row.tokens.start) as usize,
                     logits,
                     (&mut *requests, &mut *sampler),
                 );
@@ -72,28 +72,28 @@ impl Samples {
             if row.samples.is_empty() {
                 continue;
             }
-            if row.drafts > 0 {
-                let rows = logits.by_ref().take(1 + row.drafts as usize);
+            if row.num_draft_tokens > 0 {
+                let rows = logits.by_ref().take(1 + row.num_draft_tokens as usize);
                 self.verify(batch, row, rows, (requests, sampler, drafting));
                 continue;
             }
             let logits = logits.next().expect("invariant: there is a row of logits for each token wanted");
             // One copy for all sequences of a prompt.
             let mut kept: Option<Arc<[f32]>> = None;
-            for &sequence in batch.row_samples(row) {
-                let live = requests.live.get_mut(&request_of(sequence));
+            for &sequence in batch.samples_of(row) {
+                let live = requests.live.get_mut(&sequence.request);
                 let live = live.expect("invariant: what is scheduled is live");
                 if live.search.is_some() {
                     self.see(sequence, logits, live, sampler);
                     continue;
                 }
-                let Some(_hold) = live.try_hold(index_of(sequence)) else {
+                let Some(_hold) = live.try_hold(sequence.index) else {
                     let kept = kept.get_or_insert_with(|| logits.into());
                     self.suspend(sequence, Arc::clone(kept), requests);
                     continue;
                 };
                 let token = self.sample(sequence, logits, live, sampler);
-                if let Some(drafter) = live.drafter(index_of(sequence)) {
+                if let Some(drafter) = live.drafter(sequence.index) {
                     drafting.learn(row, drafter, 0, token);
                 }
             }
@@ -122,7 +122,7 @@ impl Samples {
                 }
                 let logits = live.logits.remove(&index);
                 if let Some(logits) = logits.filter(|_| !live.ended[index as usize]) {
-                    self.sample(super::sequence_of(number, index), &logits, live, sampler);
+                    self.sample(SequenceId::new(number, index), &logits, live, sampler);
                 }
             }
             if !live.logits.is_empty() {
@@ -142,7 +142,7 @@ impl Samples {
             .into_iter()
             .find_map(|(index, logits)| see(index, &logits, live, sampler).err());
         for index in 0..live.histories.len() as u32 {
-            self.tokens.push(Sampled::new(super::sequence_of(number, index), 0));
+            self.tokens.push(SampledToken::new(SequenceId::new(number, index), 0));
             self.outcomes.push(Outcome::Nothing);
         }
         self.failed.extend(failed.map(|failure| (number, failure)));
@@ -151,11 +151,11 @@ impl Samples {
 
     /// The sequence waits for its guide, with the logits that it is sampled from then.
     fn suspend(&mut self, sequence: SequenceId, logits: Arc<[f32]>, requests: &mut Requests) {
-        let number = request_of(sequence);
+        let number = sequence.request;
         let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
-        live.logits.insert(index_of(sequence), logits);
+        live.logits.insert(sequence.index, logits);
         requests.suspended.insert(number);
-        self.tokens.push(Sampled::suspended(sequence));
+        self.tokens.push(SampledToken::suspended(sequence));
         self.outcomes.push(Outcome::Nothing);
     }
 
@@ -167,14 +167,14 @@ impl Samples {
         live: &mut Live,
         sampler: &mut Sampler,
     ) -> TokenId {
-        let (token, outcome) = match sample(index_of(sequence), logits, live, sampler) {
+        let (token, outcome) = match sample(sequence.index, logits, live, sampler) {
             Ok(sampled) => sampled,
             Err(failure) => {
-                self.failed.push((request_of(sequence), failure));
+                self.failed.push((sequence.request, failure));
                 (0, Outcome::Nothing)
             }
         };
-        self.tokens.push(Sampled::new(sequence, token));
+        self.tokens.push(SampledToken::new(sequence, token));
         self.outcomes.push(outcome);
         token
     }
@@ -183,23 +183,23 @@ impl Samples {
     fn verify<'a>(
         &mut self,
         batch: &Batch,
-        row: &Row,
+        row: &ScheduledSequence,
         mut logits: impl Iterator<Item = &'a [f32]>,
         (requests, sampler, drafting): (&mut Requests, &mut Sampler, &mut Drafting),
     ) {
-        let (number, index) = (request_of(row.sequence), index_of(row.sequence));
+        let (number, index) = (row.id.request, row.id.index);
         let live = requests.live.get_mut(&number).expect("invariant: what is scheduled is live");
         let Some(_hold) = live.try_hold(index) else {
             // The drafts were computed in vain.
             if let Some(drafter) = live.drafter(index) {
-                drafter.counts.rejected += row.drafts;
+                drafter.counts.rejected += row.num_draft_tokens;
             }
             let first = logits.next().expect("invariant: there is a row of logits for each token wanted");
-            self.suspend(row.sequence, first.into(), requests);
+            self.suspend(row.id, first.into(), requests);
             logits.for_each(drop);
             return;
         };
-        let drafts = &batch.tokens[batch.row_drafts(row)];
+        let drafts = &batch.tokens[batch.drafts_of(row)];
         let mut accepted = 0;
         let mut last = None;
         for (place, logits) in logits.enumerate() {
@@ -210,7 +210,7 @@ impl Samples {
             match sample(index, logits, live, sampler) {
                 Ok((token, Outcome::Token(logprobs)))
                     if drafts.get(place) == Some(&token)
-                        && !live.stop.tokens.contains(&token)
+                        && !live.stop.stop_token_ids.contains(&token)
                         && live.guides.get(index as usize).is_none_or(Slot::is_ready) =>
                 {
                     accepted += 1;
@@ -227,17 +227,17 @@ impl Samples {
         if let Some(drafter) = live.drafter(index) {
             drafting.learn(row, drafter, accepted, token);
         }
-        self.tokens.push(Sampled { accepted, ..Sampled::new(row.sequence, token) });
+        self.tokens.push(SampledToken { accepted_drafts: accepted, ..SampledToken::new(row.id, token) });
         self.outcomes.push(outcome);
     }
 
     /// Takes what may follow the beam of a sequence, if there is one. What follows is known when all have been seen.
     fn see(&mut self, sequence: SequenceId, logits: &[f32], live: &mut Live, sampler: &mut Sampler) {
-        let (number, index) = (request_of(sequence), index_of(sequence));
+        let (number, index) = (sequence.request, sequence.index);
         if self.searching.last() != Some(&number) {
             self.searching.push(number);
         }
-        self.tokens.push(Sampled::new(sequence, 0));
+        self.tokens.push(SampledToken::new(sequence, 0));
         self.outcomes.push(Outcome::Nothing);
         if live.guides.get(index as usize).is_some_and(Slot::is_away) {
             live.logits.insert(index, logits.into());
@@ -255,10 +255,10 @@ impl Samples {
         let holds = live.try_hold_all().or_else(|| waits.then(Vec::new));
         let holds = holds.filter(|_| live.logits.is_empty());
         let samples = self.tokens.iter_mut().zip(&mut self.outcomes);
-        let samples = samples.filter(|(sampled, _)| request_of(sampled.sequence) == number);
+        let samples = samples.filter(|(sampled, _)| sampled.sequence.request == number);
         let Some(_holds) = holds else {
             for (sampled, outcome) in samples {
-                (*sampled, *outcome) = (Sampled::suspended(sampled.sequence), Outcome::Nothing);
+                (*sampled, *outcome) = (SampledToken::suspended(sampled.sequence), Outcome::Nothing);
             }
             requests.suspended.insert(number);
             return;
@@ -276,10 +276,11 @@ impl Samples {
             return;
         }
         for (sampled, outcome) in samples {
-            let slot = index_of(sampled.sequence);
+            let slot = sampled.sequence.index;
             if let Some(&Move { from, token, .. }) = moves.iter().find(|to| to.slot == slot) {
-                let from = super::sequence_of(number, from);
-                (*sampled, *outcome) = (Sampled { from, token: Some(token), ..*sampled }, Outcome::Beam);
+                let parent = SequenceId::new(number, from);
+                (*sampled, *outcome) =
+                    (SampledToken { parent, token: Some(token), ..*sampled }, Outcome::Beam);
             }
         }
     }
@@ -352,7 +353,7 @@ fn score(
     logits: &[f32],
     (requests, sampler): (&mut Requests, &mut Sampler),
 ) {
-    let live = requests.live.get_mut(&request_of(sequence)).expect("invariant: what is scheduled is live");
+    let live = requests.live.get_mut(&sequence.request).expect("invariant: what is scheduled is live");
     let scores = live.scores.as_mut().zip(live.sampling.prompt_logprobs);
     let (scores, count) = scores.expect("invariant: whose scores are wanted has asked for them");
     assert_eq!(scores.tokens.len(), position, "invariant: a prompt is scored in order");

@@ -60,7 +60,7 @@ impl Core {
         let Self { spill, scheduler, runner, .. } = self;
         match spill {
             Some(spill) => spill.flush(scheduler, &**runner),
-            None => scheduler.forget_cached(),
+            None => scheduler.clear_cache(),
         }
     }
 
@@ -68,7 +68,7 @@ impl Core {
     pub(super) fn check_spill(&mut self) {
         if self.spill.as_ref().is_some_and(|spill| spill.is_of_another_model()) {
             tracing::warn!("evicted blocks are not kept any more: the model's files have changed");
-            self.scheduler.forget_stored();
+            self.scheduler.disable_spill();
             self.spill = None;
         }
     }

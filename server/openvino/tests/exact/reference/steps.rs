@@ -2,7 +2,7 @@
 
 use server_engine::ModelRunner as _;
 use server_openvino::OpenVinoRunner;
-use server_scheduler::{Batch, BlockId, Row, SequenceId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 /// Tokens a step of each sequence: one decodes from the start (and so samples every position), one has chunks
 /// that straddle blocks, one chunks of a block and a token, one its whole prompt at once.
@@ -59,19 +59,19 @@ fn push(
     table: impl Iterator<Item = BlockId>,
 ) {
     let start = (batch.tokens.len() as u32, batch.blocks.len() as u32, batch.samples.len() as u32);
-    let sequence = SequenceId(batch.rows.len() as u64);
+    let sequence = SequenceId::new(batch.sequences.len() as u64, 0);
     batch.tokens.extend(tokens);
     batch.blocks.extend(table);
     batch.samples.push(sequence);
-    batch.rows.push(Row {
-        sequence,
-        past: past as u32,
+    batch.sequences.push(ScheduledSequence {
+        id: sequence,
+        computed_tokens: past as u32,
         tokens: start.0..batch.tokens.len() as u32,
         blocks: start.1..batch.blocks.len() as u32,
         samples: start.2..batch.samples.len() as u32,
-        scored: 0..0,
-        drafts: 0,
-        left: 0,
+        scored_tokens: 0..0,
+        num_draft_tokens: 0,
+        evicted_tokens: 0,
         adapter,
     });
 }

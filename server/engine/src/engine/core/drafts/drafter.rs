@@ -1,6 +1,6 @@
 //! What is known of the guesses for one sequence: where they come from, and how often they were right.
 
-use server_scheduler::{Row, TokenId};
+use server_scheduler::{ScheduledSequence, TokenId};
 
 use super::text::Text;
 use crate::lookup::{LookupOutput, MATCH_MAX, PromptIndex, PromptLookup};
@@ -181,26 +181,32 @@ impl Drafter {
     }
 
     /// Takes in which guesses for a row were right: so many of its drafts, after which `token` was sampled.
-    pub(super) fn learn(&mut self, row: &Row, (accepted, token): (u32, TokenId), all: &mut Learned) {
+    pub(super) fn learn(
+        &mut self,
+        row: &ScheduledSequence,
+        (accepted, token): (u32, TokenId),
+        all: &mut Learned,
+    ) {
         self.counts.accepted += accepted;
-        self.counts.rejected += row.drafts - accepted;
-        let source = self.source.filter(|_| row.drafts > 0);
+        self.counts.rejected += row.num_draft_tokens - accepted;
+        let source = self.source.filter(|_| row.num_draft_tokens > 0);
         let first = self.guess().first().copied().filter(|_| accepted > 0).unwrap_or(token);
         if let Some(looking) = &mut self.looking {
             let place = looking.matched.max(1) - 1;
             let mut hits = looking.hits.as_mut().map(|hits| &mut hits.0[place]);
             let all = &mut all.hits.0[place];
             if source == Some(Source::Lookup) {
-                looking.limit = limit(looking.limit, looking.tokens_max, (accepted, row.drafts));
-                follow_row(hits, all, (accepted, row.drafts));
+                looking.limit = limit(looking.limit, looking.tokens_max, (accepted, row.num_draft_tokens));
+                follow_row(hits, all, (accepted, row.num_draft_tokens));
             } else if let Some(&guessed) = looking.guess.first() {
                 // It was not computed, but is known now.
                 follow(&mut hits, all, guessed == first);
             }
         }
         if let Some(asking) = self.asking.as_mut().filter(|_| source == Some(Source::Model)) {
-            asking.limit = limit(asking.limit, asking.rule.tokens_max as usize, (accepted, row.drafts));
-            follow_row(asking.hit.as_mut(), &mut all.hit, (accepted, row.drafts));
+            asking.limit =
+                limit(asking.limit, asking.rule.tokens_max as usize, (accepted, row.num_draft_tokens));
+            follow_row(asking.hit.as_mut(), &mut all.hit, (accepted, row.num_draft_tokens));
         }
     }
 }

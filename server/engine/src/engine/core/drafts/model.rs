@@ -10,13 +10,13 @@
 //! the target says is always right, not only where the most probable token is taken. Whatever goes wrong here costs
 //! guesses, and nothing else.
 
-use server_scheduler::{Batch, BlockId, Row, SequenceId, TokenId};
+use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId, TokenId};
 
 use super::Drafter;
 use super::costs::Costs;
 use super::text::{NOTHING, Text, Written, digest};
 use crate::clock::Clock;
-use crate::engine::core::{Live, Requests, index_of, request_of};
+use crate::engine::core::{Live, Requests};
 use crate::runner::{CacheLayout, DraftRunner, Logits, ModelRunner, RunError};
 use crate::sampler::{Choice, History, Sampler};
 use crate::sleep::SleepLevel;
@@ -122,7 +122,7 @@ impl DraftModel {
         let mut copies_made = false;
         while !self.work.is_empty() {
             self.fill(target, requests);
-            if self.batch.rows.is_empty() {
+            if self.batch.sequences.is_empty() {
                 break;
             }
             if !copies_made {
@@ -136,7 +136,7 @@ impl DraftModel {
                 break;
             }
             let seconds = (clock.now() - began).as_secs_f64();
-            costs.ran(self.batch.rows.len() as u32, self.batch.tokens.len() as u32, seconds);
+            costs.ran(self.batch.sequences.len() as u32, self.batch.tokens.len() as u32, seconds);
         }
         self.work.clear();
         if !copies_made {
@@ -148,22 +148,22 @@ impl DraftModel {
     fn find_work(&mut self, target: &Batch, requests: &mut Requests) {
         let Self { work, written, .. } = self;
         target.copies.iter().for_each(|copy| written.copy(*copy));
-        for row in target.rows.iter().filter(|row| row.drafts > 0) {
-            let Some((live, index)) = find(requests, row.sequence) else { continue };
+        for row in target.sequences.iter().filter(|row| row.num_draft_tokens > 0) {
+            let Some((live, index)) = find(requests, row.id) else { continue };
             let history = live.histories[index].clone();
             let drafter = live.drafter(index as u32);
             let Some(asking) = drafter.and_then(Drafter::asking_now) else { continue };
             debug_assert_eq!(
                 asking.text.len() as u32,
-                row.past + 1,
+                row.computed_tokens + 1,
                 "invariant: what has drafts takes one token"
             );
-            let known = written.known(target.row_blocks(row), &asking.text);
+            let known = written.known(target.block_table_of(row), &asking.text);
             asking.known = known;
             work.push(Work {
-                sequence: row.sequence,
+                sequence: row.id,
                 blocks: row.blocks.clone(),
-                wanted: row.drafts as usize,
+                wanted: row.num_draft_tokens as usize,
                 known,
                 history,
                 last: None,
@@ -215,15 +215,15 @@ impl DraftModel {
             if is_whole {
                 batch.samples.push(work.sequence);
             }
-            batch.rows.push(Row {
-                sequence: work.sequence,
-                past: work.known as u32,
+            batch.sequences.push(ScheduledSequence {
+                id: work.sequence,
+                computed_tokens: work.known as u32,
                 tokens: start as u32..end as u32,
                 blocks: blocks..batch.blocks.len() as u32,
                 samples: samples..batch.samples.len() as u32,
-                scored: 0..0,
-                drafts: 0,
-                left: 0,
+                scored_tokens: 0..0,
+                num_draft_tokens: 0,
+                evicted_tokens: 0,
                 // Adapters are the model's: it guesses for all alike.
                 adapter: 0,
             });
@@ -235,11 +235,11 @@ impl DraftModel {
     fn run(&mut self, requests: &mut Requests) -> Result<(), RunError> {
         let Self { runner, work, written, batch, digests, sampler, padded, vocabulary, .. } = self;
         let outcome = runner.run(batch).and_then(|logits| check(&logits, batch).map(|()| logits));
-        for row in &batch.rows {
+        for row in &batch.sequences {
             let range = row.tokens.start as usize..row.tokens.end as usize;
             let computed =
                 digests[range].iter().map(|digest| if outcome.is_ok() { *digest } else { NOTHING });
-            written.write(batch.row_blocks(row), row.past as usize, computed);
+            written.write(batch.block_table_of(row), row.computed_tokens as usize, computed);
         }
         let logits = match outcome {
             Ok(logits) => logits,
@@ -251,7 +251,7 @@ impl DraftModel {
                 return Err(error);
             }
         };
-        let (mut rows, mut logits) = (batch.rows.iter(), logits.rows());
+        let (mut rows, mut logits) = (batch.sequences.iter(), logits.rows());
         work.retain_mut(|work| {
             let row = rows.next().expect("invariant: what is in work has a row");
             work.known += row.tokens.len();
@@ -282,7 +282,7 @@ fn take_guess(
     let token = sampler.sample(logits, &choice).ok()?;
     let asking = drafters.as_mut()?.each.get_mut(index)?.asking_now()?;
     // What ends a sequence is sampled by itself.
-    if stop.tokens.contains(&token) {
+    if stop.stop_token_ids.contains(&token) {
         return None;
     }
     let least = asking.rule.probability_min;
@@ -315,13 +315,13 @@ fn check(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
 }
 
 fn find(requests: &mut Requests, sequence: SequenceId) -> Option<(&mut Live, usize)> {
-    let index = index_of(sequence) as usize;
-    let live = requests.live.get_mut(&request_of(sequence))?;
+    let index = sequence.index as usize;
+    let live = requests.live.get_mut(&sequence.request)?;
     let has_drafter = live.drafter(index as u32).is_some();
     has_drafter.then_some((live, index))
 }
 
 /// As [`find`], of what was found already.
 fn find_ref(requests: &Requests, sequence: SequenceId) -> (&Live, usize) {
-    (&requests.live[&request_of(sequence)], index_of(sequence) as usize)
+    (&requests.live[&sequence.request], sequence.index as usize)
 }

@@ -1,4 +1,4 @@
-//! Sequences of a request that take their tokens together.
+//! Sequences in lockstep, as the beams of a search.
 
 use expect_test::expect;
 use server_scheduler::SchedulerConfig;
@@ -6,9 +6,9 @@ use server_scheduler::SchedulerConfig;
 use crate::script::{check, config};
 
 #[test]
-fn one_takes_over_the_tokens_of_another_and_copies_what_it_writes() {
+fn a_sequence_continues_from_another_and_copies_the_block_it_writes() {
     let script = "
-        submit 1,2 abcdef max=9 go=in-step
+        submit 1,2 abcdef max=9 lockstep=yes
         step 1=x 2=y
         step 1=p 2<1=q
         load
@@ -19,7 +19,7 @@ fn one_takes_over_the_tokens_of_another_and_copies_what_it_writes() {
         config(),
         script,
         expect![[r#"
-        > submit 1,2 abcdef max=9 go=in-step
+        > submit 1,2 abcdef max=9 lockstep=yes
         > step 1=x 2=y
         1: 0+6 [0 1] -> 1,2
         1 started, 0 cached
@@ -41,19 +41,19 @@ fn one_takes_over_the_tokens_of_another_and_copies_what_it_writes() {
 }
 
 #[test]
-fn they_are_preempted_together_and_wait_for_each_other_when_they_come_back() {
-    // A cache of 8 blocks, of which an older sequence comes to take most.
+fn a_group_is_preempted_together_and_resumes_together() {
+    // An older sequence needs most of the 8 blocks eventually.
     let config = SchedulerConfig {
         blocks_total: 8,
-        batch_tokens_max: 8,
-        chunk_tokens_max: 8,
-        sequence_tokens_max: 32,
+        max_num_batched_tokens: 8,
+        max_chunk_tokens: 8,
+        max_model_len: 32,
         prefix_caching: false,
         ..config()
     };
     let script = "
         submit 9 a*14 max=8
-        submit 1,2 bcd max=9 go=in-step
+        submit 1,2 bcd max=9 lockstep=yes
         steps 2
         step 1=x 2=y
         step 1=x 2=y
@@ -72,7 +72,7 @@ fn they_are_preempted_together_and_wait_for_each_other_when_they_come_back() {
         script,
         expect![[r#"
         > submit 9 a*14 max=8
-        > submit 1,2 bcd max=9 go=in-step
+        > submit 1,2 bcd max=9 lockstep=yes
         > steps 2
         9 started, 0 cached
         1 started, 0 cached
@@ -112,28 +112,28 @@ fn they_are_preempted_together_and_wait_for_each_other_when_they_come_back() {
 }
 
 #[test]
-fn all_of_them_have_to_fit_the_cache_at_once() {
+fn all_sequences_of_a_group_must_fit_into_the_cache_at_once() {
     let script = "
-        submit 1,2,3,4 abc max=14 go=in-step
-        submit 5,6,7,8 abc max=13 go=in-step
-        submit 9,10 abc max=14 go=in-step
+        submit 1,2,3,4 abc max=14 lockstep=yes
+        submit 5,6,7,8 abc max=13 lockstep=yes
+        submit 9,10 abc max=14 lockstep=yes
     ";
     check(
         config(),
         script,
         expect![[r#"
-        > submit 1,2,3,4 abc max=14 go=in-step
-        TooLong { prompt_tokens: 3, sequence_tokens_max: 16 }
-        > submit 5,6,7,8 abc max=13 go=in-step
-        > submit 9,10 abc max=14 go=in-step
+        > submit 1,2,3,4 abc max=14 lockstep=yes
+        TooLong { prompt_tokens: 3, max_model_len: 16 }
+        > submit 5,6,7,8 abc max=13 lockstep=yes
+        > submit 9,10 abc max=14 lockstep=yes
     "#]],
     );
 }
 
 #[test]
-fn the_others_go_on_when_one_is_aborted() {
+fn the_others_continue_when_one_is_aborted() {
     let script = "
-        submit 1,2,3 abcdef max=9 go=in-step
+        submit 1,2,3 abcdef max=9 lockstep=yes
         step
         schedule
         abort 1
@@ -148,7 +148,7 @@ fn the_others_go_on_when_one_is_aborted() {
         config(),
         script,
         expect![[r#"
-        > submit 1,2,3 abcdef max=9 go=in-step
+        > submit 1,2,3 abcdef max=9 lockstep=yes
         > step
         1: 0+6 [0 1] -> 1,2,3
         1 started, 0 cached

@@ -1,17 +1,17 @@
-//! Where the sequences are kept: slots that stay where they are, found by any of the ids they stand for.
+//! The sequences of the scheduler, in slots that never change, with an index from the ids to the slots.
 
-use crate::SequenceId;
-use crate::block::IdMap;
+use crate::id_map::IdMap;
+use crate::request::SequenceId;
 use crate::sequence::Sequence;
 
-#[derive(Debug)]
-pub(super) struct Sequences {
+#[derive(Clone, Debug)]
+pub(super) struct SequenceTable {
     slots: Vec<Option<Sequence>>,
     vacant: Vec<u32>,
     by_id: IdMap<SequenceId, u32>,
 }
 
-impl Sequences {
+impl SequenceTable {
     pub(super) fn with_capacity(sequences: usize) -> Self {
         Self {
             slots: Vec::with_capacity(sequences),
@@ -20,7 +20,7 @@ impl Sequences {
         }
     }
 
-    /// Keeps `sequence` under its id and those of its siblings.
+    /// Adds `sequence` under its id and the ids of its siblings. Returns its slot.
     pub(super) fn insert(&mut self, sequence: Sequence) -> u32 {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -34,7 +34,7 @@ impl Sequences {
         slot
     }
 
-    /// Takes a sequence and all its ids out.
+    /// Removes a sequence and all its ids.
     pub(super) fn remove(&mut self, slot: u32) -> Sequence {
         let sequence = self.slots[slot as usize].take().expect("invariant: a sequence is removed once");
         self.vacant.push(slot);
@@ -45,8 +45,8 @@ impl Sequences {
         sequence
     }
 
-    /// Makes `id` unknown, which stands for a sequence that has others.
-    pub(super) fn forget(&mut self, id: SequenceId) {
+    /// Removes an id whose slot has other ids as well.
+    pub(super) fn remove_id(&mut self, id: SequenceId) {
         self.by_id.remove(&id);
     }
 
@@ -62,10 +62,10 @@ impl Sequences {
         self.slots[slot as usize].as_mut().expect("invariant: a listed slot has a sequence")
     }
 
-    /// Two of them at once.
-    pub(super) fn pair_mut(&mut self, slots: [u32; 2]) -> [&mut Sequence; 2] {
+    /// Returns the sequences of two different slots.
+    pub(super) fn get_disjoint_mut(&mut self, slots: [u32; 2]) -> [&mut Sequence; 2] {
         let slots = self.slots.get_disjoint_mut(slots.map(|slot| slot as usize));
-        let slots = slots.expect("invariant: different slots of the list");
+        let slots = slots.expect("invariant: the slots exist and differ");
         slots.map(|slot| slot.as_mut().expect("invariant: a listed slot has a sequence"))
     }
 
@@ -74,8 +74,8 @@ impl Sequences {
         (0..).zip(&self.slots).filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)))
     }
 
-    /// How many ids are known.
-    pub(super) fn ids(&self) -> usize {
+    /// The number of ids.
+    pub(super) fn num_ids(&self) -> usize {
         self.by_id.len()
     }
 }

@@ -1,0 +1,82 @@
+//! Keys of blocks: names that identify the content of a block as reliably as the content itself, for storage of evicted
+//! blocks outside the cache.
+//!
+//! The key of a block is derived from the key of the block before it and from the block's tokens, and the key of a first
+//! block from the request's prefix seed and adapter. The caller provides the function, which must rule out collisions:
+//! what a key leads to is not compared.
+
+use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
+
+/// A cryptographic hash of the content of a block and of all blocks before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey(pub [u8; 32]);
+
+/// Derives the key of a block from the key before it and from its tokens.
+pub type BlockKeyFn = fn(BlockKey, &[TokenId]) -> BlockKey;
+
+/// How the keys of blocks are derived.
+#[derive(Clone, Debug)]
+pub struct BlockKeyScheme {
+    /// The function that derives the key of a block.
+    pub block_key: BlockKeyFn,
+    /// The keys that identify the adapters by their content, by the adapters' numbers. The first is that of the base
+    /// model.
+    pub adapters: Vec<BlockKey>,
+}
+
+/// A block that was evicted from the cache. Its content is intact until something is written into the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictedBlock {
+    /// The block in the cache.
+    pub block: BlockId,
+    /// The key of its content.
+    pub key: BlockKey,
+}
+
+/// The keys of the cached blocks, and the evictions that were not reported yet.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockKeys {
+    scheme: BlockKeyScheme,
+    /// The key of each block. Those of blocks that are not cached have no meaning.
+    keys: Vec<BlockKey>,
+    evicted: Vec<EvictedBlock>,
+}
+
+impl BlockKeys {
+    pub(crate) fn new(scheme: BlockKeyScheme, blocks_total: u32) -> Self {
+        assert!(!scheme.adapters.is_empty(), "the key of the base model is missing");
+        Self { scheme, keys: vec![BlockKey([0; 32]); blocks_total as usize], evicted: Vec::new() }
+    }
+
+    /// The key from which the key of the next block is derived.
+    pub(crate) fn parent_key(&self, parent: BlockParent) -> BlockKey {
+        match parent {
+            BlockParent::Start { prefix_seed: BlockHash(seed), adapter } => {
+                // No block follows the key of an adapter directly, so the result is not the key of a block.
+                let adapter = self.scheme.adapters[adapter as usize];
+                (self.scheme.block_key)(adapter, &[seed as u32, (seed >> 32) as u32])
+            }
+            BlockParent::Block(block) => self.keys[block.0 as usize],
+        }
+    }
+
+    /// The key of the block with these tokens after the key `parent`.
+    pub(crate) fn block_key(&self, parent: BlockKey, tokens: &[TokenId]) -> BlockKey {
+        (self.scheme.block_key)(parent, tokens)
+    }
+
+    /// Records that a block is cached.
+    pub(crate) fn record_cached(&mut self, block: BlockId, parent: BlockParent, tokens: &[TokenId]) {
+        self.keys[block.0 as usize] = self.block_key(self.parent_key(parent), tokens);
+    }
+
+    /// Records that a block is cached no longer.
+    pub(crate) fn record_evicted(&mut self, block: BlockId) {
+        self.evicted.push(EvictedBlock { block, key: self.keys[block.0 as usize] });
+    }
+
+    /// Returns the evictions since the last call.
+    pub(crate) fn drain_evicted(&mut self) -> Vec<EvictedBlock> {
+        std::mem::take(&mut self.evicted)
+    }
+}

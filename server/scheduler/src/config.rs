@@ -1,0 +1,94 @@
+//! The sizes and limits of a scheduler. The fields have the names of the server's flags where there is a flag.
+
+use std::time::Duration;
+
+/// The smallest number of blocks to which [`SchedulerConfig::kv_eviction_tokens`] may limit a sequence.
+pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
+
+/// Number of prompt tokens in a step whose log probabilities are reported. The logits of each take as much memory as
+/// the vocabulary and about as much time as a layer or two.
+///
+/// Beyond it: the rest of the prompts is computed in the following steps.
+pub const SCORED_TOKENS_MAX: u32 = 128;
+
+/// The largest number of draft tokens in one step. The logits of every draft token are computed, so each takes as much
+/// memory as the vocabulary: without this limit, a step of drafts would need gigabytes of logits.
+pub const DRAFT_TOKENS_MAX: u32 = 256;
+
+/// The smallest number of prompt tokens that a step computes beside decodes, however long it takes. With a limited step time,
+/// the number of tokens in a step is a multiple of it, because a model prepares anew for each different number of tokens.
+pub const PROMPT_TOKENS_MIN: u32 = 16;
+
+/// The sizes and limits of a [`Scheduler`](crate::Scheduler). All numbers are greater than zero.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Number of tokens in a block, as the compiled model defines it.
+    pub block_tokens: u32,
+    /// Number of blocks in the cache.
+    pub blocks_total: u32,
+    /// Number of tokens that one step computes at most, over all sequences. A longer prompt is computed in chunks
+    /// beside the decoding sequences, which come first.
+    pub max_num_batched_tokens: u32,
+    /// Number of tokens that a step computes at most while sequences decode and prompts wait to be computed. It limits
+    /// how long a prompt may delay the decoding sequences. Prompts get at least a quarter of it, however many sequences
+    /// decode. If several prompts wait for each decoding sequence, the limit is that many times as large, up to
+    /// `max_num_batched_tokens`.
+    pub max_chunk_tokens: u32,
+    /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into it,
+    /// predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but at
+    /// least [`PROMPT_TOKENS_MIN`](crate::PROMPT_TOKENS_MIN). Until enough steps were recorded, `max_chunk_tokens`
+    /// applies.
+    pub max_itl: Option<Duration>,
+    /// Number of sequences that run at the same time at most. It is reduced to `max_num_batched_tokens`, so that each
+    /// running sequence can have a token in every step.
+    pub max_num_seqs: u32,
+    /// Number of sequences that wait at most. Beyond it, requests get
+    /// [`Rejection::QueueFull`](crate::Rejection::QueueFull).
+    pub max_queue: u32,
+    /// Number of tokens of a prompt and its completion together at most. It cannot exceed the size of the cache.
+    pub max_model_len: u32,
+    /// Whether blocks with equal content are computed once and stay cached after their sequence has ended.
+    pub prefix_caching: bool,
+    /// Number of tokens of a generating sequence that stay in the cache at most, rounded down to whole blocks. At least
+    /// [`KV_EVICTION_BLOCKS_MIN`] blocks must stay. The blocks with the lowest attention scores are evicted
+    /// ([`Scheduler::record_block_scores`](crate::Scheduler::record_block_scores)). The output of such a sequence is
+    /// no longer exact, and its blocks are not cached for other requests.
+    pub kv_eviction_tokens: Option<u32>,
+}
+
+impl SchedulerConfig {
+    /// Returns the largest number of tokens, prompt and completion together, of a request with this many sequences in
+    /// lockstep: the cache must hold all of them at once without shared blocks.
+    pub fn lockstep_model_len(&self, num_sequences: u32) -> u32 {
+        let tokens = self.blocks_total / num_sequences.max(1) * self.block_tokens;
+        tokens.min(self.max_model_len)
+    }
+
+    /// Panics unless a scheduler can work with these sizes.
+    pub(crate) fn validate(&self) {
+        let Self { block_tokens, blocks_total, max_model_len, .. } = *self;
+        assert!(
+            block_tokens > 0 && blocks_total > 0,
+            "block_tokens and blocks_total must be greater than zero"
+        );
+        assert!(self.max_num_batched_tokens > 0, "max_num_batched_tokens must be greater than zero");
+        assert!(self.max_num_seqs > 0, "max_num_seqs must be greater than zero");
+        assert!(self.max_chunk_tokens > 0, "max_chunk_tokens must be greater than zero");
+        assert!(self.max_queue > 0, "max_queue must be greater than zero");
+        assert!(max_model_len > 1, "max_model_len must leave room for a prompt token and a generated token");
+        assert!(
+            max_model_len.div_ceil(block_tokens) <= blocks_total,
+            "a sequence of max_model_len ({max_model_len}) tokens must fit into the cache ({blocks_total} blocks of \
+             {block_tokens} tokens)"
+        );
+        assert!(
+            self.kv_eviction_blocks().is_none_or(|blocks| blocks >= KV_EVICTION_BLOCKS_MIN),
+            "kv_eviction_tokens must be at least {KV_EVICTION_BLOCKS_MIN} blocks"
+        );
+    }
+
+    /// `kv_eviction_tokens` in whole blocks.
+    pub(crate) fn kv_eviction_blocks(&self) -> Option<u32> {
+        self.kv_eviction_tokens.map(|tokens| tokens / self.block_tokens)
+    }
+}

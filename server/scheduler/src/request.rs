@@ -1,0 +1,157 @@
+//! The requests that a scheduler accepts, and the tokens and events that it exchanges with its caller.
+
+use crate::block::{BlockHash, TokenId};
+
+/// Identifies a sequence for the life of the scheduler: the request and the index of the sequence within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId {
+    /// The number of the request ([`NewRequest::id`]).
+    pub request: u64,
+    /// The index of the sequence within its request, from 0.
+    pub index: u32,
+}
+
+impl SequenceId {
+    /// The sequence with this index of a request.
+    pub const fn new(request: u64, index: u32) -> Self {
+        Self { request, index }
+    }
+}
+
+/// A prompt and the sequences that continue it.
+#[derive(Clone, Debug)]
+pub struct NewRequest {
+    /// The number of the request. The caller chooses it and never uses it twice.
+    pub id: u64,
+    /// The number of sequences that continue the prompt, at least one. The first sequence computes the prompt. The
+    /// others share its blocks (copy on write) from then on.
+    pub num_sequences: u32,
+    /// The prompt, at least one token.
+    pub prompt: Vec<TokenId>,
+    /// The criteria by which each of the sequences ends.
+    pub stop: StopCriteria,
+    /// Whether the sequences advance in lockstep, as the beams of a search do: after the prompt they run or wait together,
+    /// each takes its next token in the same step, and may then continue from the tokens of another
+    /// ([`SampledToken::parent`]).
+    pub lockstep: bool,
+    /// Whether the logits of all prompt tokens but the last are computed as well. If they are, the prompt is not taken
+    /// from the prefix cache.
+    pub scores_prompt: bool,
+    /// The seed of the first block's hash. Requests with different seeds share no cached blocks.
+    pub prefix_seed: BlockHash,
+    /// The number of the LoRA adapter that computes the tokens, or 0 for the base model. Requests with different adapters
+    /// share no cached blocks.
+    pub adapter: u32,
+    /// The tenant to which the request belongs. Requests of one tenant do not wait behind the backlog of another. The
+    /// number has no meaning otherwise; all requests without a tenant use the same one.
+    pub tenant: u128,
+}
+
+impl NewRequest {
+    /// A request whose optional features are off.
+    pub fn new(id: u64, num_sequences: u32, prompt: Vec<TokenId>, stop: StopCriteria) -> Self {
+        Self {
+            id,
+            num_sequences,
+            prompt,
+            stop,
+            lockstep: false,
+            scores_prompt: false,
+            prefix_seed: BlockHash::NONE,
+            adapter: 0,
+            tenant: 0,
+        }
+    }
+}
+
+/// The token with which a sequence continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampledToken {
+    /// The sequence that the token belongs to.
+    pub sequence: SequenceId,
+    /// The sequence whose tokens this one continues: itself, unless the sequences of the request are in lockstep. Then it
+    /// may be another one that continues its own tokens in the same step.
+    pub parent: SequenceId,
+    /// The number of draft tokens of the sequence, from the first, that the model would have sampled as well.
+    pub accepted_drafts: u32,
+    /// The token that follows these. `None` suspends the sequence: it keeps its position and its blocks, and takes part in
+    /// no step until [`Scheduler::resume`](crate::Scheduler::resume) provides the token.
+    pub token: Option<TokenId>,
+}
+
+impl SampledToken {
+    /// A token that continues the sequence's own tokens.
+    pub fn new(sequence: SequenceId, token: TokenId) -> Self {
+        Self { sequence, parent: sequence, accepted_drafts: 0, token: Some(token) }
+    }
+
+    /// A token that is not known yet, which suspends the sequence.
+    pub fn suspended(sequence: SequenceId) -> Self {
+        Self { sequence, parent: sequence, accepted_drafts: 0, token: None }
+    }
+}
+
+/// The criteria by which a sequence ends because of its tokens. Stop strings are the business of the caller, which knows
+/// the text and aborts the sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopCriteria {
+    /// The tokens that end a sequence: those of the request, and the model's end tokens unless the request ignores them.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The number of generated tokens after which a sequence ends, including a stop token. At least one is generated.
+    pub max_tokens: u32,
+    /// The number of generated tokens before a stop token can end the sequence. (The sampler makes sure that no stop token
+    /// is sampled earlier.)
+    pub min_tokens: u32,
+}
+
+/// Why a sequence ended without being aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The sequence sampled a stop token.
+    Stop,
+    /// The sequence reached its maximum number of tokens.
+    Length,
+}
+
+/// A change caused by a step, besides the sampled tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The request was in a step for the first time. Reported once for a request, for the first of its remaining
+    /// sequences, before any of them finishes.
+    Started {
+        /// The sequence that computes the prompt.
+        sequence: SequenceId,
+        /// The number of prompt tokens that were in the prefix cache.
+        cached_tokens: u32,
+    },
+    /// A sequence ended with the token that it sampled in this step. It holds no blocks any more.
+    Finished {
+        /// The sequence that ended.
+        sequence: SequenceId,
+        /// The reason why it ended.
+        reason: FinishReason,
+    },
+}
+
+/// Why a request was rejected. It was not queued and holds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// The prompt has no tokens.
+    EmptyPrompt,
+    /// The prompt and the requested tokens together can never fit. All sequences in lockstep must fit at once.
+    TooLong {
+        /// The number of tokens in the prompt.
+        prompt_tokens: u32,
+        /// The largest number of tokens, prompt and completion together, of such a request.
+        max_model_len: u32,
+    },
+    /// The sequences of the request can never run at the same time, or never wait at the same time.
+    TooManySequences {
+        /// The number of sequences of the request.
+        num_sequences: u32,
+        /// The largest number of sequences of a request.
+        max_num_seqs: u32,
+    },
+    /// The maximum number of sequences is waiting already.
+    QueueFull,
+}

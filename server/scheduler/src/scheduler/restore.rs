@@ -1,0 +1,205 @@
+//! Restores evicted blocks from storage: decides which blocks are restored, for which request, and where they are written.
+
+use super::Scheduler;
+use crate::block::{BlockParent, TokenId};
+use crate::block_keys::{BlockKey, BlockKeyScheme, BlockKeys, EvictedBlock};
+use crate::block_pool::RegisterResult;
+use crate::restore::{BlockRestore, RestoreId, RestoreRequest, RestoreTarget};
+use crate::sequence::RestoreState;
+
+impl Scheduler {
+    /// Starts to report evicted blocks, with keys according to `scheme`, so that the caller can store them. The keys must
+    /// identify the content reliably: restored content is not compared.
+    ///
+    /// # Panics
+    /// If a request was submitted before, or prefix caching is off.
+    pub fn enable_spill(&mut self, scheme: BlockKeyScheme) {
+        assert!(self.arrivals == 0, "evicted blocks must be stored from the start");
+        assert!(self.config.prefix_caching, "without prefix caching no blocks are evicted");
+        self.pool.set_keys(Some(BlockKeys::new(scheme, self.config.blocks_total)));
+        self.restores = Some(Box::default());
+    }
+
+    /// Stops to report evicted blocks, and ends all restores.
+    pub fn disable_spill(&mut self) {
+        while self.end_youngest_restore() {}
+        self.pool.set_keys(None);
+        self.restores = None;
+    }
+
+    /// Returns the blocks that were evicted since the last call. The caller must copy them before the batch is computed, or
+    /// before it writes the block of a restore.
+    pub fn drain_evicted(&mut self) -> Vec<EvictedBlock> {
+        self.pool.keys_mut().map(BlockKeys::drain_evicted).unwrap_or_default()
+    }
+
+    /// Returns the restores that were requested since the last call.
+    pub fn drain_restores(&mut self) -> Vec<RestoreRequest> {
+        self.restores.as_mut().map(|restores| std::mem::take(&mut restores.requests)).unwrap_or_default()
+    }
+
+    /// Records that the block with this key is stored and can be restored.
+    pub fn add_stored(&mut self, key: BlockKey) {
+        if let Some(restores) = &mut self.restores {
+            restores.stored.insert(key);
+        }
+    }
+
+    /// Records that the block with this key is no longer stored.
+    pub fn remove_stored(&mut self, key: BlockKey) {
+        if let Some(restores) = &mut self.restores {
+            restores.stored.remove(&key);
+        }
+    }
+
+    /// Whether requests wait for blocks that are being restored. While they do, batches may be empty.
+    pub fn is_restoring(&self) -> bool {
+        self.restores.as_ref().is_some_and(|restores| !restores.active.is_empty())
+    }
+
+    /// Whether this restore has not ended.
+    pub fn is_restore_active(&self, id: RestoreId) -> bool {
+        self.restores.as_ref().is_some_and(|restores| restores.position(id).is_some())
+    }
+
+    /// Returns where the next block of a restore is to be written.
+    ///
+    /// # Panics
+    /// If a batch is in flight, or the previous block was not finished with [`Self::finish_block_restore`].
+    pub fn begin_block_restore(&mut self, id: RestoreId) -> RestoreTarget {
+        assert!(self.in_flight.is_empty(), "blocks are restored between steps");
+        let Self { restores: Some(restores), sequences, pool, .. } = self else {
+            return RestoreTarget::Cancelled;
+        };
+        let Some(position) = restores.position(id) else { return RestoreTarget::Cancelled };
+        let restore = &mut restores.active[position];
+        assert!(restore.pending.is_none(), "the previous block must be finished first");
+        let sequence = sequences.get(restore.slot);
+        if let Some(block) = pool.find(sequence.next_content(&restore.block_table, pool)) {
+            pool.acquire(block);
+            restore.block_table.push(block);
+            self.end_restore_if_complete(id);
+            return RestoreTarget::AlreadyCached;
+        }
+        let Some(block) = pool.allocate() else {
+            self.end_restore(id);
+            return RestoreTarget::Cancelled;
+        };
+        restore.pending = Some(block);
+        RestoreTarget::Write(block)
+    }
+
+    /// Caches the block that [`Self::begin_block_restore`] returned, which the caller has written.
+    ///
+    /// # Panics
+    /// If the restore has no such block.
+    pub fn finish_block_restore(&mut self, id: RestoreId) {
+        let Self { restores, sequences, pool, .. } = self;
+        let restores = restores.as_mut().expect("the restore must be active");
+        let position = restores.position(id).expect("the restore must be active");
+        let restore = &mut restores.active[position];
+        let block = restore.pending.take().expect("the restore must have a block to finish");
+        let sequence = sequences.get(restore.slot);
+        let content = sequence.next_content(&restore.block_table, pool);
+        match pool.register(block, sequence.prefix.parent(&restore.block_table), content) {
+            RegisterResult::Cached => {
+                restore.block_table.push(block);
+                self.end_restore_if_complete(id);
+            }
+            // The content was not cached when the block was allocated, and nothing was computed since. So other content has
+            // the same hash.
+            RegisterResult::Duplicate(_) | RegisterResult::Collision => {
+                pool.release(block);
+                self.end_restore(id);
+            }
+        }
+    }
+
+    /// Ends a restore, so that the request is admitted and computes the blocks that were not restored. Does nothing if the
+    /// restore has ended.
+    pub fn end_restore(&mut self, id: RestoreId) {
+        let Some(restores) = &mut self.restores else { return };
+        let Some(position) = restores.position(id) else { return };
+        let BlockRestore { slot, block_table, pending, .. } = restores.active.remove(position);
+        self.sequences.get_mut(slot).restore = RestoreState::Finished;
+        for block in block_table.into_iter().chain(pending).rev() {
+            self.pool.release(block);
+        }
+    }
+
+    /// Ends the restore of a sequence that is removed, if it has one.
+    pub(super) fn end_restore_of(&mut self, slot: u32) {
+        let active = self.restores.as_ref().map_or(&[][..], |restores| &restores.active);
+        if let Some(id) = active.iter().find(|restore| restore.slot == slot).map(|restore| restore.id) {
+            self.end_restore(id);
+        }
+    }
+
+    /// Ends the youngest restore because its blocks are needed. Returns false if there is no restore.
+    pub(super) fn end_youngest_restore(&mut self) -> bool {
+        let youngest = self.restores.as_ref().and_then(|restores| restores.active.last());
+        let Some(id) = youngest.map(|restore| restore.id) else { return false };
+        self.end_restore(id);
+        true
+    }
+
+    /// Begins a restore for a waiting sequence for which there is room, if blocks of it are stored. Returns whether the
+    /// sequence has to wait, for this restore or for that of another sequence with the same blocks.
+    pub(super) fn begin_restore(&mut self, slot: u32) -> bool {
+        let sequence = self.sequences.get(slot);
+        if self.restores.is_none() || sequence.restore != RestoreState::Eligible {
+            return false;
+        }
+        let block_tokens = self.config.block_tokens;
+        let cacheable = (sequence.cacheable_tokens() / block_tokens) as usize;
+        let cacheable = cacheable.min(sequence.prefix.hashes.len());
+        let block_table = self.find_cached(sequence, cacheable);
+        let first = block_table.len();
+        let blocks = sequence.tokens.chunks_exact(block_tokens as usize).take(cacheable).skip(first);
+        let keys = self.stored_keys(sequence.prefix.parent(&block_table), blocks);
+        if keys.is_empty() {
+            return false;
+        }
+        let Self { restores: Some(restores), sequences, pool, .. } = self else { return false };
+        let first_hash = sequences.get(slot).prefix.hashes.get(first);
+        let restores_first = |restore: &BlockRestore| {
+            first < restore.num_blocks && sequences.get(restore.slot).prefix.hashes.get(first) == first_hash
+        };
+        if restores.active.iter().any(restores_first) {
+            return true;
+        }
+        block_table.iter().for_each(|&block| pool.acquire(block));
+        let id = RestoreId(restores.next_id);
+        restores.next_id += 1;
+        let num_blocks = first + keys.len();
+        restores.active.push(BlockRestore { id, slot, block_table, num_blocks, pending: None });
+        restores.requests.push(RestoreRequest { id, keys });
+        sequences.get_mut(slot).restore = RestoreState::Restoring;
+        true
+    }
+
+    /// The keys of consecutive `blocks` after `parent`, up to the first that is not stored.
+    fn stored_keys<'a>(
+        &self,
+        parent: BlockParent,
+        blocks: impl Iterator<Item = &'a [TokenId]>,
+    ) -> Vec<BlockKey> {
+        let restores = self.restores.as_ref().filter(|restores| !restores.stored.is_empty());
+        let Some((restores, keys)) = restores.zip(self.pool.keys()) else { return Vec::new() };
+        let mut key = keys.parent_key(parent);
+        let next_key = |tokens| {
+            key = keys.block_key(key, tokens);
+            restores.stored.contains(&key).then_some(key)
+        };
+        blocks.map_while(next_key).collect()
+    }
+
+    fn end_restore_if_complete(&mut self, id: RestoreId) {
+        let restores = self.restores.as_ref().expect("invariant: the restore is active");
+        let position = restores.position(id).expect("invariant: the restore is active");
+        let BlockRestore { block_table, num_blocks, .. } = &restores.active[position];
+        if block_table.len() == *num_blocks {
+            self.end_restore(id);
+        }
+    }
+}
