@@ -33,6 +33,7 @@ mod request;
 mod restore;
 mod scheduler;
 mod sequence;
+mod step_shares;
 mod step_time;
 
 pub use batch::{Batch, BlockCopy, ScheduledSequence};

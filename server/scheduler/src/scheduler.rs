@@ -17,7 +17,8 @@ use crate::load::Load;
 use crate::request::{NewRequest, Rejection, SequenceId};
 use crate::restore::BlockRestores;
 use crate::sequence::{PrefixChain, Priority, Residency, RestoreState, Sequence, SequenceGroup};
-use crate::step_time::StepTimeModel;
+use crate::step_shares::StepShares;
+use crate::step_time::{StepTimeModel, StepWork};
 use sequence_table::SequenceTable;
 
 mod commit;
@@ -51,6 +52,9 @@ pub struct Scheduler {
     restores: Option<Box<BlockRestores>>,
     sequences: SequenceTable,
     fairness: FairQueue,
+    shares: StepShares,
+    /// The work of each tenant in the latest batch.
+    tenant_work: Vec<(u128, StepWork)>,
     /// The waiting sequences, by priority.
     waiting: VecDeque<QueueEntry>,
     /// The running sequences, by priority.
@@ -104,6 +108,8 @@ impl Scheduler {
             restores: None,
             sequences: SequenceTable::with_capacity(reserved),
             fairness: FairQueue::default(),
+            shares: StepShares::default(),
+            tenant_work: Vec::new(),
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
             in_flight: Vec::with_capacity(running),
@@ -160,6 +166,7 @@ impl Scheduler {
         self.extend_hashes(&mut sequence);
         self.waiting_sequences += num_sequences;
         self.uncomputed_tokens += u64::from(prompt_tokens);
+        self.shares.add_sequence(request.tenant);
         let slot = self.sequences.insert(sequence);
         self.enqueue(QueueEntry { priority, slot });
         Ok(())
@@ -218,8 +225,14 @@ impl Scheduler {
         }
     }
 
-    /// Records the time that the step of `batch` took.
+    /// Records the time that the step of `batch`, the latest one, took.
     pub fn record_step(&mut self, batch: &Batch, time: Duration) {
+        if let Some(overhead) = self.step_time.overhead() {
+            let overhead = overhead / self.tenant_work.len().max(1) as f64;
+            let work = self.tenant_work.iter();
+            let costs = work.map(|&(tenant, work)| (tenant, overhead + self.step_time.cost(work)));
+            self.shares.end_step(time.as_secs_f64(), costs);
+        }
         self.step_time.record_step(batch, time);
     }
 
@@ -301,6 +314,7 @@ impl Scheduler {
         self.end_restore_of(slot);
         self.release_blocks(slot);
         let sequence = self.sequences.remove(slot);
+        self.shares.remove_sequence(sequence.group.tenant);
         self.fairness.charge_generated(sequence.group.tenant, sequence.generated_tokens());
         self.uncomputed_tokens -= u64::from(sequence.uncomputed_tokens());
         self.suspended_sequences -= u32::from(sequence.is_suspended);

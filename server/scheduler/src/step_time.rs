@@ -55,7 +55,7 @@ impl StepWork {
     }
 
     /// Adds `tokens` of a sequence of which `computed_tokens` are computed already.
-    fn add(&mut self, tokens: u32, computed_tokens: u32) {
+    pub(crate) fn add(&mut self, tokens: u32, computed_tokens: u32) {
         self.tokens += tokens;
         let (tokens, computed) = (u64::from(tokens), u64::from(computed_tokens));
         self.attention_pairs += tokens * computed + tokens * (tokens + 1) / 2;
@@ -89,6 +89,16 @@ impl StepTimeModel {
                 self.covariance[row][column] -= gain[row] * gain[column] / variance;
             }
         }
+    }
+
+    /// The predicted time of a step without any token, in seconds. `None` before enough steps were recorded.
+    pub(crate) fn overhead(&self) -> Option<f64> {
+        (self.prompt_steps >= PROMPT_STEPS_MIN).then_some(self.costs[0])
+    }
+
+    /// The time by which `work` is predicted to make a step longer, in seconds.
+    pub(crate) fn cost(&self, work: StepWork) -> f64 {
+        self.seconds(work) - self.costs[0]
     }
 
     /// The predicted time of a step.

@@ -188,6 +188,7 @@ impl Scheduler {
                 self.pool.acquire(block);
             }
             let priority = sibling.priority;
+            self.shares.add_sequence(sibling.group.tenant);
             let slot = self.sequences.insert(sibling);
             let at = self.running.partition_point(|other| other.priority < priority);
             self.running.insert(at, QueueEntry { priority, slot });

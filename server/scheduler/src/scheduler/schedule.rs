@@ -11,6 +11,9 @@ use crate::config::{DRAFT_TOKENS_MAX, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
 use crate::sequence::{RestoreState, Sequence};
 use crate::step_time::StepWork;
 
+/// The reciprocal of the fraction of the batch and of the cache that one tenant leaves to others while there are others.
+const RESERVED_FOR_OTHERS: u32 = 8;
+
 /// Number of waiting groups that one step considers for admission at most, so that a long queue does not slow down every
 /// step.
 const ADMISSION_ATTEMPTS_MAX: usize = 128;
@@ -61,6 +64,16 @@ impl Scheduler {
     pub fn schedule(&mut self, batch: &mut Batch) {
         assert!(self.in_flight.is_empty(), "a batch must be committed or failed before the next");
         batch.clear();
+        self.tenant_work.clear();
+        self.shares.begin_step(self.step_time.overhead());
+        self.fill(batch);
+        // Tenants do not pause for the benefit of those who wait for memory.
+        if batch.sequences.is_empty() && self.shares.resume_all() {
+            self.fill(batch);
+        }
+    }
+
+    fn fill(&mut self, batch: &mut Batch) {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             scored_tokens: SCORED_TOKENS_MAX,
@@ -69,6 +82,9 @@ impl Scheduler {
         self.schedule_decodes(batch, &mut budget);
         if !batch.sequences.is_empty() {
             budget.tokens = budget.tokens.min(self.prompt_budget(batch));
+        } else if self.shares.is_shared() {
+            // A request of another tenant may come during the step.
+            budget.tokens = budget.tokens.min(self.config.max_chunk_tokens);
         }
         self.schedule_chunks(batch, &mut budget);
         // A sequence that was just preempted is not admitted: it needs more blocks than it released.
@@ -98,14 +114,20 @@ impl Scheduler {
     /// for the benefit of many. The same holds if many prompts wait, each of which would wait longer if the decodes were
     /// computed again beside every small chunk of the first.
     ///
+    /// Several tenants never delay each other by more than one chunk.
+    ///
     /// The chunks of a single long prompt should take equally long. So a chunk is smaller the more tokens it attends to,
     /// but at least a quarter of the normal size.
     fn prompt_budget_by_chunks(&self, decodes: u32, decode_tokens: u32, computed_tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes - self.suspended_sequences;
         let prompts_for_two = if decodes < DECODES_FOR_TWO_CHUNKS { PROMPTS_FOR_TWO_CHUNKS } else { 2 };
-        let chunks = (prompts / decodes)
-            .max(prompts / PROMPTS_PER_CHUNK)
-            .max(1 + u32::from(prompts >= prompts_for_two));
+        let chunks = if self.shares.is_shared() {
+            1
+        } else {
+            (prompts / decodes)
+                .max(prompts / PROMPTS_PER_CHUNK)
+                .max(1 + u32::from(prompts >= prompts_for_two))
+        };
         let step_size = self.config.max_chunk_tokens.saturating_mul(chunks);
         let prompt_tokens = remaining_step_size(decode_tokens, step_size);
         match self.step_time.equal_time_tokens(prompt_tokens, computed_tokens) {
@@ -122,6 +144,9 @@ impl Scheduler {
         while position < self.running.len() && budget.tokens > 0 {
             let group = position..position + self.group_len(self.running[position..].iter());
             position = group.end;
+            if self.is_paused(&self.running[group.start]) {
+                continue;
+            }
             if self.can_decode(group.clone(), budget) && self.allocate_group_slots(group.clone(), batch) {
                 for position in group {
                     let drafts = self.allocate_drafts(position, budget);
@@ -178,10 +203,15 @@ impl Scheduler {
                 return;
             }
             let slot = self.running[position].slot;
-            if self.sequences.get(slot).batch_index.is_none() {
+            if self.sequences.get(slot).batch_index.is_none() && !self.is_paused(&self.running[position]) {
                 self.schedule_chunk(slot, batch, budget);
             }
         }
+    }
+
+    /// Whether the tenant of a sequence takes no part in this step.
+    fn is_paused(&self, entry: &QueueEntry) -> bool {
+        self.shares.is_paused(self.sequences.get(entry.slot).group.tenant)
     }
 
     /// Schedules as many of a sequence's next tokens as possible, which may be none.
@@ -203,12 +233,22 @@ impl Scheduler {
     ) {
         let sequence = self.sequences.get_mut(slot);
         sequence.num_draft_tokens = 0;
+        let computed_tokens = sequence.residency.computed_tokens;
         sequence.batch_index = Some(self.in_flight.len() as u32);
         sequence.add_to_batch(num_tokens, num_draft_tokens, self.config.block_tokens, batch);
         budget.tokens -= num_tokens + num_draft_tokens;
         budget.draft_tokens -= num_draft_tokens;
         budget.scored_tokens -= batch.sequences.last().map_or(0, |last| last.scored_tokens.len() as u32);
         self.in_flight.push(Some(slot));
+        let tenant = sequence.group.tenant;
+        let work = match self.tenant_work.iter_mut().find(|(other, _)| *other == tenant) {
+            Some((_, work)) => work,
+            None => {
+                self.tenant_work.push((tenant, StepWork::default()));
+                &mut self.tenant_work.last_mut().expect("invariant: it was just added").1
+            }
+        };
+        work.add(num_tokens + num_draft_tokens, computed_tokens);
     }
 
     /// As [`Self::allocate_slot`] for all sequences of a group, or for none.
@@ -283,7 +323,8 @@ impl Scheduler {
                 return;
             }
             // The step has the maximum number of scored tokens. Sequences without scores are not affected.
-            if self.sequences.get(self.waiting[position].slot).next_tokens(budget.scored_tokens) == 0 {
+            let waiting = self.sequences.get(self.waiting[position].slot);
+            if self.shares.is_paused(waiting.group.tenant) || waiting.next_tokens(budget.scored_tokens) == 0 {
                 position += 1;
                 continue;
             }
@@ -314,9 +355,7 @@ impl Scheduler {
     fn admit_group(&mut self, group: Range<usize>, batch: &mut Batch) -> Admission {
         let sequences = || self.waiting.range(group.clone()).map(|entry| self.sequences.get(entry.slot));
         let num_sequences: u32 = sequences().map(Sequence::num_sequences).sum();
-        if self.running_sequences + num_sequences > self.config.max_num_seqs {
-            return Admission::NoRoom;
-        }
+        let tenant = self.sequences.get(self.waiting[group.start].slot).group.tenant;
         if sequences().any(|sequence| sequence.restore == RestoreState::Restoring || sequence.is_suspended) {
             return Admission::Deferred;
         }
@@ -332,7 +371,11 @@ impl Scheduler {
             }
             blocks_needed += self.blocks_needed(sequence, prefix);
         }
-        if !self.has_room(blocks_needed) {
+        if self.exceeds_tenant_share(tenant, num_sequences, blocks_needed) {
+            return Admission::Deferred;
+        }
+        let max_num_seqs = self.config.max_num_seqs;
+        if self.running_sequences + num_sequences > max_num_seqs || !self.has_room(blocks_needed) {
             return Admission::NoRoom;
         }
         if group.len() == 1 && self.begin_restore(self.waiting[group.start].slot) {
@@ -371,6 +414,27 @@ impl Scheduler {
         let lacking = sequence.num_tokens().div_ceil(block_tokens) - reused as u32;
         let evictable = reused.saturating_sub(prefix.active) as u32;
         lacking + evictable + sequence.num_sequences()
+    }
+
+    /// Whether the running sequences of a tenant, with a waiting group, would occupy the part of the batch or of the cache that is
+    /// reserved for other tenants. A tenant without running sequences has no such limit, so that every request can run.
+    fn exceeds_tenant_share(&self, tenant: u128, num_sequences: u32, blocks_needed: u32) -> bool {
+        if !self.shares.is_shared() {
+            return false;
+        }
+        let (mut sequences, mut blocks) = (0, 0);
+        for entry in &self.running {
+            let sequence = self.sequences.get(entry.slot);
+            if sequence.group.tenant == tenant {
+                let table = sequence.residency.block_table.iter();
+                sequences += sequence.num_sequences();
+                blocks += table.filter(|block| !self.pool.is_shared(**block)).count() as u32;
+            }
+        }
+        let limit = |total: u32| total - total / RESERVED_FOR_OTHERS;
+        sequences > 0
+            && (sequences + num_sequences > limit(self.config.max_num_seqs)
+                || blocks + blocks_needed > limit(self.config.blocks_total))
     }
 
     /// Whether a waiting group that needs this many blocks can be admitted. If no block is held it can be, because every

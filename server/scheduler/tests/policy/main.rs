@@ -10,3 +10,4 @@ mod prefix;
 mod script;
 mod siblings;
 mod suspended;
+mod tenants;

@@ -301,10 +301,8 @@ impl Harness {
             self.run(&batch);
             self.commit(&batch);
         }
-        if self.config.max_itl.is_some() {
-            let time = Duration::from_micros(self.random.below(10_000).into());
-            self.scheduler.record_step(&batch, time);
-        }
+        let time = Duration::from_micros(self.random.below(10_000).into());
+        self.scheduler.record_step(&batch, time);
         self.check_progress();
         self.batch = batch;
     }

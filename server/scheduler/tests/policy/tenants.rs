@@ -1,0 +1,138 @@
+//! How tenants that use the same scheduler affect each other, in simulated time.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use server_scheduler::{
+    Batch, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria, TokenId,
+};
+
+use crate::script::config;
+
+const VICTIM: u128 = 1;
+const ATTACKER: u128 = 2;
+/// Number of the victim's answers that do not count: the scheduler does not know yet how long steps take.
+const WARM_UP: usize = 8;
+
+/// A client that sends a request when its previous one is answered.
+#[derive(Clone, Copy)]
+struct Client {
+    tenant: u128,
+    prompt_tokens: u32,
+    num_sequences: u32,
+    max_tokens: u32,
+}
+
+/// Clients, a scheduler and a model whose steps take 5 ms, 1 ms for each token and 0.2 µs for each pair of a token and one that it
+/// attends to.
+struct Simulation {
+    scheduler: Scheduler,
+    clients: Vec<Client>,
+    /// The client of each request, and when it was sent.
+    requests: HashMap<u64, (usize, Duration)>,
+    now: Duration,
+}
+
+impl Simulation {
+    fn new(clients: Vec<Client>) -> Self {
+        let config = SchedulerConfig {
+            block_tokens: 16,
+            blocks_total: 1024,
+            max_num_batched_tokens: 512,
+            max_chunk_tokens: 128,
+            max_num_seqs: 256,
+            max_queue: 1024,
+            max_model_len: 8192,
+            ..config()
+        };
+        let scheduler = Scheduler::new(config);
+        let mut simulation = Self { scheduler, clients, requests: HashMap::new(), now: Duration::ZERO };
+        (0..simulation.clients.len()).for_each(|client| simulation.send(client));
+        simulation
+    }
+
+    fn send(&mut self, client: usize) {
+        let id = self.requests.len() as u64;
+        let Client { tenant, prompt_tokens, num_sequences, max_tokens } = self.clients[client];
+        let prompt: Vec<TokenId> = (0..prompt_tokens).map(|position| id as u32 * 10_000 + position).collect();
+        let stop = StopCriteria { max_tokens, ..StopCriteria::default() };
+        let request = NewRequest { tenant, ..NewRequest::new(id, num_sequences, prompt, stop) };
+        self.scheduler.submit(request).unwrap();
+        self.requests.insert(id, (client, self.now));
+    }
+
+    /// Runs until `count` requests of the victim are answered, and returns the longest time that one of them took.
+    fn run(mut self, count: usize) -> Duration {
+        let (mut batch, mut events) = (Batch::default(), Vec::new());
+        let (mut answered, mut longest) = (0, Duration::ZERO);
+        let mut open: HashMap<u64, u32> = HashMap::new();
+        while answered < count {
+            self.scheduler.schedule(&mut batch);
+            assert!(!batch.sequences.is_empty(), "there is always something to compute");
+            let pairs: u64 = batch
+                .sequences
+                .iter()
+                .map(|sequence| sequence.tokens.len() as u64 * u64::from(sequence.computed_tokens))
+                .sum();
+            let time = Duration::from_micros(5_000 + 1_000 * batch.tokens.len() as u64 + pairs / 5);
+            self.now += time;
+            let sampled: Vec<_> = batch.samples.iter().map(|&id| SampledToken::new(id, 7)).collect();
+            events.clear();
+            self.scheduler.commit(&batch, &sampled, &mut events);
+            self.scheduler.record_step(&batch, time);
+            self.scheduler.check_invariants();
+            for event in &events {
+                let Event::Finished { sequence, .. } = event else { continue };
+                let (client, sent) = self.requests[&sequence.request];
+                let open = open.entry(sequence.request).or_insert(self.clients[client].num_sequences);
+                *open -= 1;
+                if *open == 0 {
+                    if self.clients[client].tenant == VICTIM {
+                        answered += 1;
+                        if answered > WARM_UP {
+                            longest = longest.max(self.now - sent);
+                        }
+                    }
+                    self.send(client);
+                }
+            }
+        }
+        longest
+    }
+}
+
+/// How many times as long the victim's slowest request takes beside `attackers`, as it takes without them.
+fn slowdown(attackers: Vec<Client>) -> f64 {
+    let victim = Client { tenant: VICTIM, prompt_tokens: 40, num_sequences: 1, max_tokens: 16 };
+    let alone = Simulation::new(vec![victim; 2]).run(40);
+    let beside = Simulation::new([vec![victim; 2], attackers].concat()).run(40);
+    beside.as_secs_f64() / alone.as_secs_f64()
+}
+
+fn attackers(count: usize, prompt_tokens: u32, num_sequences: u32, max_tokens: u32) -> Vec<Client> {
+    vec![Client { tenant: ATTACKER, prompt_tokens, num_sequences, max_tokens }; count]
+}
+
+#[test]
+fn long_prompts_of_another_tenant_delay_little() {
+    let slowdown = slowdown(attackers(32, 4000, 1, 4));
+    assert!(slowdown < 3.0, "{slowdown} times");
+}
+
+#[test]
+fn many_short_prompts_of_another_tenant_delay_little() {
+    let slowdown = slowdown(attackers(64, 40, 1, 1));
+    assert!(slowdown < 3.0, "{slowdown} times");
+}
+
+#[test]
+fn many_sequences_of_another_tenant_delay_little() {
+    let slowdown = slowdown(attackers(4, 100, 128, 100));
+    assert!(slowdown < 3.0, "{slowdown} times");
+}
+
+#[test]
+fn requests_that_fill_the_cache_delay_little() {
+    let slowdown = slowdown(attackers(8, 7900, 1, 200));
+    assert!(slowdown < 3.0, "{slowdown} times");
+}
