@@ -8,23 +8,43 @@ use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
-/// How often the memory of the process is compared with that after the last trim.
+/// How often the memory of the process is read.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Growth after which it is worth trimming, which takes the allocator's locks for some milliseconds.
-const GROWTH_BYTES_MIN: u64 = 32 << 20;
+/// Memory above the least that the process ever had, from which on it is worth trimming. That takes the allocator's locks for
+/// some milliseconds.
+const EXCESS_BYTES_MIN: u64 = 32 << 20;
+/// Number of readings from one trim to the next at most, if trimming returns little because the memory is in use.
+const READINGS_MAX: u32 = 12;
 
 /// Decides when to trim.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Trimmer {
-    /// Anonymous memory when it was last trimmed, or since then if it was less.
-    floor: u64,
+    /// The least anonymous memory so far, in bytes.
+    least: u64,
+    /// Number of readings from one trim to the next.
+    period: u32,
+    /// Number of readings since the last trim.
+    readings: u32,
 }
 
 impl Trimmer {
-    /// Whether `anonymous` bytes are so many that some of them may be free.
+    fn new(anonymous: u64) -> Self {
+        Self { least: anonymous, period: 1, readings: 0 }
+    }
+
+    /// Whether to trim, given a reading of `anonymous` bytes.
     fn is_due(&mut self, anonymous: u64) -> bool {
-        self.floor = self.floor.min(anonymous);
-        anonymous - self.floor >= GROWTH_BYTES_MIN
+        self.least = self.least.min(anonymous);
+        self.readings += 1;
+        anonymous - self.least >= EXCESS_BYTES_MIN && self.readings >= self.period
+    }
+
+    /// Learns what a trim has done. The memory may be in use now and free later, so one that returns little is repeated,
+    /// but less and less often.
+    fn trimmed(&mut self, before: u64, after: u64) {
+        self.readings = 0;
+        let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;
+        self.period = if is_useful { 1 } else { (2 * self.period).min(READINGS_MAX) };
     }
 }
 
@@ -48,9 +68,9 @@ fn return_free_memory() {
 #[cfg(not(feature = "openvino"))]
 fn return_free_memory() {}
 
-/// Trims whenever the memory of this process has grown, for as long as it is polled.
-pub(crate) async fn trim_after_growth() -> anyhow::Result<Infallible> {
-    let mut trimmer = Trimmer { floor: anonymous_bytes().unwrap_or(u64::MAX) };
+/// Trims while the memory of this process is above the least that it had, for as long as it is polled.
+pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
+    let mut trimmer = Trimmer::new(anonymous_bytes().unwrap_or(u64::MAX));
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -59,8 +79,9 @@ pub(crate) async fn trim_after_growth() -> anyhow::Result<Infallible> {
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
             tokio::task::spawn_blocking(return_free_memory).await?;
-            trimmer.floor = anonymous_bytes().unwrap_or(before);
-            tracing::debug!(before, after = trimmer.floor, "trimmed the memory of the process");
+            let after = anonymous_bytes().unwrap_or(before);
+            trimmer.trimmed(before, after);
+            tracing::debug!(before, after, "trimmed the memory of the process");
         }
     }
 }
@@ -78,15 +99,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trims_after_growth_and_not_again_while_the_memory_is_in_use() {
-        let mut trimmer = Trimmer { floor: 100 << 20 };
+    fn trims_while_there_is_excess_and_less_often_if_it_is_in_use() {
+        let mut trimmer = Trimmer::new(100 << 20);
         assert!(!trimmer.is_due(131 << 20));
         assert!(trimmer.is_due(132 << 20));
-        trimmer.floor = 132 << 20;
-        assert!(!trimmer.is_due(132 << 20));
-        // What was given up since counts.
-        assert!(!trimmer.is_due(50 << 20));
-        assert!(trimmer.is_due(90 << 20));
+        trimmer.trimmed(132 << 20, 131 << 20);
+        let mut trims = 0;
+        for _ in 0..1000 {
+            if trimmer.is_due(500 << 20) {
+                trims += 1;
+                trimmer.trimmed(500 << 20, 500 << 20);
+            }
+        }
+        assert!((80..100).contains(&trims), "{trims} trims");
+        // What was in use is free now.
+        let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
+        assert!(due);
+        trimmer.trimmed(500 << 20, 200 << 20);
+        assert!(trimmer.is_due(200 << 20), "it may return more");
+        trimmer.trimmed(200 << 20, 100 << 20);
+        assert!(!trimmer.is_due(100 << 20));
     }
 
     #[test]

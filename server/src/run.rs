@@ -294,7 +294,7 @@ async fn spawn_services(
         server.serve_with_incoming(TcpListenerStream::new(grpc)).await.context("the gRPC server failed")?;
         bail!("the gRPC server ended")
     });
-    services.spawn(allocator::trim_after_growth());
+    services.spawn(allocator::trim_excess());
     let app = app.clone();
     services.spawn(async move {
         let mut phase = app.lifecycle().watch();

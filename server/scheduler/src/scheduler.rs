@@ -55,6 +55,8 @@ pub struct Scheduler {
     shares: StepShares,
     /// The work of each tenant in the latest batch.
     tenant_work: Vec<(u128, StepWork)>,
+    /// Whether sequences of every tenant could have been added to the latest batch.
+    had_room: bool,
     /// The waiting sequences, by priority.
     waiting: VecDeque<QueueEntry>,
     /// The running sequences, by priority.
@@ -110,6 +112,7 @@ impl Scheduler {
             fairness: FairQueue::default(),
             shares: StepShares::default(),
             tenant_work: Vec::new(),
+            had_room: true,
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
             in_flight: Vec::with_capacity(running),
@@ -231,7 +234,7 @@ impl Scheduler {
             let overhead = overhead / self.tenant_work.len().max(1) as f64;
             let work = self.tenant_work.iter();
             let costs = work.map(|&(tenant, work)| (tenant, overhead + self.step_time.cost(work)));
-            self.shares.end_step(time.as_secs_f64(), costs);
+            self.shares.end_step(time.as_secs_f64(), self.had_room, costs);
         }
         self.step_time.record_step(batch, time);
     }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// How far a tenant may be ahead of another one with work to do, in times of a step without any token. Tenants with almost
 /// equal work seldom pause, because each pause makes steps less efficient.
-const LEAD_STEPS_MAX: f64 = 4.0;
+pub(crate) const LEAD_STEPS_MAX: f64 = 4.0;
 
 /// Number of steps after which a tenant without sequences no longer counts as present.
 const PRESENCE_STEPS: u64 = 256;
@@ -18,6 +18,8 @@ const PRESENCE_STEPS: u64 = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepShares {
     tenants: HashMap<u128, Usage>,
+    /// The time of the tenant with work that has used the least, in the latest step. New tenants start from it.
+    floor: f64,
     /// Number of steps so far.
     steps: u64,
 }
@@ -36,7 +38,7 @@ struct Usage {
 impl StepShares {
     /// Learns of a sequence that waits or runs from now on.
     pub(crate) fn add_sequence(&mut self, tenant: u128) {
-        let least = self.least_seconds();
+        let least = self.least_seconds().unwrap_or(self.floor);
         let steps = self.steps;
         let usage = self.tenants.entry(tenant).or_insert(Usage {
             seconds: 0.0,
@@ -46,7 +48,7 @@ impl StepShares {
         });
         if usage.sequences == 0 {
             // Idle time is no credit, and time used before remains charged.
-            usage.seconds = usage.seconds.max(least.unwrap_or(usage.seconds));
+            usage.seconds = usage.seconds.max(least);
         }
         usage.sequences += 1;
     }
@@ -66,6 +68,7 @@ impl StepShares {
         let oldest = self.steps.saturating_sub(PRESENCE_STEPS);
         self.tenants.retain(|_, usage| usage.sequences > 0 || usage.last_step >= oldest);
         let Some(least) = self.least_seconds() else { return };
+        self.floor = least;
         let lead_max = step_seconds.map_or(f64::INFINITY, |seconds| LEAD_STEPS_MAX * seconds);
         for usage in self.tenants.values_mut() {
             usage.is_paused = usage.seconds - least > lead_max;
@@ -93,7 +96,13 @@ impl StepShares {
     }
 
     /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's work.
-    pub(crate) fn end_step(&mut self, seconds: f64, costs: impl Iterator<Item = (u128, f64)> + Clone) {
+    /// `had_room` tells whether the step had room for more work.
+    pub(crate) fn end_step(
+        &mut self,
+        seconds: f64,
+        had_room: bool,
+        costs: impl Iterator<Item = (u128, f64)> + Clone,
+    ) {
         let total: f64 = costs.clone().map(|(_, cost)| cost).sum();
         let mut least = f64::INFINITY;
         for (tenant, cost) in costs.clone() {
@@ -102,6 +111,9 @@ impl StepShares {
                 usage.seconds += seconds * fraction;
                 least = least.min(usage.seconds);
             }
+        }
+        if !had_room {
+            return;
         }
         // A tenant that could have taken part and had nothing to compute, as it waits for memory, gets no credit for that.
         for (tenant, usage) in &mut self.tenants {
@@ -142,7 +154,7 @@ mod tests {
             let overhead = STEP / costs.len() as f64;
             costs.iter_mut().for_each(|(_, cost)| *cost += overhead);
             let seconds = costs.iter().map(|(_, cost)| cost).sum();
-            shares.end_step(seconds, costs.into_iter());
+            shares.end_step(seconds, true, costs.into_iter());
         }
         counts
     }
@@ -192,6 +204,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_that_arrives_while_nobody_has_work_does_not_make_the_others_pause() {
+        let mut shares = StepShares::default();
+        shares.add_sequence(1);
+        run(&mut shares, &[(1, 0.1)], 100);
+        shares.remove_sequence(1);
+        shares.add_sequence(2);
+        shares.add_sequence(1);
+        let counts = run(&mut shares, &[(1, 0.001), (2, 0.1)], 100);
+        assert!(counts[0] > 98, "{counts:?}");
+    }
+
+    #[test]
     fn a_tenant_that_cannot_run_gets_no_credit() {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
@@ -199,8 +223,11 @@ mod tests {
         for _ in 0..100 {
             shares.begin_step(Some(STEP));
             assert!(!shares.is_paused(1));
-            shares.end_step(0.1, [(1, 0.1)].into_iter());
+            shares.end_step(0.1, true, [(1, 0.1)].into_iter());
         }
+        shares.end_step(0.1, false, [(1, 0.1)].into_iter());
+        shares.begin_step(Some(STEP));
+        assert!(shares.is_paused(1), "the other one had no room");
     }
 
     #[test]

@@ -17,9 +17,9 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// Beyond it: further requests wait.
 const SLOTS_MAX: usize = 16;
-/// The nice value of threads that prepare requests: beside busy threads of the model, one gets a quarter of a processor.
+/// The nice value of threads that prepare requests: beside busy threads of the model, one gets a tenth of a processor.
 #[cfg(target_os = "linux")]
-const NICE: i32 = 5;
+const NICE: i32 = 10;
 /// Fewest: one long prompt does not hold up all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 

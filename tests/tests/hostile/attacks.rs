@@ -8,7 +8,7 @@ use std::pin::Pin;
 use super::client::Targets;
 
 mod connections;
-mod forms;
+pub(crate) mod forms;
 mod generation;
 mod protocol;
 mod stored;

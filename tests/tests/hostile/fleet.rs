@@ -10,15 +10,16 @@ use tests::process::Process;
 use tests::router::Router;
 use tests::server::{Server, admin_address, command};
 
+use super::attacks::forms;
 use super::client::{Client, MODEL, Targets, chat, completion, copies, response, text};
 
 /// Memory that each process may use.
 const MEMORY_BYTES: u64 = 2 << 30;
 /// Memory that may remain after an attack, in percent of the memory before all attacks.
 const REMAINING_PERCENT: u64 = 110;
-/// Memory that may remain in any case, less than 1 % of the limit: the router has so little that 10 % of it are less than
-/// what an allocator retains of a single large body.
-const REMAINING_BYTES_MIN: u64 = 16 << 20;
+/// Memory that may remain in any case, less than 2 % of the limit: the router has so little that 10 % of it are less than
+/// what an allocator retains of a few large bodies until its threads are busy again.
+const REMAINING_BYTES_MIN: u64 = 32 << 20;
 /// How long memory may take to fall after an attack.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// How long requests may finish after a signal to end.
@@ -128,9 +129,12 @@ impl Fleet {
         let choices = completion("Once upon a time", json!({"n": 128, "max_tokens": 2, "logprobs": 5}));
         client.barrage("/v1/completions", 1, copies(&choices, 1)).await.only(&[200])?;
         let words: Vec<String> = (0..4096).map(|number| format!("word {number}")).collect();
-        let forms = [json!({"guided_choice": words}), json!({"guided_regex": "([a-z]{1,8} ){1,100}"})];
-        let forms = forms.map(|form| chat("Choose.", form).to_string()).to_vec();
-        client.barrage("/v1/chat/completions", 2, forms).await.only(&[200])?;
+        let compiled = [json!({"guided_choice": words}), json!({"guided_regex": "([a-z]{1,8} ){1,100}"})];
+        let compiled = compiled.map(|form| chat("Choose.", form).to_string()).to_vec();
+        client.barrage("/v1/chat/completions", 2, compiled).await.only(&[200])?;
+        // The cache of compiled forms, which has a limit of its own, is full.
+        forms::exponential_patterns(self.targets()).await?;
+        forms::exhausted_form_again(self.targets()).await?;
         Ok(())
     }
 

@@ -3,16 +3,21 @@
 //! The queues are processed in groups: the forked sequences of a lockstep request together, any other sequence alone.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use super::{QueueEntry, Scheduler};
 use crate::batch::{Batch, BlockCopy};
 use crate::block::BlockId;
 use crate::config::{DRAFT_TOKENS_MAX, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX};
 use crate::sequence::{RestoreState, Sequence};
+use crate::step_shares::LEAD_STEPS_MAX;
 use crate::step_time::StepWork;
 
 /// The reciprocal of the fraction of the batch and of the cache that one tenant leaves to others while there are others.
 const RESERVED_FOR_OTHERS: u32 = 8;
+
+/// Number of draft tokens in a step while there are several tenants: draft tokens of one delay the others as prompts do.
+const SHARED_DRAFT_TOKENS_MAX: u32 = 64;
 
 /// Number of waiting groups that one step considers for admission at most, so that a long queue does not slow down every
 /// step.
@@ -70,6 +75,7 @@ impl Scheduler {
         // Tenants do not pause for the benefit of those who wait for memory.
         if batch.sequences.is_empty() && self.shares.resume_all() {
             self.fill(batch);
+            self.had_room = true;
         }
     }
 
@@ -77,35 +83,56 @@ impl Scheduler {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             scored_tokens: SCORED_TOKENS_MAX,
-            draft_tokens: DRAFT_TOKENS_MAX,
+            draft_tokens: if self.shares.is_shared() { SHARED_DRAFT_TOKENS_MAX } else { DRAFT_TOKENS_MAX },
         };
         self.schedule_decodes(batch, &mut budget);
-        if !batch.sequences.is_empty() {
-            budget.tokens = budget.tokens.min(self.prompt_budget(batch));
-        } else if self.shares.is_shared() {
-            // A request of another tenant may come during the step.
-            budget.tokens = budget.tokens.min(self.config.max_chunk_tokens);
-        }
+        budget.tokens = budget.tokens.min(self.prompt_budget(batch));
         self.schedule_chunks(batch, &mut budget);
         // A sequence that was just preempted is not admitted: it needs more blocks than it released.
         self.admit(batch, &mut budget);
+        self.had_room = budget.tokens > 0;
     }
 
     /// The number of prompt tokens that may be added to the decodes of `batch`.
     fn prompt_budget(&self, batch: &Batch) -> u32 {
         let decode_tokens = batch.tokens.len() as u32;
         let mut running = self.running.iter().map(|entry| self.sequences.get(entry.slot));
-        let prompt = running.find(|prompt| prompt.batch_index.is_none() && !prompt.is_suspended);
+        let prompt = running.find(|prompt| {
+            prompt.batch_index.is_none()
+                && !prompt.is_suspended
+                && !self.shares.is_paused(prompt.group.tenant)
+        });
         let computed_tokens = prompt.map_or(0, |prompt| prompt.residency.computed_tokens);
+        let work = StepWork::of(batch);
+        if self.shares.is_shared() {
+            return self.shared_prompt_budget(decode_tokens, work, computed_tokens);
+        }
+        if batch.sequences.is_empty() {
+            return self.config.max_num_batched_tokens;
+        }
         let Some(max_itl) = self.config.max_itl else {
             let decodes = batch.sequences.len() as u32;
             return self.prompt_budget_by_chunks(decodes, decode_tokens, computed_tokens);
         };
-        match self.step_time.tokens_within(max_itl, StepWork::of(batch), computed_tokens) {
+        match self.step_time.tokens_within(max_itl, work, computed_tokens) {
             Some(prompt_tokens) => round_step_size(decode_tokens, prompt_tokens),
             // Too few steps were recorded for a prediction.
             None => remaining_step_size(decode_tokens, self.config.max_chunk_tokens),
         }
+    }
+
+    /// The number of prompt tokens beside `decode_tokens` while several tenants are present, even without any decode, since a
+    /// request may arrive during the step: it takes longer by no more than the lead that a tenant may have, and by no more than
+    /// `max_itl` allows.
+    fn shared_prompt_budget(&self, decode_tokens: u32, work: StepWork, computed_tokens: u32) -> u32 {
+        let chunk = remaining_step_size(decode_tokens, self.config.max_chunk_tokens);
+        let time_max = self.step_time.overhead().map(|overhead| {
+            let time_max = self.step_time.cost(work) + (1.0 + LEAD_STEPS_MAX) * overhead;
+            let time_max = Duration::from_secs_f64(time_max);
+            self.config.max_itl.map_or(time_max, |max_itl| time_max.min(max_itl))
+        });
+        let fits = time_max.and_then(|time| self.step_time.tokens_within(time, work, computed_tokens));
+        fits.map_or(chunk, |tokens| round_step_size(decode_tokens, tokens).min(chunk))
     }
 
     /// The number of prompt tokens beside `decodes` sequences with `decode_tokens` tokens.
@@ -113,8 +140,6 @@ impl Scheduler {
     /// If several prompts wait for each decoding sequence, the step is that many times as large: it delays few sequences
     /// for the benefit of many. The same holds if many prompts wait, each of which would wait longer if the decodes were
     /// computed again beside every small chunk of the first.
-    ///
-    /// Several tenants never delay each other by more than one chunk.
     ///
     /// The chunks of a single long prompt should take equally long. So a chunk is smaller the more tokens it attends to,
     /// but at least a quarter of the normal size.

@@ -120,6 +120,12 @@ fn long_prompts_of_another_tenant_delay_little() {
 }
 
 #[test]
+fn a_single_long_prompt_of_another_tenant_delays_little() {
+    let slowdown = slowdown(attackers(1, 7900, 1, 1));
+    assert!(slowdown < 3.0, "{slowdown} times");
+}
+
+#[test]
 fn many_short_prompts_of_another_tenant_delay_little() {
     let slowdown = slowdown(attackers(64, 40, 1, 1));
     assert!(slowdown < 3.0, "{slowdown} times");

@@ -19,7 +19,7 @@ pub(super) async fn expensive_grammars(targets: Targets) -> anyhow::Result<Strin
 }
 
 /// Patterns whose automata have exponentially many states.
-pub(super) async fn exponential_patterns(targets: Targets) -> anyhow::Result<String> {
+pub(crate) async fn exponential_patterns(targets: Targets) -> anyhow::Result<String> {
     let bodies = (0..256).map(|number| {
         let parameters = json!({"guided_regex": format!("[ab]*a[ab]{{14}}c{number}"), "max_tokens": 4});
         chat("Write.", parameters).to_string()
@@ -29,7 +29,7 @@ pub(super) async fn exponential_patterns(targets: Targets) -> anyhow::Result<Str
 }
 
 /// A form that some sequences exhaust, which must stay usable for others.
-pub(super) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<String> {
+pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let pattern = "([a-z ]*e[a-z ]{60}!|YES)";
     let (_, tokens) =

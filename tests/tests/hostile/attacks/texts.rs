@@ -41,7 +41,7 @@ pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
     for stream in [false, true] {
         let body = chat("Hello", json!({"stream": stream})).to_string();
         let padded = format!("{}{}", " ".repeat(7 << 20), body);
-        statuses.extend(client.barrage("/v1/chat/completions", 32, vec![padded; 64]).await);
+        statuses.extend(client.barrage("/v1/chat/completions", 8, vec![padded; 32]).await);
     }
     let excessive = vec![" ".repeat(9 << 20); 16];
     // The router answers without reading the rest. A client that only sends until then may miss the answer.
