@@ -89,9 +89,9 @@ impl Access {
     ///
     /// # Errors
     /// The client has used what it may.
-    pub(crate) fn take(&self, client: &Client, rates: Rates, tokens: u32) -> Result<(), Error> {
+    pub(crate) fn charge(&self, client: &Client, rates: Rates, tokens: u32) -> Result<(), Error> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.take(client.id, rates, tokens, Instant::now()).map_err(Error::OverRate)
+        used.charge(client.id, rates, tokens, Instant::now()).map_err(Error::OverRate)
     }
 
     /// A request of which `taken` tokens were taken has used `used`.
@@ -162,12 +162,12 @@ mod tests {
     fn what_a_client_uses_is_counted_by_key() {
         let access = Access::default();
         let client = |id| Client { id, name: "c".into() };
-        let rates = Rates { requests_per_minute: Some(2), tokens_per_minute: Some(1000) };
-        access.take(&client(1), rates, 900).unwrap();
-        assert!(access.take(&client(1), rates, 900).is_err());
+        let rates = Rates { key_requests: Some(2), key_tokens: Some(1000) };
+        access.charge(&client(1), rates, 900).unwrap();
+        assert!(access.charge(&client(1), rates, 900).is_err());
         access.settle(&client(1), 900, 10);
-        access.take(&client(1), rates, 900).unwrap();
-        assert!(access.take(&client(1), rates, 1).is_err(), "two requests are two");
-        access.take(&client(2), rates, 900).unwrap();
+        access.charge(&client(1), rates, 900).unwrap();
+        assert!(access.charge(&client(1), rates, 1).is_err(), "two requests are two");
+        access.charge(&client(2), rates, 900).unwrap();
     }
 }

@@ -4,6 +4,7 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -14,11 +15,10 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use crate::app::App;
-use crate::dispatch::{Judged, Pick};
+use crate::dispatch::{Pick, ScoredCandidate};
 use crate::error::Error;
-use crate::health::Standing;
-use crate::proxy::Body;
-use crate::replicas::Replica;
+use crate::health::HealthState;
+use crate::replica::Replica;
 use crate::watch_replicas;
 
 /// The page, whole: it needs nothing else.
@@ -51,9 +51,8 @@ impl Pages {
     }
 
     pub(crate) async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
-        let request = request.map(axum::body::Body::new);
-        let Ok(response) = self.0.clone().oneshot(request).await;
-        response.map(Body::page)
+        let Ok(response) = self.0.clone().oneshot(request.map(Body::new)).await;
+        response
     }
 }
 
@@ -86,7 +85,7 @@ impl Admin {
     ///
     /// # Errors
     /// That one is not served.
-    pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Body>, Error> {
+    pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
         let fleets = app.dispatch().replicas.fleets();
         let describe = |name: &str| {
             let created = self.created;
@@ -110,7 +109,7 @@ impl Admin {
                 json!({"object": "list", "data": data})
             }
         };
-        let mut response = http::Response::new(Body::whole(Bytes::from(body.to_string())));
+        let mut response = http::Response::new(Bytes::from(body.to_string()));
         let json = http::HeaderValue::from_static("application/json");
         response.headers_mut().insert(header::CONTENT_TYPE, json);
         Ok(response)
@@ -149,7 +148,7 @@ async fn ready(State(app): State<App>) -> StatusCode {
 
 async fn metrics(State(app): State<App>) -> Response {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.metrics().scrape(&app)).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.scrape()).into_response()
 }
 
 async fn console() -> Response {
@@ -171,7 +170,7 @@ async fn method(method: axum::http::Method, uri: axum::http::Uri) -> Response {
 }
 
 fn refuse(error: Error) -> Response {
-    error.into_response().map(axum::body::Body::new)
+    error.into_response().map(Body::from)
 }
 
 async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
@@ -181,12 +180,11 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
     let dispatch = app.dispatch();
     let replicas: Vec<Value> =
         dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
-    let (queued, room) = dispatch.waiters();
     axum::Json(json!({
         "policy": app.settings().policy.name(),
         "requests_in_work": app.requests(),
-        "requests_queued": queued,
-        "requests_without_replica": room,
+        "requests_queued": dispatch.queued(),
+        "requests_without_replica": dispatch.in_waiting_room(),
         "replicas": replicas,
     }))
     .into_response()
@@ -195,17 +193,17 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
 fn describe(app: &App, replica: &Replica) -> Value {
     let now = Instant::now();
     let view = replica.ledger.view(now, app.settings().report_ttl);
-    let standing = match app.dispatch().health().standing(replica.identity, now) {
-        Standing::Trusted => "trusted",
-        Standing::Probing => "probing",
-        Standing::Ejected => "ejected",
+    let state = match app.dispatch().health().state(replica.identity, now) {
+        HealthState::Trusted => "trusted",
+        HealthState::Probing => "probing",
+        HealthState::Ejected => "ejected",
     };
-    let told = replica.told();
-    let load = &told.load;
+    let status = replica.status();
+    let load = &status.load;
     json!({
-        "name": replica.found.name,
-        "address": replica.found.http.to_string(),
-        "models": told.models,
+        "name": replica.discovered.name,
+        "address": replica.discovered.http.to_string(),
+        "models": status.models,
         "state": view.state.map_or("unknown", |state| match state {
             proto::v1alpha1::State::Unspecified => "unknown",
             proto::v1alpha1::State::Starting => "starting",
@@ -213,9 +211,9 @@ fn describe(app: &App, replica: &Replica) -> Value {
             proto::v1alpha1::State::Draining => "draining",
             proto::v1alpha1::State::Stopped => "stopped",
         }),
-        "standing": standing,
-        "is_connected": told.is_connected,
-        "problem": told.problem,
+        "standing": state,
+        "is_connected": status.is_connected,
+        "problem": status.problem,
         "report_age_seconds": view.report_age.map(|age| age.as_secs_f64()),
         "answered": replica.answered.load(std::sync::atomic::Ordering::Relaxed),
         "failed": replica.failed.load(std::sync::atomic::Ordering::Relaxed),
@@ -245,17 +243,17 @@ async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
         return refuse(error);
     }
-    let recent = app.dispatch().recent();
+    let log = app.dispatch().pick_log();
     // The latest first.
-    let picks: Vec<Value> = recent.iter().rev().map(explain).collect();
-    drop(recent);
+    let picks: Vec<Value> = log.iter().rev().map(explain).collect();
+    drop(log);
     axum::Json(json!({"policy": app.settings().policy.name(), "picks": picks})).into_response()
 }
 
 fn explain(pick: &Pick) -> Value {
-    let judged = |Judged { replica, terms }: &Judged| {
+    let scored = |ScoredCandidate { replica, terms }: &ScoredCandidate| {
         json!({
-            "replica": replica.found.name,
+            "replica": replica.discovered.name,
             // Not a number in JSON: it was not considered.
             "score": terms.score.is_finite().then_some(terms.score),
             "ahead_seconds": terms.ahead,
@@ -274,9 +272,9 @@ fn explain(pick: &Pick) -> Value {
         "prompt_tokens": pick.demand.prompt_tokens,
         "output_tokens": pick.demand.output_tokens,
         "sequences": pick.demand.sequences,
-        "candidates": pick.candidates,
-        "picked": pick.judged.first().map(judged),
-        "others": pick.judged.iter().skip(1).map(judged).collect::<Vec<_>>(),
+        "candidates": pick.candidate_count,
+        "picked": pick.candidates.first().map(scored),
+        "others": pick.candidates.iter().skip(1).map(scored).collect::<Vec<_>>(),
     })
 }
 

@@ -6,15 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 
 use crate::access::Access;
-use crate::args::Args;
+use crate::args::{Args, Settings};
 use crate::body_budget::BodyBudget;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
-use crate::metrics::Metrics;
+use crate::metrics::{GaugeSources, Metrics};
 use crate::trace::Tracer;
-
-/// The settings as they are now: replaced as a whole when the configuration file changes.
-pub type Settings = Arc<ArcSwap<Args>>;
 
 /// The state of the router. Clones are of the same.
 #[derive(Clone, Debug)]
@@ -93,11 +90,25 @@ impl App {
     ///
     /// # Errors
     /// There are as many as may be.
-    pub(crate) fn admit(&self) -> Result<Admitted, Error> {
+    pub(crate) fn admit(&self) -> Result<RequestPermit, Error> {
         let limit = self.settings().max_concurrent_requests;
-        let admitted = Admitted(self.clone());
+        let permit = RequestPermit(self.clone());
         let before = self.0.requests.fetch_add(1, Ordering::Relaxed);
-        if before >= limit as usize { Err(Error::TooManyRequests(limit)) } else { Ok(admitted) }
+        if before >= limit as usize { Err(Error::TooManyRequests(limit)) } else { Ok(permit) }
+    }
+
+    /// All metrics, as OpenMetrics text.
+    pub fn scrape(&self) -> String {
+        let dispatch = self.dispatch();
+        self.metrics().scrape(&GaugeSources {
+            is_ready: self.is_ready(),
+            requests_in_work: self.requests(),
+            requests_queued: dispatch.queued(),
+            requests_without_replica: dispatch.in_waiting_room(),
+            replicas: &dispatch.replicas.all(),
+            health: &dispatch.health(),
+            report_ttl: self.settings().report_ttl,
+        })
     }
 
     /// From now on the router is not ready: it is about to end.
@@ -108,15 +119,15 @@ impl App {
     /// Whether requests should be sent here: some replica takes requests, and the router is to go on.
     pub fn is_ready(&self) -> bool {
         !self.0.is_stopping.load(Ordering::Relaxed)
-            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_able(fleet))
+            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_available(fleet))
     }
 }
 
 /// A request in work. Dropping it makes room for another.
 #[derive(Debug)]
-pub(crate) struct Admitted(App);
+pub(crate) struct RequestPermit(App);
 
-impl Drop for Admitted {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         self.0.0.requests.fetch_sub(1, Ordering::Relaxed);
     }

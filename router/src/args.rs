@@ -3,13 +3,14 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use clap::{Parser, ValueEnum};
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
-use crate::tenant::KeyIsolation;
 
 mod units;
 
@@ -497,6 +498,21 @@ Examples:
 Then:
   curl http://127.0.0.1:8000/v3/models
   and a browser at http://127.0.0.1:8000/console";
+
+/// The settings that are in effect now. They are replaced as a whole when the configuration file changes.
+pub type Settings = Arc<ArcSwap<Args>>;
+
+/// Which requests belong to the same tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyIsolation {
+    /// Those with the same key.
+    Key,
+    /// Those whose keys have the same name in the file of keys, so that a key can be replaced without losing what is
+    /// stored. A key without a name is a tenant of its own.
+    Name,
+    /// All requests, whatever their keys.
+    None,
+}
 
 /// How logs are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

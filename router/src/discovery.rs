@@ -18,36 +18,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 mod names;
+mod replica;
 pub mod slices;
 
 pub use names::{DnsName, FixedReplica, ServiceName};
+pub use replica::{DiscoveredReplica, Pod};
 
 /// Reports of sources that wait to be put together.
 const REPORTS_MAX: usize = 16;
-
-/// A replica that was found.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Found {
-    /// Where its API is.
-    pub http: SocketAddr,
-    /// Where it reports its load.
-    pub grpc: Option<SocketAddr>,
-    /// What it is called in logs, headers and metrics.
-    pub name: String,
-    /// The pod behind the address, where Kubernetes names it.
-    pub pod: Option<Pod>,
-}
-
-/// A Kubernetes pod.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pod {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its UID; empty if the EndpointSlice does not contain it.
-    pub uid: String,
-}
 
 /// What to look for, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,10 +67,10 @@ impl Sources {
 ///
 /// # Cancel safety
 /// Dropping it ends all it has begun.
-pub async fn run(mut sources: watch::Receiver<Sources>, found: watch::Sender<Vec<Found>>) {
+pub async fn run(mut sources: watch::Receiver<Sources>, found: watch::Sender<Vec<DiscoveredReplica>>) {
     let (reports, mut inbox) = mpsc::channel(REPORTS_MAX);
     let mut tasks = JoinSet::new();
-    let mut running: BTreeMap<Source, (AbortHandle, Vec<Found>)> = BTreeMap::new();
+    let mut running: BTreeMap<Source, (AbortHandle, Vec<DiscoveredReplica>)> = BTreeMap::new();
     loop {
         let wanted: Vec<Source> = sources.borrow_and_update().all().collect();
         running.retain(|source, (task, _)| {
@@ -128,8 +106,12 @@ pub async fn run(mut sources: watch::Receiver<Sources>, found: watch::Sender<Vec
     }
 }
 
-fn publish(running: &BTreeMap<Source, (AbortHandle, Vec<Found>)>, found: &watch::Sender<Vec<Found>>) {
-    let mut union: Vec<Found> = running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
+fn publish(
+    running: &BTreeMap<Source, (AbortHandle, Vec<DiscoveredReplica>)>,
+    found: &watch::Sender<Vec<DiscoveredReplica>>,
+) {
+    let mut union: Vec<DiscoveredReplica> =
+        running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
     union.sort();
     // An address that is found twice is one replica.
     union.dedup_by_key(|replica| replica.http);
@@ -143,10 +125,10 @@ fn publish(running: &BTreeMap<Source, (AbortHandle, Vec<Found>)>, found: &watch:
 }
 
 /// Reports of a source, for as long as it is polled.
-type Reports = mpsc::Sender<(Source, Vec<Found>)>;
+type Reports = mpsc::Sender<(Source, Vec<DiscoveredReplica>)>;
 
 async fn follow(source: Source, reports: Reports) {
-    let tell = |replicas: Vec<Found>| {
+    let tell = |replicas: Vec<DiscoveredReplica>| {
         let report = (source.clone(), replicas);
         let reports = reports.clone();
         async move {
@@ -155,7 +137,7 @@ async fn follow(source: Source, reports: Reports) {
     };
     match &source {
         Source::Fixed(FixedReplica { host, port, grpc_port }, interval) => {
-            let replica = |address: IpAddr| Found {
+            let replica = |address: IpAddr| DiscoveredReplica {
                 http: SocketAddr::new(address, *port),
                 grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                 name: names::with_port(host, *port),
@@ -170,7 +152,7 @@ async fn follow(source: Source, reports: Reports) {
         }
         Source::Dns(DnsName(FixedReplica { host, port, grpc_port }), interval) => {
             let all = |addresses: Vec<IpAddr>| {
-                let replica = |address| Found {
+                let replica = |address| DiscoveredReplica {
                     http: SocketAddr::new(address, *port),
                     grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                     name: SocketAddr::new(address, *port).to_string(),
@@ -262,8 +244,9 @@ mod tests {
         assert_eq!(left[0].http.port(), 1);
         let dns = vec!["localhost:7/8".parse().unwrap()];
         wanted.send(Sources { dns, ..sources(&[]) }).unwrap();
-        let every =
-            |found: &Vec<Found>| !found.is_empty() && found.iter().all(|found| found.http.port() == 7);
+        let every = |found: &Vec<DiscoveredReplica>| {
+            !found.is_empty() && found.iter().all(|found| found.http.port() == 7)
+        };
         let all = found.wait_for(every).await.unwrap().clone();
         assert!(
             all.iter().all(|found| found.http.ip().is_loopback() && found.grpc.unwrap().port() == 8),

@@ -7,26 +7,25 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
-use crate::dispatch::Refused;
+use crate::dispatch::PlacementError;
 use crate::limits::{OverRate, RateKind};
-use crate::proxy::Body;
-use crate::proxy::fields::Malformed;
+use crate::proxy::fields::MalformedBody;
 use crate::queue::RETRY_AFTER_MIN;
 
 /// Why a request has no answer of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{0}")]
-    Malformed(Malformed),
+    Malformed(MalformedBody),
     #[error("several models are served here: name one")]
     MissingModel,
     #[error("the model {0:?} is not served here")]
     UnknownModel(String),
     /// What a name refers to was kept by a replica that is no more, or was never kept.
     #[error("{param}: {id:?} is kept by no replica of this model here, or no more")]
-    NotKept { param: &'static str, code: &'static str, id: String },
+    ObjectNotFound { param: &'static str, code: &'static str, id: String },
     #[error("the replica that kept what the request refers to is gone")]
-    KeeperGone,
+    ReplicaGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },
     #[error("there is nothing at {0}")]
@@ -98,7 +97,7 @@ struct ErrorBody<'a> {
 
 impl Error {
     /// What the client is told: status, class, code and parameter.
-    fn told(&self) -> (StatusCode, &'static str, &'static str, Option<&'static str>) {
+    fn wire(&self) -> (StatusCode, &'static str, &'static str, Option<&'static str>) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
         const RATE: &str = "rate_limit_error";
@@ -106,8 +105,8 @@ impl Error {
             Self::Malformed(_) => (StatusCode::BAD_REQUEST, REQUEST, "malformed", None),
             Self::MissingModel => (StatusCode::BAD_REQUEST, REQUEST, "missing_model", Some("model")),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, "model_not_found", Some("model")),
-            Self::NotKept { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
-            Self::KeeperGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
+            Self::ObjectNotFound { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
+            Self::ReplicaGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
             Self::Header { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_header", None),
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
@@ -136,7 +135,7 @@ impl Error {
             Self::Malformed(_) => "malformed",
             Self::MissingModel => "missing_model",
             Self::UnknownModel(_) => "unknown_model",
-            Self::NotKept { .. } | Self::KeeperGone => "not_kept",
+            Self::ObjectNotFound { .. } | Self::ReplicaGone => "not_kept",
             Self::Header { .. } => "header",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
@@ -162,7 +161,7 @@ impl Error {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.told().0
+        self.wire().0
     }
 
     /// Whether sending the request again could do harm: end one more replica, or store something twice.
@@ -185,15 +184,15 @@ impl Error {
 
     /// The error object as JSON.
     fn json(&self) -> Vec<u8> {
-        let (_, r#type, code, param) = self.told();
+        let (_, r#type, code, param) = self.wire();
         let message = self.to_string();
         let error = ErrorObject { message: &message, r#type, param, code: Some(code) };
         serde_json::to_vec(&ErrorBody { error }).expect("invariant: an error is JSON")
     }
 
     /// The whole answer.
-    pub(crate) fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(Body::whole(Bytes::from(self.json())));
+    pub(crate) fn into_response(self) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(self.json()));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -219,19 +218,19 @@ impl Error {
     }
 }
 
-impl From<Malformed> for Error {
-    fn from(malformed: Malformed) -> Self {
+impl From<MalformedBody> for Error {
+    fn from(malformed: MalformedBody) -> Self {
         Self::Malformed(malformed)
     }
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::QueueFull { retry_after } => Self::QueueFull { retry_after },
-            Refused::WaitedTooLong { retry_after } => Self::QueueTimeout { retry_after },
-            Refused::NoReplica => Self::NoReplica,
-            Refused::Gone => Self::KeeperGone,
+impl From<PlacementError> for Error {
+    fn from(error: PlacementError) -> Self {
+        match error {
+            PlacementError::QueueFull { retry_after } => Self::QueueFull { retry_after },
+            PlacementError::QueueTimeout { retry_after } => Self::QueueTimeout { retry_after },
+            PlacementError::NoReplica => Self::NoReplica,
+            PlacementError::ReplicaGone => Self::ReplicaGone,
         }
     }
 }

@@ -49,7 +49,7 @@ impl Default for HealthConfig {
 
 /// Whether a replica may be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum HealthState {
     /// As any other.
     Trusted,
     /// It is being tried: one more request may go there.
@@ -58,7 +58,7 @@ pub enum Standing {
     Ejected,
 }
 
-impl Standing {
+impl HealthState {
     /// The weight for the policy.
     #[must_use]
     pub fn weight(self) -> f32 {
@@ -139,14 +139,16 @@ impl Health {
 
     /// Whether the replica may be picked now. One that was never added may not.
     #[must_use]
-    pub fn standing(&self, replica: u64, now: Instant) -> Standing {
-        let Some(record) = self.replicas.get(&replica) else { return Standing::Ejected };
+    pub fn state(&self, replica: u64, now: Instant) -> HealthState {
+        let Some(record) = self.replicas.get(&replica) else { return HealthState::Ejected };
         match record.state {
-            Breaker::Closed => Standing::Trusted,
-            Breaker::Open { until } if now < until => Standing::Ejected,
-            Breaker::Open { .. } => Standing::Probing,
-            Breaker::HalfOpen { sent, good } if sent + good < self.config.probes.max(1) => Standing::Probing,
-            Breaker::HalfOpen { .. } => Standing::Ejected,
+            Breaker::Closed => HealthState::Trusted,
+            Breaker::Open { until } if now < until => HealthState::Ejected,
+            Breaker::Open { .. } => HealthState::Probing,
+            Breaker::HalfOpen { sent, good } if sent + good < self.config.probes.max(1) => {
+                HealthState::Probing
+            }
+            Breaker::HalfOpen { .. } => HealthState::Ejected,
         }
     }
 
@@ -156,7 +158,7 @@ impl Health {
         let (mut count, mut usable) = (0_u32, 0_u32);
         for replica in replicas {
             count += 1;
-            usable += u32::from(self.standing(replica, now) != Standing::Ejected);
+            usable += u32::from(self.state(replica, now) != HealthState::Ejected);
         }
         count > 0 && (usable as f32) < count as f32 * self.config.panic_threshold.clamp(0.0, 1.0)
     }
@@ -164,23 +166,23 @@ impl Health {
     /// A request goes to the replica. Exactly one of [`Self::succeeded`], [`Self::failed`] and
     /// [`Self::unknown`] follows for each.
     #[must_use]
-    pub fn sent(&mut self, replica: u64, now: Instant) -> Sent {
-        let Some(record) = self.replicas.get_mut(&replica) else { return Sent { is_probe: false } };
+    pub fn sent(&mut self, replica: u64, now: Instant) -> SentRequest {
+        let Some(record) = self.replicas.get_mut(&replica) else { return SentRequest { is_probe: false } };
         match &mut record.state {
             Breaker::Open { until } if now >= *until => {
                 record.state = Breaker::HalfOpen { sent: 1, good: 0 };
-                Sent { is_probe: true }
+                SentRequest { is_probe: true }
             }
             Breaker::HalfOpen { sent, .. } => {
                 *sent += 1;
-                Sent { is_probe: true }
+                SentRequest { is_probe: true }
             }
-            _ => Sent { is_probe: false },
+            _ => SentRequest { is_probe: false },
         }
     }
 
     /// It was answered, with whatever is not the replica's fault.
-    pub fn succeeded(&mut self, replica: u64, sent: Sent) {
+    pub fn succeeded(&mut self, replica: u64, sent: SentRequest) {
         let probes = self.config.probes.max(1);
         let Some(record) = self.replicas.get_mut(&replica) else { return };
         record.count(false);
@@ -204,7 +206,7 @@ impl Health {
     pub fn failed(
         &mut self,
         replica: u64,
-        sent: Sent,
+        sent: SentRequest,
         fleet: impl IntoIterator<Item = u64>,
         now: Instant,
     ) -> bool {
@@ -230,7 +232,7 @@ impl Health {
     }
 
     /// It ended without telling anything of the replica, for example because the client left.
-    pub fn unknown(&mut self, replica: u64, sent: Sent) {
+    pub fn unknown(&mut self, replica: u64, sent: SentRequest) {
         let Some(record) = self.replicas.get_mut(&replica) else { return };
         if let (Breaker::HalfOpen { sent, .. }, true) = (&mut record.state, sent.is_probe) {
             *sent = sent.saturating_sub(1);
@@ -242,7 +244,7 @@ impl Health {
         let (mut others, mut ejected) = (0_usize, 0_usize);
         for other in fleet.into_iter().filter(|&other| other != replica) {
             others += 1;
-            ejected += usize::from(self.standing(other, now) != Standing::Trusted);
+            ejected += usize::from(self.state(other, now) != HealthState::Trusted);
         }
         let count = others + 1;
         let most = (count as f32 * self.config.ejected_part_max.clamp(0.0, 1.0)) as usize;
@@ -251,9 +253,9 @@ impl Health {
     }
 }
 
-/// What [`Health::sent`] wants back when the request has ended.
+/// A request that was sent to a replica. [`Health`] gets it back when the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct SentRequest {
     is_probe: bool,
 }
 
@@ -274,34 +276,32 @@ impl Record {
     }
 }
 
-/// How many requests may be sent a second time: a part of those that are sent, so that a fleet in trouble is
-/// not sent more than it had without.
+/// Limits the retries to a fraction of the requests, so that retries do not multiply the load of a fleet that fails.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryBudget {
-    part: f64,
-    most: f64,
-    level: f64,
+    retry_share: f64,
+    saved_max: f64,
+    saved: f64,
 }
 
 impl RetryBudget {
-    /// `part` retries for each request, of which at most `most` are saved up; the first ones may be used at
-    /// once.
+    /// A budget of `retry_share` retries per request. It saves up to `saved_max` unused retries, and starts with that many.
     #[must_use]
-    pub fn new(part: f64, most: u32) -> Self {
-        let most = f64::from(most);
-        Self { part: part.clamp(0.0, 1.0), most, level: most }
+    pub fn new(retry_share: f32, saved_max: u32) -> Self {
+        let saved_max = f64::from(saved_max);
+        Self { retry_share: f64::from(retry_share).clamp(0.0, 1.0), saved_max, saved: saved_max }
     }
 
-    /// A request came.
+    /// Counts a request.
     pub fn earn(&mut self) {
-        self.level = (self.level + self.part).min(self.most);
+        self.saved = (self.saved + self.retry_share).min(self.saved_max);
     }
 
-    /// Whether one may be retried; if so, that is counted.
+    /// Whether a retry is permitted; if so, it is charged to the budget.
     pub fn spend(&mut self) -> bool {
-        let may = self.level >= 1.0;
-        self.level -= f64::from(u8::from(may));
-        may
+        let is_permitted = self.saved >= 1.0;
+        self.saved -= f64::from(u8::from(is_permitted));
+        is_permitted
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Cost {
 
 /// Sums over the dispatches of this router to a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Booked {
+pub struct BookedLoad {
     /// Requests whose booking has not ended.
     pub in_flight: u32,
     /// Blocks that those without a first token were expected to take: they may not have them yet even where a report
@@ -59,7 +59,7 @@ pub struct Booked {
 
 /// The figures of a report that picking goes by. The meaning of each is in `replica.proto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Reported {
+pub struct ReportedLoad {
     /// Blocks of the cache in all,
     pub blocks_total: u32,
     /// those that sequences hold,
@@ -90,7 +90,7 @@ pub struct Reported {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct View {
     /// The last report; `None` if there is none, or it is too old to go by.
-    pub reported: Option<Reported>,
+    pub reported: Option<ReportedLoad>,
     /// The age of the last report, however old.
     pub report_age: Option<Duration>,
     /// The time since the reported speeds changed: the replica has computed nothing since.
@@ -98,16 +98,16 @@ pub struct View {
     /// The state in the last report that is not too old; `None` without one.
     pub state: Option<State>,
     /// What this router has sent.
-    pub booked: Booked,
+    pub booked: BookedLoad,
     /// Rises with every booking: for [`Ledger::book_if`].
     pub version: u64,
 }
 
 /// What [`Ledger::observe`] made of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Observed {
+pub enum ReportOutcome {
     /// It replaces the former one.
-    Taken,
+    Accepted,
     /// It is the first of a new process: what was concluded from the former one's is void.
     NewEpoch,
     /// A later one is known already: it is ignored.
@@ -127,7 +127,7 @@ struct Inner {
     next: u64,
     version: u64,
     entries: BTreeMap<u64, Entry>,
-    booked: Booked,
+    booked: BookedLoad,
     last: Option<LastReport>,
 }
 
@@ -137,7 +137,7 @@ struct LastReport {
     number: u64,
     at: Instant,
     state: State,
-    figures: Reported,
+    figures: ReportedLoad,
     /// When the speeds in the figures were first reported.
     speeds_at: Instant,
     /// What of the figures' uncomputed tokens is of this router's dispatches.
@@ -157,7 +157,7 @@ struct Entry {
 /// A dispatch in flight; dropping it ends it, on whatever path.
 #[derive(Debug)]
 #[must_use = "a booking that is dropped is over"]
-pub struct Booking {
+pub struct BookingGuard {
     ledger: Arc<Ledger>,
     number: u64,
 }
@@ -170,25 +170,25 @@ impl Ledger {
     }
 
     /// Books a dispatch.
-    pub fn book(self: &Arc<Self>, cost: Cost, now: Instant) -> Booking {
+    pub fn book(self: &Arc<Self>, cost: Cost, now: Instant) -> BookingGuard {
         let number = self.lock().book(cost, now);
-        Booking { ledger: Arc::clone(self), number }
+        BookingGuard { ledger: Arc::clone(self), number }
     }
 
     /// Books a dispatch unless another one was booked since the view of this `version`: two that pick at once
     /// do not both take the same idle replica without the second knowing of the first.
-    pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<Booking> {
+    pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<BookingGuard> {
         let mut inner = self.lock();
         if inner.version != version {
             return None;
         }
         let number = inner.book(cost, now);
         drop(inner);
-        Some(Booking { ledger: Arc::clone(self), number })
+        Some(BookingGuard { ledger: Arc::clone(self), number })
     }
 
     /// Takes a report in, which arrived at `now`.
-    pub fn observe(&self, load: &Load, now: Instant) -> Observed {
+    pub fn observe(&self, load: &Load, now: Instant) -> ReportOutcome {
         self.lock().observe(self.router, load, now)
     }
 
@@ -229,7 +229,7 @@ impl Ledger {
     }
 }
 
-impl Booking {
+impl BookingGuard {
     /// The dispatch's number with this replica, for the header (see [`Dispatches`]).
     #[must_use]
     pub fn number(&self) -> u64 {
@@ -243,16 +243,16 @@ impl Booking {
     }
 
     /// The replica has answered with the first token: its prompt is computed. Idempotent.
-    pub fn first_token(&self) {
+    pub fn record_first_token(&self) {
         let mut inner = self.ledger.lock();
         let Inner { entries, booked, .. } = &mut *inner;
         if let Some(entry) = entries.get_mut(&self.number) {
-            booked.first_token(entry);
+            booked.record_first_token(entry);
         }
     }
 }
 
-impl Drop for Booking {
+impl Drop for BookingGuard {
     fn drop(&mut self) {
         let mut inner = self.ledger.lock();
         if let Some(mut entry) = inner.entries.remove(&self.number) {
@@ -272,11 +272,11 @@ impl Inner {
         number
     }
 
-    fn observe(&mut self, router: u64, load: &Load, now: Instant) -> Observed {
+    fn observe(&mut self, router: u64, load: &Load, now: Instant) -> ReportOutcome {
         let former = self.last.as_ref();
         let new_epoch = former.is_some_and(|last| last.epoch != load.epoch);
         if former.is_some_and(|last| last.epoch == load.epoch && last.number >= load.report) {
-            return Observed::Outdated;
+            return ReportOutcome::Outdated;
         }
         let dispatches = load.dispatches.as_ref().filter(|dispatches| dispatches.router == router);
         match dispatches {
@@ -284,7 +284,7 @@ impl Inner {
             None => self.include_before(now.checked_sub(INCLUDED_AFTER)),
         }
         let own_uncached = self.booked.uncached_reported();
-        let figures = Reported::of(load);
+        let figures = ReportedLoad::of(load);
         let speeds_at = self.last.as_ref().filter(|last| !new_epoch && last.figures.has_speeds_of(&figures));
         self.last = Some(LastReport {
             speeds_at: speeds_at.map_or(now, |last| last.speeds_at),
@@ -295,14 +295,14 @@ impl Inner {
             state: load.state(),
             figures,
         });
-        if new_epoch { Observed::NewEpoch } else { Observed::Taken }
+        if new_epoch { ReportOutcome::NewEpoch } else { ReportOutcome::Accepted }
     }
 
     /// The figures of the last report, less what is known to have been computed since.
-    fn figures_since(&self, last: &LastReport) -> Reported {
+    fn figures_since(&self, last: &LastReport) -> ReportedLoad {
         let others = last.figures.uncomputed_tokens.saturating_sub(last.own_uncached);
         let left = others + self.booked.uncached_reported();
-        Reported { uncomputed_tokens: last.figures.uncomputed_tokens.min(left), ..last.figures }
+        ReportedLoad { uncomputed_tokens: last.figures.uncomputed_tokens.min(left), ..last.figures }
     }
 
     /// The report just taken includes these.
@@ -324,7 +324,7 @@ impl Inner {
     }
 }
 
-impl Booked {
+impl BookedLoad {
     /// Prompt tokens not cached, of those without a first token that reports include.
     fn uncached_reported(&self) -> u64 {
         self.uncached_in_flight - self.uncached_unreported
@@ -355,7 +355,7 @@ impl Booked {
     }
 
     /// The prompt of `entry` is computed. Idempotent.
-    fn first_token(&mut self, entry: &mut Entry) {
+    fn record_first_token(&mut self, entry: &mut Entry) {
         if !std::mem::take(&mut entry.without_token) {
             return;
         }
@@ -367,13 +367,13 @@ impl Booked {
     }
 
     fn remove(&mut self, entry: &mut Entry) {
-        self.first_token(entry);
+        self.record_first_token(entry);
         self.include(entry);
         self.in_flight -= 1;
     }
 }
 
-impl Reported {
+impl ReportedLoad {
     fn has_speeds_of(&self, other: &Self) -> bool {
         let speeds = |reported: &Self| {
             [reported.prefill_tokens_per_second, reported.decode_tokens_per_second].map(f32::to_bits)

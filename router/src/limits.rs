@@ -13,9 +13,9 @@ pub const KEYS_MAX: usize = 1 << 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// Requests a minute, and at once after a pause.
-    pub requests_per_minute: Option<u32>,
+    pub key_requests: Option<u32>,
     /// Tokens a minute, of prompts and answers together, and at once after a pause.
-    pub tokens_per_minute: Option<u32>,
+    pub key_tokens: Option<u32>,
 }
 
 /// Which limit a request is over.
@@ -53,7 +53,7 @@ impl RateLimits {
     ///
     /// # Errors
     /// [`OverRate`]; nothing was taken.
-    pub fn take(&mut self, key: u64, rates: Rates, tokens: u32, now: Instant) -> Result<(), OverRate> {
+    pub fn charge(&mut self, key: u64, rates: Rates, tokens: u32, now: Instant) -> Result<(), OverRate> {
         if rates == Rates::default() {
             return Ok(());
         }
@@ -61,12 +61,12 @@ impl RateLimits {
             self.buckets.retain(|_, buckets| !buckets.is_full(now));
         }
         let buckets = self.buckets.entry(key).or_insert_with(|| Buckets {
-            requests: Bucket::full(rates.requests_per_minute, now),
-            tokens: Bucket::full(rates.tokens_per_minute, now),
+            requests: Bucket::full(rates.key_requests, now),
+            tokens: Bucket::full(rates.key_tokens, now),
         });
         let Buckets { requests, tokens: token_bucket } = buckets;
-        requests.refill(rates.requests_per_minute, now);
-        token_bucket.refill(rates.tokens_per_minute, now);
+        requests.refill(rates.key_requests, now);
+        token_bucket.refill(rates.key_tokens, now);
         let over = |kind, retry_after| OverRate { kind, retry_after };
         requests.check(1.0).map_err(|after| over(RateKind::Requests, after))?;
         token_bucket.check(f64::from(tokens)).map_err(|after| over(RateKind::Tokens, after))?;

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Pages;
 use crate::app::App;
-use crate::later::Keeper;
+use crate::deferred::DeferredTasks;
 use crate::proxy::{Body, Worker, serve};
 
 mod connection;
@@ -291,7 +291,7 @@ impl Service {
                 let Ok(response) = serve(Arc::clone(worker), client, request).await;
                 response
             }
-            Self::Pages(pages) => pages.answer(request).await,
+            Self::Pages(pages) => pages.answer(request).await.map(Body::page),
         }
     }
 }
@@ -304,7 +304,7 @@ pub struct ConnectionServer {
     builder: auto::Builder<TokioExecutor>,
     service: Service,
     ending: Ending,
-    _keeper: Keeper,
+    _deferred: DeferredTasks,
     /// Runs while requests are finished after `ending`. Dropping it aborts it.
     _ticking: JoinSet<()>,
 }
@@ -326,7 +326,7 @@ impl ConnectionServer {
         if let Service::Api(worker) = &service {
             ticking.spawn(tick(Arc::clone(worker)));
         }
-        Self { app, builder, service, ending, _keeper: Keeper::start(), _ticking: ticking }
+        Self { app, builder, service, ending, _deferred: DeferredTasks::start(), _ticking: ticking }
     }
 
     /// Serves the connection of the client at this address to its end.

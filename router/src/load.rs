@@ -16,11 +16,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
 use tonic::transport::Endpoint;
 
-use crate::discovery::Found;
+use crate::discovery::DiscoveredReplica;
 use crate::dispatch::Dispatch;
 use crate::proxy::request_body::RequestBody;
 use crate::proxy::upstream::{Link, rejects_router};
-use crate::replicas::Replica;
+use crate::replica::Replica;
+use crate::replicas::ReplicasUpdate;
 
 /// Time in which a replica must open a stream of load reports.
 ///
@@ -53,16 +54,16 @@ const PUMP_INTERVAL: Duration = Duration::from_millis(100);
 ///
 /// # Cancel safety
 /// Dropping it ends all it has begun.
-pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>) {
+pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<DiscoveredReplica>>) {
     let mut tasks = JoinSet::new();
     let mut listening: Vec<(Arc<Replica>, AbortHandle)> = Vec::new();
     let mut expiries = interval(EXPIRE_INTERVAL);
     let mut pumps = interval(PUMP_INTERVAL);
     loop {
         let present = found.borrow_and_update().clone();
-        let (new, gone) = dispatch.replicas.update(&present);
-        for replica in &gone {
-            tracing::info!(replica = replica.found.name, "a replica is gone");
+        let ReplicasUpdate { added, removed } = dispatch.replicas.update(&present);
+        for replica in &removed {
+            tracing::info!(replica = replica.discovered.name, "a replica is gone");
             dispatch.health().remove(replica.identity);
         }
         listening.retain(|(replica, task)| {
@@ -72,8 +73,8 @@ pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>
             }
             stays
         });
-        for replica in new {
-            tracing::info!(replica = replica.found.name, "a replica is there");
+        for replica in added {
+            tracing::info!(replica = replica.discovered.name, "a replica is there");
             dispatch.health().add(replica.identity);
             let (dispatch, listened) = (Arc::clone(&dispatch), Arc::clone(&replica));
             let task = tasks.spawn(async move { listen(&dispatch, &listened).await });
@@ -104,8 +105,8 @@ fn expire(dispatch: &Dispatch) {
     for replica in dispatch.replicas.all().iter() {
         let expired = replica.ledger.expire(Instant::now());
         if expired > 0 {
-            dispatch.metrics().expired(expired);
-            tracing::debug!(replica = replica.found.name, expired, "dispatches that no report included");
+            dispatch.metrics().record_expired_dispatches(expired);
+            tracing::debug!(replica = replica.discovered.name, expired, "dispatches that no report included");
         }
     }
 }
@@ -115,18 +116,18 @@ async fn listen(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) {
     let mut pause = PAUSE_MIN;
     loop {
         let began = Instant::now();
-        let ended = match replica.found.grpc {
+        let ended = match replica.discovered.grpc {
             Some(address) => reports(dispatch, replica, address).await,
             None => models(dispatch, replica).await,
         };
         let problem = ended.err().map_or_else(|| "the stream ended".to_owned(), |error| format!("{error:#}"));
         {
-            let mut told = replica.told();
-            if told.is_connected || told.problem.is_none() {
-                tracing::warn!(replica = replica.found.name, problem, "the load is not reported");
+            let mut status = replica.status();
+            if status.is_connected || status.problem.is_none() {
+                tracing::warn!(replica = replica.discovered.name, problem, "the load is not reported");
             }
-            told.is_connected = false;
-            told.problem = Some(problem);
+            status.is_connected = false;
+            status.problem = Some(problem);
         }
         if began.elapsed() > PAUSE_MAX {
             pause = PAUSE_MIN;
@@ -161,9 +162,9 @@ async fn reports(
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
     let mut stream = opened.context("it did not answer in time")?.context("failed to listen")?.into_inner();
     {
-        let mut told = replica.told();
-        told.is_connected = true;
-        told.problem = None;
+        let mut status = replica.status();
+        status.is_connected = true;
+        status.problem = None;
     }
     let mut described = std::pin::pin!(describe(dispatch, replica));
     loop {
@@ -194,7 +195,7 @@ struct Model {
 }
 
 /// What of their lists is passed on.
-fn lengths(models: &[Model]) -> BTreeMap<String, u64> {
+fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
     models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
 }
 
@@ -205,7 +206,7 @@ async fn describe(dispatch: &Dispatch, replica: &Replica) {
         if let Ok(Ok((models, _))) = asked
             && !models.is_empty()
         {
-            replica.told().lengths = lengths(&models);
+            replica.status().max_model_lens = max_model_lens(&models);
             return std::future::pending().await;
         }
         tokio::time::sleep(MODELS_INTERVAL).await;
@@ -217,7 +218,7 @@ async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Res
     loop {
         let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(dispatch, replica)).await;
         let (models, keeper) = asked.context("it did not answer in time")??;
-        replica.told().lengths = lengths(&models);
+        replica.status().max_model_lens = max_model_lens(&models);
         let names = models.into_iter().map(|model| model.id).collect();
         dispatch.replicas.observe_models(replica, names, keeper);
         dispatch.pump_at(replica);
@@ -230,7 +231,8 @@ const KEEPER: &str = "x-ovfleet-keeper";
 
 /// Its models, and the number in the names of what it keeps; 0 if it does not say.
 async fn ask_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
-    let mut link = Link::connect(replica.found.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
+    let mut link =
+        Link::connect(replica.discovered.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
     let mut request = Request::new(RequestBody::default());
     *request.uri_mut() = Uri::from_static("/v3/models");
     request.headers_mut().insert(header::HOST, replica.authority.clone());

@@ -15,12 +15,24 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::app::App;
-use crate::health::Standing;
+use crate::endpoint::Endpoint;
+use crate::health::{Health, HealthState};
 use crate::policy::Terms;
-use crate::proxy::Endpoint;
+use crate::replica::Replica;
 
-/// All metrics of the process. Clones are of the same.
+/// The values that gauges have when the metrics are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GaugeSources<'a> {
+    pub(crate) is_ready: bool,
+    pub(crate) requests_in_work: usize,
+    pub(crate) requests_queued: usize,
+    pub(crate) requests_without_replica: usize,
+    pub(crate) replicas: &'a [Arc<Replica>],
+    pub(crate) health: &'a Health,
+    pub(crate) report_ttl: Duration,
+}
+
+/// All metrics of the process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
 
@@ -143,7 +155,7 @@ impl Metrics {
     }
 
     /// Counts an answered or refused request.
-    pub fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
+    pub fn record_request(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         let status = match status.as_u16() {
             ..300 => "2xx",
             300..400 => "3xx",
@@ -154,13 +166,13 @@ impl Metrics {
     }
 
     /// Counts a request sent once more, by what had failed.
-    pub fn retried(&self, reason: &'static str) {
+    pub fn record_retry(&self, reason: &'static str) {
         self.0.retries.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    pub(crate) fn picked(&self, took: Duration, terms: &Terms, report_age: Option<Duration>) {
+    pub(crate) fn record_pick(&self, latency: Duration, terms: &Terms, report_age: Option<Duration>) {
         let inner = &*self.0;
-        inner.pick_latency.observe(took.as_secs_f64());
+        inner.pick_latency.observe(latency.as_secs_f64());
         for (histogram, value) in &inner.terms {
             histogram.observe(value(terms));
         }
@@ -170,40 +182,39 @@ impl Metrics {
         inner.cached_prompt_tokens.inc_by(u64::from(terms.cached_tokens));
     }
 
-    pub(crate) fn prompt(&self, tokens: u32) {
+    pub(crate) fn record_prompt(&self, tokens: u32) {
         self.0.prompt_tokens.inc_by(u64::from(tokens));
     }
 
-    pub(crate) fn queue_wait(&self, time: Duration) {
+    pub(crate) fn record_queue_wait(&self, time: Duration) {
         self.0.queue_wait.observe(time.as_secs_f64());
     }
 
-    pub(crate) fn first_byte(&self, after: Duration) {
+    pub(crate) fn record_first_byte(&self, after: Duration) {
         self.0.first_byte.observe(after.as_secs_f64());
     }
 
-    pub(crate) fn ended(&self, after: Duration) {
+    pub(crate) fn record_duration(&self, after: Duration) {
         self.0.duration.observe(after.as_secs_f64());
     }
 
-    pub(crate) fn ejected(&self) {
+    pub(crate) fn record_ejection(&self) {
         self.0.ejections.inc();
     }
 
-    pub(crate) fn expired(&self, dispatches: u32) {
+    pub(crate) fn record_expired_dispatches(&self, dispatches: u32) {
         self.0.expired_dispatches.inc_by(u64::from(dispatches));
     }
 
     /// All metrics, as OpenMetrics text.
-    pub fn scrape(&self, app: &App) -> String {
+    pub(crate) fn scrape(&self, sources: &GaugeSources<'_>) -> String {
         let inner = &*self.0;
         let count = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-        inner.ready.set(i64::from(app.is_ready()));
-        inner.requests_in_work.set(count(app.requests()));
-        let (queued, room) = app.dispatch().waiters();
-        inner.requests_queued.set(count(queued));
-        inner.requests_without_replica.set(count(room));
-        inner.replicas.refresh(app);
+        inner.ready.set(i64::from(sources.is_ready));
+        inner.requests_in_work.set(count(sources.requests_in_work));
+        inner.requests_queued.set(count(sources.requests_queued));
+        inner.requests_without_replica.set(count(sources.requests_without_replica));
+        inner.replicas.refresh(sources);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &inner.registry)
             .expect("invariant: writing to a string does not fail");
@@ -230,25 +241,24 @@ impl ReplicaGauges {
         ]
     }
 
-    fn refresh(&self, app: &App) {
+    fn refresh(&self, sources: &GaugeSources<'_>) {
         for (_, _, family) in self.all() {
             family.clear();
         }
         self.report_age.clear();
         let now = Instant::now();
-        let ttl = app.settings().report_ttl;
-        for replica in app.dispatch().replicas.all().iter() {
-            let labels = ReplicaLabels { replica: replica.found.name.clone() };
+        for replica in sources.replicas {
+            let labels = ReplicaLabels { replica: replica.discovered.name.clone() };
             let set = |family: &Family<ReplicaLabels, Gauge>, value: i64| {
                 family.get_or_create(&labels).set(value);
             };
-            let view = replica.ledger.view(now, ttl);
-            let standing = app.dispatch().health().standing(replica.identity, now);
+            let view = replica.ledger.view(now, sources.report_ttl);
+            let state = sources.health.state(replica.identity, now);
             set(&self.in_flight, view.booked.in_flight.into());
             set(&self.unreported, view.booked.unreported.into());
-            set(&self.trusted, i64::from(standing != Standing::Ejected));
+            set(&self.trusted, i64::from(state != HealthState::Ejected));
             if let Some(reported) = view.reported {
-                let empty = replica.told().load.blocks_free;
+                let empty = replica.status().load.blocks_free;
                 set(&self.running, reported.running.into());
                 set(&self.waiting, reported.waiting.into());
                 set(&self.blocks_active, reported.blocks_active.into());

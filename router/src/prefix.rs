@@ -145,7 +145,7 @@ impl BlockBytes {
     }
 
     /// Follows what is measured, once it is off by more than the rounding explains.
-    pub fn follow(&mut self, block_tokens: u32, bytes_per_token: f64) {
+    pub fn update(&mut self, block_tokens: u32, bytes_per_token: f64) {
         let wanted = f64::from(block_tokens.max(1)) * bytes_per_token;
         let off = wanted / self.0 as f64;
         if !(1.0 / 1.7..=1.7).contains(&off) {

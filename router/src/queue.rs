@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Most requests that wait.
-    pub requests_max: usize,
+    pub queue_requests: usize,
     /// Most tokens of prompts that wait. One request is taken however long it is.
-    pub tokens_max: u64,
+    pub queue_tokens: u64,
     /// The longest that a request waits.
-    pub wait_max: Duration,
+    pub queue_timeout: Duration,
     /// By how much a class yields to the one above it.
     pub class_step: Duration,
 }
@@ -26,9 +26,9 @@ pub struct QueueConfig {
 impl Default for QueueConfig {
     fn default() -> Self {
         Self {
-            requests_max: 2000,
-            tokens_max: 4_000_000,
-            wait_max: Duration::from_secs(60),
+            queue_requests: 2000,
+            queue_tokens: 4_000_000,
+            queue_timeout: Duration::from_secs(60),
             class_step: Duration::from_secs(10),
         }
     }
@@ -57,7 +57,7 @@ pub struct Ticket(u64);
 
 /// A request that is to wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiter {
+pub struct QueuedRequest {
     /// Its class.
     pub class: Class,
     /// Tokens of its prompt, as estimated.
@@ -90,7 +90,7 @@ pub struct Queue {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    waiter: Waiter,
+    request: QueuedRequest,
     since: Instant,
     rank: Instant,
     deadline: Instant,
@@ -120,26 +120,26 @@ impl Queue {
     ///
     /// # Errors
     /// [`QueueFull`].
-    pub fn push(&mut self, waiter: Waiter, now: Instant) -> Result<Ticket, QueueFull> {
-        let QueueConfig { requests_max, tokens_max, wait_max, class_step } = self.config;
-        let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(waiter.tokens) > tokens_max;
-        if self.entries.len() >= requests_max || is_too_much {
+    pub fn push(&mut self, request: QueuedRequest, now: Instant) -> Result<Ticket, QueueFull> {
+        let QueueConfig { queue_requests, queue_tokens, queue_timeout, class_step } = self.config;
+        let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(request.tokens) > queue_tokens;
+        if self.entries.len() >= queue_requests || is_too_much {
             return Err(QueueFull { retry_after: self.retry_after(now) });
         }
         self.drain.flow(!self.entries.is_empty(), now);
         let ticket = Ticket(self.next);
         self.next += 1;
-        let deadline = now + wait_max;
-        let deadline = waiter.deadline.map_or(deadline, |wanted| wanted.min(deadline));
-        let rank = waiter.arrived + class_step * waiter.class as u32;
-        self.entries.insert(ticket, Entry { waiter, since: now, rank, deadline });
+        let deadline = now + queue_timeout;
+        let deadline = request.deadline.map_or(deadline, |wanted| wanted.min(deadline));
+        let rank = request.arrived + class_step * request.class as u32;
+        self.entries.insert(ticket, Entry { request, since: now, rank, deadline });
         self.order.insert((rank, ticket));
         self.deadlines.insert((deadline, ticket));
-        self.tokens += u64::from(waiter.tokens);
+        self.tokens += u64::from(request.tokens);
         Ok(ticket)
     }
 
-    /// Who is next. It stays in the queue until [`Self::take`].
+    /// Who is next. It stays in the queue until [`Self::dequeue`].
     #[must_use]
     pub fn head(&self) -> Option<Ticket> {
         self.order.first().map(|&(_, ticket)| ticket)
@@ -157,8 +157,8 @@ impl Queue {
     }
 
     /// Takes a request out to be sent, and returns how long it waited; `None` if it is not there any more.
-    pub fn take(&mut self, ticket: Ticket, now: Instant) -> Option<Duration> {
-        let tokens = self.entries.get(&ticket)?.waiter.tokens;
+    pub fn dequeue(&mut self, ticket: Ticket, now: Instant) -> Option<Duration> {
+        let tokens = self.entries.get(&ticket)?.request.tokens;
         self.drain.flow(true, now);
         self.drain.add(tokens);
         self.remove(ticket).map(|entry| now.saturating_duration_since(entry.since))
@@ -222,7 +222,7 @@ impl Queue {
         let entry = self.entries.remove(&ticket)?;
         self.order.remove(&(entry.rank, ticket));
         self.deadlines.remove(&(entry.deadline, ticket));
-        self.tokens -= u64::from(entry.waiter.tokens);
+        self.tokens -= u64::from(entry.request.tokens);
         Some(entry)
     }
 }

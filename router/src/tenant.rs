@@ -1,28 +1,16 @@
 //! Tells replicas which tenant a request belongs to, so that clients with different API keys share neither stored
 //! responses nor cached prompts. The tenant is a digest: replicas and their logs never see a key.
 
-use clap::ValueEnum;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256};
 
 use crate::access::Client;
+use crate::args::KeyIsolation;
 
 /// The header that names the tenant to replicas.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-ovfleet-tenant");
 /// Bytes of a tenant.
 const BYTES: usize = 16;
-
-/// Which requests belong to the same tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyIsolation {
-    /// Those with the same key.
-    Key,
-    /// Those whose keys have the same name in the file of keys, so that a key can be replaced without losing what is
-    /// stored. A key without a name is a tenant of its own.
-    Name,
-    /// All requests, whatever their keys.
-    None,
-}
 
 /// Replaces whatever the client says about its tenant. Without a key there is no tenant.
 pub(crate) fn set_header(headers: &mut HeaderMap, client: Option<&Client>, isolation: KeyIsolation) {

@@ -14,8 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
 use crate::app::App;
-use crate::health::Standing;
-use crate::replicas::Replica;
+use crate::health::HealthState;
+use crate::replica::Replica;
 
 /// Number of open gRPC streams that report to operators.
 ///
@@ -101,31 +101,30 @@ fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
 
 fn snapshot(app: &App, now: Instant) -> RouterReplicas {
     let dispatch = app.dispatch();
-    let (queued, without_replica) = dispatch.waiters();
     let mut replicas: Vec<_> = dispatch.replicas.all().iter().cloned().collect();
-    replicas.sort_by_key(|replica| replica.found.http);
+    replicas.sort_by_key(|replica| replica.discovered.http);
     RouterReplicas {
         router: dispatch.replicas.router(),
         replicas: replicas.iter().map(|replica| describe(app, replica, now)).collect(),
-        requests_waiting: u32::try_from(queued + without_replica).unwrap_or(u32::MAX),
+        requests_waiting: u32::try_from(dispatch.queued() + dispatch.in_waiting_room()).unwrap_or(u32::MAX),
     }
 }
 
 fn describe(app: &App, replica: &Arc<Replica>, now: Instant) -> RouterReplica {
     let view = replica.ledger.view(now, app.settings().report_ttl);
     let reported = view.reported.unwrap_or_default();
-    let pod = replica.found.pod.as_ref().map(|pod| PodReference {
+    let pod = replica.discovered.pod.as_ref().map(|pod| PodReference {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         uid: pod.uid.clone(),
     });
     RouterReplica {
-        address: replica.found.http.to_string(),
-        name: replica.found.name.clone(),
+        address: replica.discovered.http.to_string(),
+        name: replica.discovered.name.clone(),
         pod,
         state: routing_state(app, replica, view.state, now).into(),
         requests_in_flight: view.booked.in_flight,
-        models: replica.told().models.clone(),
+        models: replica.status().models.clone(),
         blocks_total: reported.blocks_total,
         blocks_active: reported.blocks_active,
     }
@@ -139,15 +138,15 @@ fn routing_state(app: &App, replica: &Arc<Replica>, reported: Option<State>, now
         Some(State::Stopped) => return RoutingState::Stopped,
         Some(State::Serving | State::Unspecified) | None => {}
     }
-    if replica.told().models.is_empty() {
+    if replica.status().models.is_empty() {
         return RoutingState::New;
     }
     if replica.hangs(now, app.settings().hang_timeout) {
         return RoutingState::Silent;
     }
     let health = app.dispatch().health();
-    let is_ejected = health.standing(replica.identity, now) == Standing::Ejected
-        && !replica.fleets().any(|fleet| {
+    let is_ejected = health.state(replica.identity, now) == HealthState::Ejected
+        && !app.dispatch().replicas.fleets_of(replica).iter().any(|fleet| {
             let replicas = fleet.replicas();
             health.is_panicking(replicas.iter().map(|replica| replica.identity), now)
         });
@@ -164,12 +163,12 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
-    use crate::discovery::{Found, Pod};
+    use crate::discovery::{DiscoveredReplica, Pod};
 
-    fn found(port: u16) -> Found {
+    fn found(port: u16) -> DiscoveredReplica {
         let pod =
             Pod { namespace: "models".to_owned(), name: format!("chat-{port}"), uid: format!("u{port}") };
-        Found {
+        DiscoveredReplica {
             http: SocketAddr::from(([10, 0, 0, 1], port)),
             grpc: None,
             name: pod.name.clone(),
@@ -179,8 +178,8 @@ mod tests {
 
     fn app(count: u16) -> (App, Vec<Arc<Replica>>) {
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
-        let found: Vec<Found> = (1..=count).map(found).collect();
-        let (replicas, _) = app.dispatch().replicas.update(&found);
+        let found: Vec<DiscoveredReplica> = (1..=count).map(found).collect();
+        let replicas = app.dispatch().replicas.update(&found).added;
         for replica in &replicas {
             app.dispatch().health().add(replica.identity);
         }

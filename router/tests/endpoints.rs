@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use futures_util::StreamExt as _;
-use router::discovery::{Found, ServiceName, slices};
+use router::discovery::{DiscoveredReplica, ServiceName, slices};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -70,7 +70,7 @@ async fn endpoint_slices(State(cluster): State<Arc<Mutex<Cluster>>>, Query(asked
     Body::from_stream(lines).into_response()
 }
 
-fn addresses(found: &[Found]) -> Vec<String> {
+fn addresses(found: &[DiscoveredReplica]) -> Vec<String> {
     found.iter().map(|found| format!("{}/{}", found.http, found.grpc.unwrap().port())).collect()
 }
 
@@ -96,7 +96,7 @@ async fn follows_a_services_slices_through_changes_and_a_watch_that_breaks() {
     tasks.spawn(async move {
         let service: ServiceName = "models/chat".parse().unwrap();
         let ports = ["http".to_owned(), "grpc".to_owned()];
-        let tell = |found: Vec<Found>| {
+        let tell = |found: Vec<DiscoveredReplica>| {
             let told = told.clone();
             async move { told.send(found).await.unwrap() }
         };

@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use router::args::Args;
+use router::args::KeyIsolation;
 use router::config::CommandLine;
-use router::tenant::KeyIsolation;
 use serde::Deserialize as _;
 use serde_yaml::Value;
 

@@ -84,7 +84,7 @@ enum Event {
     Finished { request: usize },
     ReportDue { replica: usize },
     Heartbeat { replica: usize, number: u64 },
-    Reported { replica: usize, slot: usize },
+    ReportedLoad { replica: usize, slot: usize },
     Poll,
     Arrives { request: usize },
 }
@@ -202,7 +202,7 @@ impl Run<'_> {
                     self.report(replica);
                 }
             }
-            Event::Reported { replica, slot } => {
+            Event::ReportedLoad { replica, slot } => {
                 let report = self.reports[slot].take().expect("a report arrives once");
                 self.router.report(replica, &report, self.world.now);
                 self.dispatch();
@@ -295,7 +295,7 @@ impl Run<'_> {
         it.heartbeats += 1;
         let (report, number) = (it.wire(), it.heartbeats);
         self.reports.push(Some(report));
-        self.at(arrives, Event::Reported { replica, slot: self.reports.len() - 1 });
+        self.at(arrives, Event::ReportedLoad { replica, slot: self.reports.len() - 1 });
         self.at(self.world.now + HEARTBEAT, Event::Heartbeat { replica, number });
     }
 }

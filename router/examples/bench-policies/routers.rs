@@ -8,7 +8,7 @@ use proto::v1alpha1::Load;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use router::estimate::Estimates;
-use router::ledger::{Booking, Ledger, Observed};
+use router::ledger::{BookingGuard, Ledger, ReportOutcome};
 use router::policy::{Candidate, Capacity, Demand, Policy, capacity};
 use router::prefix::PrefixIndex;
 
@@ -24,7 +24,7 @@ pub(crate) struct Ours {
     policy: Policy,
     beginning: Instant,
     replicas: Vec<Known>,
-    bookings: HashMap<usize, Booking>,
+    bookings: HashMap<usize, BookingGuard>,
     estimates: Estimates,
     picks: u64,
     rng: StdRng,
@@ -101,7 +101,7 @@ impl Router for Ours {
     }
 
     fn first_token(&mut self, id: usize) {
-        self.bookings[&id].first_token();
+        self.bookings[&id].record_first_token();
     }
 
     fn finished(&mut self, id: usize, request: &Request) {
@@ -112,7 +112,7 @@ impl Router for Ours {
     fn report(&mut self, replica: usize, report: &Load, now: Nanos) {
         let now = self.instant(now);
         let known = &mut self.replicas[replica];
-        if known.ledger.observe(report, now) == Observed::Taken {
+        if known.ledger.observe(report, now) == ReportOutcome::Accepted {
             let to_come = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
             let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + to_come;
             known.index.trim(blocks as usize);

@@ -14,7 +14,8 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 
-use super::{Found, Pod, ServiceName};
+use super::names::ServiceName;
+use super::replica::{DiscoveredReplica, Pod};
 
 /// The pause before a cluster that cannot be reached is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -24,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 pub(super) async fn watch<F: Future<Output = ()>>(
     service: &ServiceName,
     ports: &[String; 2],
-    told: impl Fn(Vec<Found>) -> F,
+    told: impl Fn(Vec<DiscoveredReplica>) -> F,
 ) {
     loop {
         match Client::try_default().await {
@@ -40,7 +41,7 @@ pub async fn follow<F: Future<Output = ()>>(
     client: Client,
     service: &ServiceName,
     ports: &[String; 2],
-    told: impl Fn(Vec<Found>) -> F,
+    told: impl Fn(Vec<DiscoveredReplica>) -> F,
 ) {
     let slices: Api<EndpointSlice> = match &service.namespace {
         Some(namespace) => Api::namespaced(client, namespace),
@@ -50,7 +51,7 @@ pub async fn follow<F: Future<Output = ()>>(
     let mut events = watcher::watcher(slices, config).default_backoff().boxed();
     let mut known: BTreeMap<String, EndpointSlice> = BTreeMap::new();
     let mut listed: Option<BTreeMap<String, EndpointSlice>> = None;
-    let mut last: Option<Vec<Found>> = None;
+    let mut last: Option<Vec<DiscoveredReplica>> = None;
     while let Some(event) = events.next().await {
         let name = |slice: &EndpointSlice| slice.metadata.name.clone().unwrap_or_default();
         match event {
@@ -84,7 +85,10 @@ pub async fn follow<F: Future<Output = ()>>(
 
 /// The replicas that slices name.
 #[must_use]
-pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: &[String; 2]) -> Vec<Found> {
+pub fn replicas<'a>(
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    ports: &[String; 2],
+) -> Vec<DiscoveredReplica> {
     let mut found = BTreeMap::new();
     let mut terminating = BTreeSet::new();
     for slice in slices {
@@ -113,7 +117,7 @@ pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: 
                     let pod = pod(slice, endpoint);
                     let name = pod.as_ref().map_or_else(|| http.to_string(), |pod| pod.name.clone());
                     let grpc = grpc.map(|port| SocketAddr::new(address, port));
-                    found.insert(http, Found { http, grpc, name, pod });
+                    found.insert(http, DiscoveredReplica { http, grpc, name, pod });
                 }
             }
         }

@@ -44,12 +44,12 @@ fn failures_in_a_row_eject_and_single_ones_do_not() {
         assert!(!fail(&mut health, 0, now));
         (0..4).for_each(|_| succeed(&mut health, 0, now));
     }
-    assert_eq!(health.standing(0, now), Standing::Trusted);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
     let ejected: Vec<bool> = (0..3).map(|_| fail(&mut health, 0, now)).collect();
     assert_eq!(ejected, [false, false, true]);
-    assert_eq!(health.standing(0, now), Standing::Ejected);
-    assert_eq!(health.standing(1, now), Standing::Trusted);
-    assert_eq!(health.standing(99, now), Standing::Ejected, "nobody knows it");
+    assert_eq!(health.state(0, now), HealthState::Ejected);
+    assert_eq!(health.state(1, now), HealthState::Trusted);
+    assert_eq!(health.state(99, now), HealthState::Ejected, "nobody knows it");
 }
 
 #[test]
@@ -69,22 +69,22 @@ fn probes_that_go_well_bring_it_back_and_a_bad_one_sends_it_away_for_longer() {
     let mut waits = Vec::new();
     for _ in 0..3 {
         let ejected = now;
-        while health.standing(0, now) == Standing::Ejected {
+        while health.state(0, now) == HealthState::Ejected {
             now += Duration::from_secs(1);
         }
         waits.push((now - ejected).as_secs());
-        assert_eq!(health.standing(0, now), Standing::Probing);
+        assert_eq!(health.state(0, now), HealthState::Probing);
         assert!(fail(&mut health, 0, now));
     }
     assert_eq!(waits, [2, 4, 7], "doubled, up to a limit");
 
     now += CONFIG.ejection_max;
     let probes = [health.sent(0, now), health.sent(0, now)];
-    assert_eq!(health.standing(0, now), Standing::Ejected, "as many as may try it do");
+    assert_eq!(health.state(0, now), HealthState::Ejected, "as many as may try it do");
     for probe in probes {
         health.succeeded(0, probe);
     }
-    assert_eq!(health.standing(0, now), Standing::Trusted);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_probe_whose_client_left_is_no_verdict() {
         let sent = health.sent(0, now);
         health.unknown(0, sent);
     }
-    assert_eq!(health.standing(0, now), Standing::Probing);
+    assert_eq!(health.state(0, now), HealthState::Probing);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn what_was_sent_before_the_ejection_is_no_probe() {
     let later = now + CONFIG.ejection;
     let _probe = health.sent(0, later);
     assert!(!health.failed(0, old, 0..4, later), "it says nothing of how the replica is now");
-    assert_eq!(health.standing(0, later), Standing::Probing);
+    assert_eq!(health.state(0, later), HealthState::Probing);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn most_are_kept_however_bad_they_are() {
                 fail(&mut health, replica, now);
             }
         }
-        let ejected = (0..count).filter(|&replica| health.standing(replica, now) == Standing::Ejected);
+        let ejected = (0..count).filter(|&replica| health.state(replica, now) == HealthState::Ejected);
         assert_eq!(ejected.count(), ejected_max, "of {count}");
     }
 }
@@ -136,13 +136,13 @@ fn the_ceiling_counts_the_replicas_of_one_model_only() {
         fail_in(&mut health, 0, 0..2);
         fail_in(&mut health, 1, 0..2);
     }
-    let standings = [0, 1].map(|replica| health.standing(replica, now));
-    assert_eq!(standings, [Standing::Ejected, Standing::Trusted]);
+    let standings = [0, 1].map(|replica| health.state(replica, now));
+    assert_eq!(standings, [HealthState::Ejected, HealthState::Trusted]);
     // The ejected replica of that model does not count for the other one.
     for _ in 0..20 {
         (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));
     }
-    let ejected = (2..12).filter(|&replica| health.standing(replica, now) == Standing::Ejected).count();
+    let ejected = (2..12).filter(|&replica| health.state(replica, now) == HealthState::Ejected).count();
     assert_eq!(ejected, 5);
 }
 
@@ -163,9 +163,9 @@ fn another_process_begins_anew() {
     let (mut health, now) = (health(2), Instant::now());
     eject(&mut health, 0, now);
     health.reset(0);
-    assert_eq!(health.standing(0, now), Standing::Trusted);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
     health.remove(0);
-    assert_eq!(health.standing(0, now), Standing::Ejected);
+    assert_eq!(health.state(0, now), HealthState::Ejected);
     health.reset(0);
     let sent = health.sent(0, now);
     assert!(!health.failed(0, sent, [0, 1], now));
@@ -189,11 +189,11 @@ fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
         let mut rng = StdRng::seed_from_u64(seed);
         let count = 1 + rng.next_u64() % 10;
         let (mut health, mut now) = (health(count), Instant::now());
-        let mut sent: Vec<(u64, Sent)> = Vec::new();
+        let mut sent: Vec<(u64, SentRequest)> = Vec::new();
         for _ in 0..2000 {
             now += Duration::from_millis(rng.next_u64() % 300);
             let replica = rng.next_u64() % count;
-            if health.standing(replica, now) != Standing::Ejected {
+            if health.state(replica, now) != HealthState::Ejected {
                 sent.push((replica, health.sent(replica, now)));
             }
             if !sent.is_empty() && rng.next_u64() % 4 > 0 {
@@ -206,7 +206,7 @@ fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
                     _ => health.succeeded(replica, record),
                 }
             }
-            let untrusted = (0..count).filter(|&it| health.standing(it, now) != Standing::Trusted).count();
+            let untrusted = (0..count).filter(|&it| health.state(it, now) != HealthState::Trusted).count();
             assert!(untrusted as u64 <= (count / 2).max(u64::from(count > 1)), "seed {seed}: {untrusted}");
         }
         for (replica, record) in sent {
@@ -215,11 +215,11 @@ fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
         for _ in 0..100 {
             now += CONFIG.ejection_max;
             for replica in 0..count {
-                if health.standing(replica, now) != Standing::Ejected {
+                if health.state(replica, now) != HealthState::Ejected {
                     succeed(&mut health, replica, now);
                 }
             }
         }
-        assert!((0..count).all(|replica| health.standing(replica, now) == Standing::Trusted), "seed {seed}");
+        assert!((0..count).all(|replica| health.state(replica, now) == HealthState::Trusted), "seed {seed}");
     }
 }

@@ -2,7 +2,7 @@
 
 use rand::Rng;
 
-use super::{Candidate, Terms, below};
+use super::candidate::{Candidate, Terms};
 
 /// By requests in flight, a replica on probation counting for as much less as its weight says.
 pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
@@ -45,4 +45,9 @@ pub(super) fn round_robin(candidates: &[Candidate], terms: &mut Vec<Terms>) {
 /// Requests in flight with one more, by weight.
 pub(super) fn weighted(candidate: &Candidate) -> f64 {
     (f64::from(candidate.view.booked.in_flight) + 1.0) / f64::from(candidate.weight.max(f32::MIN_POSITIVE))
+}
+
+/// A number below `count`, which is not 0; each as likely as the other, as far as counts of replicas go.
+pub(super) fn below(count: usize, rng: &mut impl Rng) -> usize {
+    ((u128::from(rng.next_u64()) * count as u128) >> 64) as usize
 }

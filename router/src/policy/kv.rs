@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use super::{Candidate, Demand, Terms};
-use crate::ledger::Reported;
-use crate::policy::counts::weighted;
+use super::candidate::{Candidate, Demand, Terms};
+use super::counts::weighted;
+use crate::ledger::ReportedLoad;
 
 /// What the estimate takes for granted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ struct Speeds {
 
 impl Speeds {
     fn of(config: &KvConfig, candidates: &[Candidate]) -> Self {
-        let typical = |speed: fn(&Reported) -> f32, default: f32| {
+        let typical = |speed: fn(&ReportedLoad) -> f32, default: f32| {
             let reported = |candidate: &Candidate| candidate.view.reported.as_ref().map_or(0.0, speed);
             let lately = candidates.iter().filter(|candidate| is_measured(candidate));
             mean(lately.map(reported))

@@ -1,7 +1,7 @@
 //! The same replica for the same session, without any table: each session ranks all replicas by a hash, and
 //! the first that is there has it. When one goes, only its sessions move.
 
-use super::{Candidate, Terms};
+use super::candidate::{Candidate, Terms};
 
 pub(super) fn score(session: u64, candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {

@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use proto::v1alpha1::State;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::ledger::{Booked, Reported};
+use crate::ledger::{BookedLoad, ReportedLoad, View};
 
 const KV: Policy = Policy::Kv(KvConfig {
     prefix: true,
@@ -16,7 +17,7 @@ const KV: Policy = Policy::Kv(KvConfig {
     decode_tokens_per_second: 100.0,
 });
 
-const REPORTED: Reported = Reported {
+const REPORTED: ReportedLoad = ReportedLoad {
     blocks_total: 1000,
     blocks_active: 0,
     blocks_evictable: 0,
@@ -35,13 +36,13 @@ const DEMAND: Demand =
     Demand { prompt_tokens: 1000, output_tokens: 100, output_tokens_max: None, sequences: 1, session: None };
 
 /// A replica that reported `reported` just now.
-fn reporting(identity: u64, reported: Reported) -> Candidate {
+fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
     let view = View {
         reported: Some(reported),
         report_age: Some(Duration::ZERO),
         speed_age: Some(Duration::ZERO),
         state: Some(State::Serving),
-        booked: Booked::default(),
+        booked: BookedLoad::default(),
         version: 0,
     };
     Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
@@ -49,7 +50,7 @@ fn reporting(identity: u64, reported: Reported) -> Candidate {
 
 /// A replica that reports nothing and has so many requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
-    let booked = Booked { in_flight, ..Booked::default() };
+    let booked = BookedLoad { in_flight, ..BookedLoad::default() };
     let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
     Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
 }
@@ -83,27 +84,27 @@ fn policies_have_names() {
 
 #[test]
 fn least_work_ahead_wins_by_time_not_by_count() {
-    let many_short = Reported { waiting: 8, uncomputed_tokens: 800, ..REPORTED };
-    let one_long = Reported { waiting: 1, uncomputed_tokens: 8000, ..REPORTED };
+    let many_short = ReportedLoad { waiting: 8, uncomputed_tokens: 800, ..REPORTED };
+    let one_long = ReportedLoad { waiting: 1, uncomputed_tokens: 8000, ..REPORTED };
     let candidates = [reporting(1, one_long), reporting(2, many_short)];
     assert_eq!(pick(KV, &DEMAND, &candidates), Ok(1));
-    let fast = Reported { prefill_tokens_per_second: 20_000.0, ..one_long };
+    let fast = ReportedLoad { prefill_tokens_per_second: 20_000.0, ..one_long };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, fast), reporting(2, many_short)]), Ok(0));
 }
 
 #[test]
 fn what_was_sent_since_the_report_counts() {
     let mut sent_to = reporting(1, REPORTED);
-    sent_to.view.booked = Booked { uncached_unreported: 3000, unreported: 1, ..Booked::default() };
-    let busy = Reported { running: 1, uncomputed_tokens: 2000, ..REPORTED };
+    sent_to.view.booked = BookedLoad { uncached_unreported: 3000, unreported: 1, ..BookedLoad::default() };
+    let busy = ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[sent_to, reporting(2, busy)]), Ok(1));
 }
 
 #[test]
 fn a_replica_has_gone_on_since_it_reported() {
-    let mut earlier = reporting(1, Reported { running: 1, uncomputed_tokens: 3000, ..REPORTED });
+    let mut earlier = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 3000, ..REPORTED });
     earlier.view.report_age = Some(Duration::from_secs(2));
-    let now = reporting(2, Reported { running: 1, uncomputed_tokens: 2000, ..REPORTED });
+    let now = reporting(2, ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[now, earlier]), Ok(1));
 }
 
@@ -114,7 +115,7 @@ fn share_of_first(candidates: &[Candidate]) -> usize {
 
 #[test]
 fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
-    let at = |speed: f32| Reported { prefill_tokens_per_second: speed, ..REPORTED };
+    let at = |speed: f32| ReportedLoad { prefill_tokens_per_second: speed, ..REPORTED };
     // What short prompts measure differs by chance.
     let share = share_of_first(&[reporting(1, at(300.0)), reporting(2, at(500.0))]);
     assert!((30..=70).contains(&share), "{share}");
@@ -128,13 +129,13 @@ fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     // Neither does it draw everything for having been fast once, and work ahead counts all the same.
     let mut rested = fast;
     rested.view.speed_age = Some(Duration::from_secs(60));
-    rested.view.reported = Some(Reported { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
+    rested.view.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
     assert_eq!(share_of_first(&[rested, reporting(2, at(400.0))]), 0);
 }
 
 #[test]
 fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
-    let mut cached = reporting(1, Reported { running: 1, uncomputed_tokens: 500, ..REPORTED });
+    let mut cached = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 500, ..REPORTED });
     cached.cached_tokens = 900;
     assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(1));
     cached.view.booked.uncached_unreported = 500;
@@ -143,32 +144,32 @@ fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
 
 #[test]
 fn sequences_that_generate_beside_it_make_a_prompt_slower() {
-    let busy = reporting(1, Reported { running: 10, ..REPORTED });
+    let busy = reporting(1, ReportedLoad { running: 10, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[busy, reporting(2, REPORTED)]), Ok(1));
 }
 
 #[test]
 fn a_full_replica_is_the_worse_one() {
-    let full = Reported { running: 16, uncomputed_tokens: 16, ..REPORTED };
-    let busy = Reported { running: 8, uncomputed_tokens: 500, ..REPORTED };
+    let full = ReportedLoad { running: 16, uncomputed_tokens: 16, ..REPORTED };
+    let busy = ReportedLoad { running: 8, uncomputed_tokens: 500, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), reporting(2, busy)]), Ok(1));
-    let out_of_blocks = Reported { running: 4, blocks_active: 990, ..REPORTED };
+    let out_of_blocks = ReportedLoad { running: 4, blocks_active: 990, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, out_of_blocks), reporting(2, busy)]), Ok(1));
-    let warm = Reported { blocks_evictable: 990, ..REPORTED };
+    let warm = ReportedLoad { blocks_evictable: 990, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, warm), reporting(2, busy)]), Ok(0), "evictable is not taken");
 }
 
 #[test]
 fn room_is_told_apart_from_room_later_and_never() {
-    let capacity = |reported: Reported| reporting(1, reported).capacity(&DEMAND);
+    let capacity = |reported: ReportedLoad| reporting(1, reported).capacity(&DEMAND);
     assert_eq!(capacity(REPORTED), Capacity::Now);
-    assert_eq!(capacity(Reported { running: 16, ..REPORTED }), Capacity::Later);
-    assert_eq!(capacity(Reported { requests_max: 4, waiting: 4, ..REPORTED }), Capacity::Later);
-    assert_eq!(capacity(Reported { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
-    assert_eq!(capacity(Reported { blocks_total: 62, ..REPORTED }), Capacity::Never);
-    assert_eq!(capacity(Reported { blocks_total: 63, ..REPORTED }), Capacity::Now);
+    assert_eq!(capacity(ReportedLoad { running: 16, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(ReportedLoad { requests_max: 4, waiting: 4, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(ReportedLoad { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(ReportedLoad { blocks_total: 62, ..REPORTED }), Capacity::Never);
+    assert_eq!(capacity(ReportedLoad { blocks_total: 63, ..REPORTED }), Capacity::Now);
     // A report that says nothing of a limit sets none.
-    let untold = Reported { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
+    let untold = ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
     assert_eq!(capacity(untold), Capacity::Now);
     assert_eq!(silent(1, 1000).capacity(&DEMAND), Capacity::Now);
 
@@ -184,15 +185,15 @@ fn room_is_told_apart_from_room_later_and_never() {
         assert!(pick(KV, &DEMAND, &[reserved]).is_err(), "its room is another request's");
     }
 
-    let full = reporting(1, Reported { running: 16, ..REPORTED });
-    let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });
+    let full = reporting(1, ReportedLoad { running: 16, ..REPORTED });
+    let small = reporting(2, ReportedLoad { blocks_total: 10, ..REPORTED });
     assert_eq!(super::capacity(&DEMAND, &[small, full]), Capacity::Later);
     assert_eq!(super::capacity(&DEMAND, &[]), Capacity::Never);
 }
 
 #[test]
 fn what_was_sent_since_the_report_takes_room() {
-    let mut candidate = reporting(1, Reported { running: 15, ..REPORTED });
+    let mut candidate = reporting(1, ReportedLoad { running: 15, ..REPORTED });
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Now);
     candidate.view.booked.sequences_unreported = 1;
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Later);
@@ -207,13 +208,13 @@ fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
     };
     let mut ejected = silent(1, 0);
     ejected.weight = 0.0;
-    let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });
+    let small = reporting(2, ReportedLoad { blocks_total: 10, ..REPORTED });
     for name in ALL {
         for session in [None, Some(1), Some(2)] {
             let policy: Policy = name.parse().unwrap();
             let demand = Demand { session, ..DEMAND };
             for seed in 0..20 {
-                let able = reporting(5, Reported { running: 15, uncomputed_tokens: 9000, ..REPORTED });
+                let able = reporting(5, ReportedLoad { running: 15, uncomputed_tokens: 9000, ..REPORTED });
                 let candidates = [draining(3), ejected, small, able];
                 assert_eq!(pick_seeded(policy, &demand, &candidates, seed), Ok(3), "{name}");
             }
@@ -236,8 +237,8 @@ fn without_a_report_requests_in_flight_are_compared_and_nothing_halts() {
 
 #[test]
 fn one_replica_without_a_report_does_not_blind_the_others() {
-    let long = Reported { running: 1, uncomputed_tokens: 9000, ..REPORTED };
-    let short = Reported { running: 1, uncomputed_tokens: 90, ..REPORTED };
+    let long = ReportedLoad { running: 1, uncomputed_tokens: 9000, ..REPORTED };
+    let short = ReportedLoad { running: 1, uncomputed_tokens: 90, ..REPORTED };
     let mut candidates = [reporting(1, long), reporting(2, short), silent(3, 2)];
     candidates[0].view.booked.in_flight = 1;
     candidates[1].view.booked.in_flight = 2;
@@ -327,8 +328,8 @@ fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
 
 #[test]
 fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
-    let asleep = |identity| reporting(identity, Reported { is_asleep: true, ..REPORTED });
-    let busy = |running| reporting(1, Reported { running, uncomputed_tokens: 50_000, ..REPORTED });
+    let asleep = |identity| reporting(identity, ReportedLoad { is_asleep: true, ..REPORTED });
+    let busy = |running| reporting(1, ReportedLoad { running, uncomputed_tokens: 50_000, ..REPORTED });
     for name in ALL {
         let policy: Policy = name.parse().unwrap();
         for seed in 0..20 {
@@ -342,7 +343,7 @@ fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
             assert_eq!(pick(&[waking, asleep(3)]), Ok(0), "{name}");
         }
     }
-    let full = Reported { running: 16, ..REPORTED };
+    let full = ReportedLoad { running: 16, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), asleep(2)]), Ok(1));
 }
 
@@ -358,7 +359,7 @@ fn at_random_picks_are_possible_and_repeatable() {
         let candidates: Vec<Candidate> = (0..any() % 6)
             .map(|identity| {
                 let speeds = [0.0, 1.0, 1e9, f32::MAX];
-                let reported = Reported {
+                let reported = ReportedLoad {
                     blocks_total: any(),
                     blocks_active: any(),
                     blocks_evictable: any(),
@@ -378,12 +379,12 @@ fn at_random_picks_are_possible_and_repeatable() {
                 if any() == 1 {
                     candidate.view.reported = None;
                 }
-                candidate.view.booked = Booked {
+                candidate.view.booked = BookedLoad {
                     in_flight: any(),
                     blocks_unreported: u64::from(any()) * 4,
                     sequences_unreported: u64::from(any()) * 4,
                     uncached_unreported: u64::from(any()) * 4,
-                    ..Booked::default()
+                    ..BookedLoad::default()
                 };
                 candidate
             })

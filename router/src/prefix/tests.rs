@@ -58,12 +58,12 @@ fn the_length_of_a_block_of_text_stays_while_the_ratio_moves_a_little() {
     let mut bytes = BlockBytes::new(16, 4.0);
     assert_eq!(bytes.get(), 64);
     for ratio in [3.0, 5.0, 6.5, 2.5] {
-        bytes.follow(16, ratio);
+        bytes.update(16, ratio);
         assert_eq!(bytes.get(), 64, "at {ratio}");
     }
-    bytes.follow(16, 1.2);
+    bytes.update(16, 1.2);
     assert_eq!(bytes.get(), 16);
-    bytes.follow(32, 4.0);
+    bytes.update(32, 4.0);
     assert_eq!(bytes.get(), 128);
 }
 

@@ -18,19 +18,19 @@ pub struct Fields<'a> {
     /// The value of `tools`, which templates put before the messages.
     pub tools: &'a [u8],
     /// `max_completion_tokens`, `max_tokens` or `max_output_tokens`.
-    pub answer_tokens_max: Option<u32>,
+    pub output_tokens_max: Option<u32>,
     /// `n`, 1 if it is not there.
     pub choices: Option<u32>,
     /// `best_of`: so many are generated to choose from.
-    pub candidates: Option<u32>,
+    pub best_of: Option<u32>,
     /// `stream` is true.
-    pub stream: bool,
+    pub is_stream: bool,
     /// `user`, as it stands in the body.
     pub user: Option<&'a [u8]>,
     /// The value of `cache_salt`: prompts with different salts share no cached blocks.
     pub cache_salt: &'a [u8],
     /// `previous_response_id`, if it is a string.
-    pub previous: Option<Cow<'a, str>>,
+    pub previous_response_id: Option<Cow<'a, str>>,
     /// The value of `conversation`, `null` aside: a name, or an object that has one.
     pub conversation: Option<&'a [u8]>,
     /// `store`, if it is a Boolean.
@@ -47,13 +47,13 @@ pub const MODEL_SHOWN_MAX: usize = 256;
 /// The body is no JSON object, or its end is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is no JSON object (from byte {0})")]
-pub struct Malformed(pub usize);
+pub struct MalformedBody(pub usize);
 
 /// Reads the fields of `body`. Of members that are there twice the last counts.
 ///
 /// # Errors
 /// The top level is not made as an object is.
-pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
+pub fn read(body: &[u8]) -> Result<Fields<'_>, MalformedBody> {
     let mut fields = Fields::default();
     members(body, |name, value| {
         // JSON allows a name to be written with escapes, and the replica decodes it.
@@ -74,10 +74,10 @@ pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
 pub(super) fn members<'a>(
     body: &'a [u8],
     mut visit: impl FnMut(&'a [u8], &'a [u8]),
-) -> Result<(), Malformed> {
+) -> Result<(), MalformedBody> {
     let mut scan = Scan { body, at: 0 };
     scan.blank();
-    scan.take(b'{')?;
+    scan.expect(b'{')?;
     scan.blank();
     if scan.peek() == Some(b'}') {
         scan.at += 1;
@@ -86,7 +86,7 @@ pub(super) fn members<'a>(
             scan.blank();
             let name = scan.string()?;
             scan.blank();
-            scan.take(b':')?;
+            scan.expect(b':')?;
             scan.blank();
             let value = scan.value()?;
             visit(name, value);
@@ -94,12 +94,12 @@ pub(super) fn members<'a>(
             match scan.next()? {
                 b',' => {}
                 b'}' => break,
-                _ => return Err(Malformed(scan.at - 1)),
+                _ => return Err(MalformedBody(scan.at - 1)),
             }
         }
     }
     scan.blank();
-    if scan.at == body.len() { Ok(()) } else { Err(Malformed(scan.at)) }
+    if scan.at == body.len() { Ok(()) } else { Err(MalformedBody(scan.at)) }
 }
 
 impl<'a> Fields<'a> {
@@ -109,14 +109,14 @@ impl<'a> Fields<'a> {
             b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
             b"tools" => self.tools = value,
             b"max_completion_tokens" | b"max_output_tokens" => {
-                self.answer_tokens_max = number(value).or(self.answer_tokens_max);
+                self.output_tokens_max = number(value).or(self.output_tokens_max);
             }
             // The newer name counts where both are given.
-            b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
+            b"max_tokens" if self.output_tokens_max.is_none() => self.output_tokens_max = number(value),
             b"n" => self.choices = number(value),
-            b"best_of" => self.candidates = number(value),
-            b"stream" => self.stream = value == b"true",
-            b"previous_response_id" => self.previous = text(value),
+            b"best_of" => self.best_of = number(value),
+            b"stream" => self.is_stream = value == b"true",
+            b"previous_response_id" => self.previous_response_id = text(value),
             b"cache_salt" => self.cache_salt = value,
             b"conversation" => self.conversation = (value != b"null").then_some(value),
             b"store" => {
@@ -157,15 +157,15 @@ impl<'a> Scan<'a> {
         self.body.get(self.at).copied()
     }
 
-    fn next(&mut self) -> Result<u8, Malformed> {
-        let byte = self.peek().ok_or(Malformed(self.at))?;
+    fn next(&mut self) -> Result<u8, MalformedBody> {
+        let byte = self.peek().ok_or(MalformedBody(self.at))?;
         self.at += 1;
         Ok(byte)
     }
 
-    fn take(&mut self, wanted: u8) -> Result<(), Malformed> {
-        if self.peek() != Some(wanted) {
-            return Err(Malformed(self.at));
+    fn expect(&mut self, expected: u8) -> Result<(), MalformedBody> {
+        if self.peek() != Some(expected) {
+            return Err(MalformedBody(self.at));
         }
         self.at += 1;
         Ok(())
@@ -178,12 +178,12 @@ impl<'a> Scan<'a> {
     }
 
     /// A string's inside, as it stands.
-    fn string(&mut self) -> Result<&'a [u8], Malformed> {
-        self.take(b'"')?;
+    fn string(&mut self) -> Result<&'a [u8], MalformedBody> {
+        self.expect(b'"')?;
         let start = self.at;
         loop {
             let rest = &self.body[self.at..];
-            let found = memchr2(b'"', b'\\', rest).ok_or(Malformed(self.body.len()))?;
+            let found = memchr2(b'"', b'\\', rest).ok_or(MalformedBody(self.body.len()))?;
             self.at += found;
             if self.body[self.at] == b'"' {
                 self.at += 1;
@@ -192,13 +192,13 @@ impl<'a> Scan<'a> {
             // Whatever is escaped is stepped over with its backslash.
             self.at += 2;
             if self.at > self.body.len() {
-                return Err(Malformed(self.body.len()));
+                return Err(MalformedBody(self.body.len()));
             }
         }
     }
 
     /// Any value, as it stands; never empty.
-    fn value(&mut self) -> Result<&'a [u8], Malformed> {
+    fn value(&mut self) -> Result<&'a [u8], MalformedBody> {
         let start = self.at;
         match self.peek() {
             Some(b'"') => {
@@ -214,11 +214,11 @@ impl<'a> Scan<'a> {
                 }
             }
         }
-        if self.at == start { Err(Malformed(start)) } else { Ok(&self.body[start..self.at]) }
+        if self.at == start { Err(MalformedBody(start)) } else { Ok(&self.body[start..self.at]) }
     }
 
     /// Over an object or an array, to behind the bracket that closes it.
-    fn nested(&mut self) -> Result<(), Malformed> {
+    fn nested(&mut self) -> Result<(), MalformedBody> {
         let mut depth = 0_usize;
         loop {
             match self.peek() {
@@ -229,7 +229,7 @@ impl<'a> Scan<'a> {
                 Some(b'{' | b'[') => depth += 1,
                 Some(b'}' | b']') => depth -= 1,
                 Some(_) => {}
-                None => return Err(Malformed(self.at)),
+                None => return Err(MalformedBody(self.at)),
             }
             self.at += 1;
             if depth == 0 {
@@ -253,8 +253,8 @@ mod tests {
         let fields = read(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("a/b"));
         assert_eq!(fields.prompt, br#"[{"role":"user","content":"\"model\":\"x\" }]"}"#);
-        assert_eq!((fields.answer_tokens_max, fields.choices, fields.stream), (Some(9), Some(2), true));
-        assert_eq!(fields.candidates, Some(5));
+        assert_eq!((fields.output_tokens_max, fields.choices, fields.is_stream), (Some(9), Some(2), true));
+        assert_eq!(fields.best_of, Some(5));
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
 
@@ -263,7 +263,7 @@ mod tests {
     fn names_that_are_written_with_escapes_are_read_too() {
         let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;
         let fields = read(body).unwrap();
-        assert_eq!((fields.model.as_deref(), fields.stream), (Some("m"), true));
+        assert_eq!((fields.model.as_deref(), fields.is_stream), (Some("m"), true));
         assert_eq!((fields.prompt, fields.store), (&b"[\"x\""[..], Some(false)));
     }
 
@@ -331,7 +331,7 @@ mod tests {
             if let Ok(serde_json::Value::Object(real)) = serde_json::from_slice(&body) {
                 let ours = ours.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&body)));
                 assert_eq!(ours.model.as_deref(), real.get("model").and_then(|model| model.as_str()));
-                assert_eq!(ours.stream, real.get("stream") == Some(&serde_json::Value::Bool(true)));
+                assert_eq!(ours.is_stream, real.get("stream") == Some(&serde_json::Value::Bool(true)));
             }
         }
     }

@@ -81,7 +81,7 @@ impl Via {
 
 /// What the headers for a replica depend on beside those of the client.
 #[derive(Clone, Debug)]
-pub(super) struct Forwarding<'a> {
+pub(super) struct ForwardingContext<'a> {
     pub(super) client_address: IpAddr,
     pub(super) request_id: &'a HeaderValue,
     pub(super) via: &'a Via,
@@ -93,8 +93,8 @@ pub(super) struct Forwarding<'a> {
 }
 
 /// The headers of a client's request as a replica gets them, apart from those that differ from replica to replica.
-pub(super) fn for_replica(parts: &mut Parts, forwarding: Forwarding<'_>) -> HeaderMap {
-    let Forwarding { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
+pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) -> HeaderMap {
+    let ForwardingContext { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
     let mut headers = std::mem::take(&mut parts.headers);
     remove_hop_by_hop(&mut headers);
     // The body is here already, so nobody has to ask for it, and its length is known; the host is the replica; and
@@ -139,7 +139,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (mut parts, ()) = request.body(()).unwrap().into_parts();
-        let forwarding = Forwarding {
+        let forwarding = ForwardingContext {
             client_address: "::ffff:192.0.2.1".parse().unwrap(),
             request_id: &HeaderValue::from_static("id"),
             via: &Via::new(0xab),

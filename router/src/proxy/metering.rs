@@ -43,13 +43,13 @@ pub(super) fn without_usage(events: Bytes) -> Bytes {
     let mut kept = BytesMut::with_capacity(events.len());
     for event in events_of(&events) {
         match data(event).map(|json| (json, usage_of(json))) {
-            Some((_, Found::Alone)) => {}
-            Some((json, Found::Member(start, end))) => {
+            Some((_, UsageMember::Alone)) => {}
+            Some((json, UsageMember::Member(start, end))) => {
                 let offset = json.as_ptr().addr() - event.as_ptr().addr();
                 kept.extend_from_slice(&event[..offset + start]);
                 kept.extend_from_slice(&event[offset + end..]);
             }
-            Some((_, Found::Nothing)) | None => kept.extend_from_slice(event),
+            Some((_, UsageMember::Nothing)) | None => kept.extend_from_slice(event),
         }
     }
     kept.freeze()
@@ -57,7 +57,7 @@ pub(super) fn without_usage(events: Bytes) -> Bytes {
 
 /// What an event has of the usage.
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
+enum UsageMember {
     Nothing,
     /// The member, with the comma that separates it, from one byte to another.
     Member(usize, usize),
@@ -65,7 +65,7 @@ enum Found {
     Alone,
 }
 
-fn usage_of(json: &[u8]) -> Found {
+fn usage_of(json: &[u8]) -> UsageMember {
     let mut usage = None;
     let mut has_choices = true;
     let read = members(json, |name, value| match name {
@@ -73,9 +73,9 @@ fn usage_of(json: &[u8]) -> Found {
         b"choices" => has_choices = value.iter().any(|byte| !b"[] \t\r\n".contains(byte)),
         _ => {}
     });
-    let (Ok(()), Some((name, value))) = (read, usage) else { return Found::Nothing };
+    let (Ok(()), Some((name, value))) = (read, usage) else { return UsageMember::Nothing };
     if !has_choices && value.starts_with(b"{") {
-        return Found::Alone;
+        return UsageMember::Alone;
     }
     let position = |part: &[u8]| part.as_ptr().addr() - json.as_ptr().addr();
     // From the quote before the name.
@@ -87,7 +87,7 @@ fn usage_of(json: &[u8]) -> Found {
     } else if json[end + blanks_behind..].starts_with(b",") {
         end += blanks_behind + 1;
     }
-    Found::Member(start, end)
+    UsageMember::Member(start, end)
 }
 
 /// The events in `bytes`, each with the blank line that ends it; the last may lack that.

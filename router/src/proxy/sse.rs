@@ -11,9 +11,9 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::{self, Finder};
 use serde::Serialize;
 
-use super::Endpoint;
 use super::metering::{data, events_of, without_usage};
 use super::usage::{Usage, may_have_usage, usage};
+use crate::endpoint::Endpoint;
 use crate::error::ErrorObject;
 
 /// Size of a server-sent event that is held back until it is complete.
@@ -81,7 +81,7 @@ impl Events {
     }
 
     /// How many events with tokens have passed: all but those that begin and end an answer.
-    pub(super) fn with_tokens(&self) -> u32 {
+    pub(super) fn token_events(&self) -> u32 {
         u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }
 
@@ -91,7 +91,7 @@ impl Events {
     }
 
     /// The events that end a stream whose replica died.
-    pub(super) fn broken(&self, message: &str) -> Bytes {
+    pub(super) fn error_events(&self, message: &str) -> Bytes {
         const CODE: &str = "replica_failed";
         let error = ErrorObject { message, r#type: "server_error", param: None, code: Some(CODE) };
         let mut event = Vec::new();
@@ -205,7 +205,7 @@ mod tests {
                 passed.extend_from_slice(&now);
             }
             assert!(given.starts_with(&passed));
-            let broken = String::from_utf8(events.broken("it died").to_vec()).unwrap();
+            let broken = String::from_utf8(events.error_events("it died").to_vec()).unwrap();
             assert!(broken.ends_with("\n\n") && broken.contains("\"code\":\"replica_failed\""), "{broken}");
             passed.extend_from_slice(&events.rest());
             assert_eq!(passed, given);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_broken_stream_ends_as_each_api_has_it() {
-        let chat = Events::new(Endpoint::Chat).broken("it \"died\"");
+        let chat = Events::new(Endpoint::Chat).error_events("it \"died\"");
         let chat = std::str::from_utf8(&chat).unwrap();
         assert!(
             chat.starts_with(r#"data: {"error":{"message":"it \"died\"","type":"server_error""#),
@@ -277,7 +277,7 @@ mod tests {
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
         let mut events = Events::new(Endpoint::Responses);
         events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
-        let responses = events.broken("m");
+        let responses = events.error_events("m");
         let responses = std::str::from_utf8(&responses).unwrap();
         assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");
         assert!(responses.contains("\"sequence_number\":42") && !responses.contains("[DONE]"), "{responses}");

@@ -247,7 +247,7 @@ pub(crate) struct Pool(Mutex<HashMap<SocketAddr, Vec<(Link, Instant)>>>);
 
 impl Pool {
     /// An idle connection to `address`, the most recently used first.
-    pub(crate) async fn take(&self, address: SocketAddr) -> Option<Link> {
+    pub(crate) async fn get(&self, address: SocketAddr) -> Option<Link> {
         loop {
             let (mut link, since) = self.lock().get_mut(&address)?.pop()?;
             if since.elapsed() > IDLE_AGE_MAX {
@@ -268,7 +268,7 @@ impl Pool {
     }
 
     /// Keeps `link` for another request, if it can carry one.
-    pub(crate) fn give(&self, address: SocketAddr, mut link: Link) {
+    pub(crate) fn put(&self, address: SocketAddr, mut link: Link) {
         if link.is_single_use {
             return;
         }

@@ -12,7 +12,7 @@ use axum::http::header;
 use axum::response::IntoResponse as _;
 use axum::routing::get;
 use clap::Parser as _;
-use router::discovery::Found;
+use router::discovery::DiscoveredReplica;
 use router::{App, Args, ConnectionServer, load};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpListener;
@@ -40,7 +40,7 @@ struct Running {
     /// The replica, and what finds and hears it.
     _tasks: JoinSet<()>,
     /// As long as it lives, the replica is known.
-    _found: watch::Sender<Vec<Found>>,
+    _found: watch::Sender<Vec<DiscoveredReplica>>,
 }
 
 thread_local! {
@@ -74,8 +74,12 @@ impl Running {
             let models = r#"{"object":"list","data":[{"id":"m"}]}"#;
             let models = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], models) });
             let replica = axum::Router::new().route("/v3/models", models).fallback(answer);
-            let (found, replicas) =
-                watch::channel(vec![Found { http, grpc: None, name: "replica".to_owned(), pod: None }]);
+            let (found, replicas) = watch::channel(vec![DiscoveredReplica {
+                http,
+                grpc: None,
+                name: "replica".to_owned(),
+                pod: None,
+            }]);
             let mut tasks = JoinSet::new();
             tasks.spawn(async move { axum::serve(listener, replica).await.expect("it serves for ever") });
             tasks.spawn(load::run(Arc::clone(app.dispatch()), replicas));
@@ -122,7 +126,9 @@ impl Running {
         let replicas = self.app.dispatch().replicas.all();
         let views = replicas.iter().map(|replica| replica.ledger.view(Instant::now(), LIMIT));
         let booked: u32 = views.map(|view| view.booked.in_flight).sum();
-        let held = (self.app.requests(), self.app.bodies().reserved(), self.app.dispatch().waiters(), booked);
+        let dispatch = self.app.dispatch();
+        let waiting = (dispatch.queued(), dispatch.in_waiting_room());
+        let held = (self.app.requests(), self.app.bodies().reserved(), waiting, booked);
         let (requests, bytes, waiters, booked) = held;
         let is_nothing = held == (0, 0, (0, 0), 0);
         (!is_nothing)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use proto::v1alpha1::{DispatchRange, Dispatches, Load};
 
-use self::ledger::{Booked, Booking, Cost, Ledger};
+use self::ledger::{BookedLoad, BookingGuard, Cost, Ledger};
 
 #[path = "../../src/ledger.rs"]
 #[expect(dead_code, unreachable_pub, reason = "the ledger's public items are private here, and few are used")]
@@ -23,7 +23,7 @@ fn report(number: u64, last: u64) -> Load {
 }
 
 /// The emptier of two replicas, as it looks, unless it has changed by the time of booking.
-fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> Booking {
+fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> BookingGuard {
     loop {
         let views = ledgers.each_ref().map(|ledger| ledger.view(now, TTL));
         let emptier = usize::from(views[1].booked.in_flight < views[0].booked.in_flight);
@@ -58,11 +58,11 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         let (at_booking, at_report) = (Arc::clone(&ledger), Arc::clone(&ledger));
         let booker = loom::thread::spawn(move || {
             let second = at_booking.book(COST, now);
-            second.first_token();
+            second.record_first_token();
             second
         });
         let reporter = loom::thread::spawn(move || at_report.observe(&report(1, 1), now));
-        first.first_token();
+        first.record_first_token();
         drop(first);
         reporter.join().unwrap();
         let second = booker.join().unwrap();
@@ -71,7 +71,7 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
         assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
         drop(second);
-        assert_eq!(ledger.view(now, TTL).booked, Booked::default());
+        assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
     });
 }
 

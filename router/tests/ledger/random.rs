@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proto::v1alpha1::{DispatchRange, Dispatches, Load};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use router::ledger::{Booked, Booking, Cost, Ledger, Observed};
+use router::ledger::{BookedLoad, BookingGuard, Cost, Ledger, ReportOutcome};
 
 const ROUTER: u64 = 3;
 const TTL: Duration = Duration::from_secs(3);
@@ -16,7 +16,7 @@ struct World {
     rng: StdRng,
     now: Instant,
     ledger: std::sync::Arc<Ledger>,
-    bookings: BTreeMap<u64, (Booking, Cost, Told)>,
+    bookings: BTreeMap<u64, (BookingGuard, Cost, Told)>,
     /// Sent, and neither arrived nor lost.
     in_transit: Vec<u64>,
     epoch: u64,
@@ -71,7 +71,7 @@ impl World {
             _ if !self.bookings.is_empty() => {
                 let number = self.any_booking();
                 let (booking, _, told) = self.bookings.get_mut(&number).unwrap();
-                booking.first_token();
+                booking.record_first_token();
                 told.first_token = true;
             }
             _ => {}
@@ -114,12 +114,14 @@ impl World {
 
     fn receive(&mut self, report: &Load) {
         let expected = match self.last {
-            Some((epoch, number)) if epoch == report.epoch && number >= report.report => Observed::Outdated,
-            Some((epoch, _)) if epoch != report.epoch => Observed::NewEpoch,
-            _ => Observed::Taken,
+            Some((epoch, number)) if epoch == report.epoch && number >= report.report => {
+                ReportOutcome::Outdated
+            }
+            Some((epoch, _)) if epoch != report.epoch => ReportOutcome::NewEpoch,
+            _ => ReportOutcome::Accepted,
         };
         assert_eq!(self.ledger.observe(report, self.now), expected);
-        if expected == Observed::Outdated {
+        if expected == ReportOutcome::Outdated {
             return;
         }
         self.last = Some((report.epoch, report.report));
@@ -129,8 +131,8 @@ impl World {
         }
     }
 
-    fn expected(&self) -> Booked {
-        let mut booked = Booked::default();
+    fn expected(&self) -> BookedLoad {
+        let mut booked = BookedLoad::default();
         for (_, cost, told) in self.bookings.values() {
             let uncached = if told.first_token { 0 } else { u64::from(cost.uncached_tokens) };
             booked.in_flight += 1;
@@ -168,6 +170,6 @@ fn no_order_of_events_swallows_a_dispatch_or_leaves_anything_behind() {
             assert_eq!(view.booked, world.expected(), "seed {seed}, step {step}");
         }
         world.bookings.clear();
-        assert_eq!(world.ledger.view(world.now, TTL).booked, Booked::default(), "seed {seed}");
+        assert_eq!(world.ledger.view(world.now, TTL).booked, BookedLoad::default(), "seed {seed}");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use proto::v1alpha1::{DispatchRange, Dispatches, Load, State};
-use router::ledger::{Booked, Cost, Ledger, Observed, UNREPORTED_MAX};
+use router::ledger::{BookedLoad, Cost, Ledger, ReportOutcome, UNREPORTED_MAX};
 
 const ROUTER: u64 = 0xab;
 const TTL: Duration = Duration::from_secs(3);
@@ -51,9 +51,9 @@ fn a_replica_that_does_not_tell_is_given_time_before_its_reports_count_as_includ
 fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let newer = Load { running: 7, ..load(1, 5, &[]) };
-    assert_eq!(ledger.observe(&newer, now), Observed::Taken);
-    assert_eq!(ledger.observe(&load(1, 4, &[]), now), Observed::Outdated);
-    assert_eq!(ledger.observe(&load(1, 5, &[]), now), Observed::Outdated);
+    assert_eq!(ledger.observe(&newer, now), ReportOutcome::Accepted);
+    assert_eq!(ledger.observe(&load(1, 4, &[]), now), ReportOutcome::Outdated);
+    assert_eq!(ledger.observe(&load(1, 5, &[]), now), ReportOutcome::Outdated);
     let view = ledger.view(now + TTL, TTL);
     assert_eq!((view.reported.unwrap().running, view.state), (7, Some(State::Serving)));
     let later = now + TTL + Duration::from_millis(1);
@@ -73,9 +73,9 @@ fn a_prompt_is_not_ahead_once_its_first_token_has_come_whatever_the_last_report_
         (view.reported.unwrap().uncomputed_tokens, view.booked.uncached_unreported)
     };
     assert_eq!(ahead(), (190, 100));
-    later.first_token();
+    later.record_first_token();
     assert_eq!(ahead(), (190, 0), "no report includes it");
-    first.first_token();
+    first.record_first_token();
     assert_eq!(ahead(), (100, 0), "at most what the second may still have");
     drop(second);
     assert_eq!(ahead(), (0, 0));
@@ -91,11 +91,11 @@ fn a_new_process_has_none_of_what_the_former_one_had() {
     let _had = ledger.book(COST, now);
     let _on_its_way = ledger.book(COST, now);
     ledger.observe(&load(1, 90, &[(1, 1)]), now);
-    assert_eq!(ledger.observe(&load(2, 1, &[]), now), Observed::NewEpoch);
+    assert_eq!(ledger.observe(&load(2, 1, &[]), now), ReportOutcome::NewEpoch);
     // The first one died with the process; the second may reach the new one.
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported), (2, 1));
-    assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), Observed::Taken);
+    assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), ReportOutcome::Accepted);
     assert_eq!(ledger.view(now, TTL).booked.unreported, 0);
 }
 
@@ -109,7 +109,7 @@ fn a_dispatch_that_is_never_reported_is_no_load_for_ever() {
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 0, 0));
     drop(booking);
-    assert_eq!(ledger.view(now, TTL).booked, Booked::default());
+    assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
 }
 
 #[test]

@@ -208,22 +208,22 @@ async fn a_connection_is_pooled_once_its_answer_is_over_and_until_the_replica_cl
     let address = replica.local_addr().unwrap();
     let text = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na";
     exchange(&mut link, &mut replica, text).await;
-    pool.give(address, link);
-    assert!(pool.take(address).await.is_none(), "its answer was not read");
+    pool.put(address, link);
+    assert!(pool.get(address).await.is_none(), "its answer was not read");
 
     let (mut link, mut replica) = connected().await;
     for is_reused in [false, true] {
         assert_eq!(link.is_reused, is_reused);
         exchange(&mut link, &mut replica, text).await;
         assert_eq!(all(&mut link).await.unwrap(), b"a");
-        pool.give(address, link);
-        link = pool.take(address).await.unwrap();
+        pool.put(address, link);
+        link = pool.get(address).await.unwrap();
     }
-    pool.give(address, link);
+    pool.put(address, link);
     drop(replica);
     tokio::time::timeout(LIMIT, async {
-        while let Some(link) = pool.take(address).await {
-            pool.give(address, link);
+        while let Some(link) = pool.get(address).await {
+            pool.put(address, link);
             tokio::task::yield_now().await;
         }
     })

@@ -15,23 +15,23 @@ const JOBS_MAX: usize = 1024;
 type Job = Box<dyn FnOnce()>;
 
 thread_local! {
-    static PUT_OFF: RefCell<PutOff> = const { RefCell::new(PutOff { jobs: Vec::new(), wake: None }) };
+    static DEFERRED: RefCell<DeferredQueue> = const { RefCell::new(DeferredQueue { jobs: Vec::new(), wake: None }) };
 }
 
-struct PutOff {
+struct DeferredQueue {
     jobs: Vec<Job>,
     /// There is somebody who does them.
     wake: Option<Arc<Notify>>,
 }
 
 /// Does `job` soon, on this thread. It may put off another, and must not wait for anything.
-pub(crate) fn later(job: impl FnOnce() + 'static) {
-    let at_once = PUT_OFF.with_borrow_mut(|put_off| match &put_off.wake {
-        Some(wake) if put_off.jobs.len() < JOBS_MAX => {
-            if put_off.jobs.is_empty() {
+pub(crate) fn defer(job: impl FnOnce() + 'static) {
+    let at_once = DEFERRED.with_borrow_mut(|deferred| match &deferred.wake {
+        Some(wake) if deferred.jobs.len() < JOBS_MAX => {
+            if deferred.jobs.is_empty() {
                 wake.notify_one();
             }
-            put_off.jobs.push(Box::new(job));
+            deferred.jobs.push(Box::new(job));
             None
         }
         _ => Some(job),
@@ -42,9 +42,9 @@ pub(crate) fn later(job: impl FnOnce() + 'static) {
 }
 
 /// Does all that this thread has put off.
-pub(crate) fn catch_up() {
+pub(crate) fn run_deferred() {
     loop {
-        let mut jobs = PUT_OFF.with_borrow_mut(|put_off| std::mem::take(&mut put_off.jobs));
+        let mut jobs = DEFERRED.with_borrow_mut(|deferred| std::mem::take(&mut deferred.jobs));
         if jobs.is_empty() {
             return;
         }
@@ -52,42 +52,44 @@ pub(crate) fn catch_up() {
             job();
         }
         // The memory is for the next ones, unless there are some already.
-        PUT_OFF.with_borrow_mut(|put_off| {
-            if put_off.jobs.is_empty() {
-                put_off.jobs = jobs;
+        DEFERRED.with_borrow_mut(|deferred| {
+            if deferred.jobs.is_empty() {
+                deferred.jobs = jobs;
             }
         });
     }
 }
 
 /// As long as it lives, this thread puts off what may wait. Dropping it does what is left.
-pub(crate) struct Keeper(#[expect(dead_code, reason = "it is aborted when this is dropped")] JoinSet<()>);
+pub(crate) struct DeferredTasks(
+    #[expect(dead_code, reason = "it is aborted when this is dropped")] JoinSet<()>,
+);
 
-impl Keeper {
+impl DeferredTasks {
     /// Begins to put off.
     ///
     /// # Panics
     /// Outside of a runtime; it must be one of this thread alone.
     pub(crate) fn start() -> Self {
         let wake = Arc::new(Notify::new());
-        PUT_OFF.with_borrow_mut(|put_off| put_off.wake = Some(Arc::clone(&wake)));
+        DEFERRED.with_borrow_mut(|deferred| deferred.wake = Some(Arc::clone(&wake)));
         let mut task = JoinSet::new();
         task.spawn(async move {
             loop {
                 wake.notified().await;
                 // Requests and answers that have come meanwhile are looked for, and go first.
                 tokio::task::yield_now().await;
-                catch_up();
+                run_deferred();
             }
         });
         Self(task)
     }
 }
 
-impl Drop for Keeper {
+impl Drop for DeferredTasks {
     fn drop(&mut self) {
-        PUT_OFF.with_borrow_mut(|put_off| put_off.wake = None);
-        catch_up();
+        DEFERRED.with_borrow_mut(|deferred| deferred.wake = None);
+        run_deferred();
     }
 }
 
@@ -106,20 +108,20 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_keeps_what_is_put_off_it_is_done_at_once() {
+    fn where_nobody_keeps_what_is_deferred_it_is_done_at_once() {
         let (add, count) = counting();
-        later(add);
+        defer(add);
         assert_eq!(count.get(), 1);
     }
 
     #[tokio::test]
-    async fn what_is_put_off_is_done_once_nothing_else_is_ready_and_so_is_what_that_puts_off() {
-        let _keeper = Keeper::start();
+    async fn what_is_deferred_is_done_once_nothing_else_is_ready_and_so_is_what_that_puts_off() {
+        let _tasks = DeferredTasks::start();
         let (add, count) = counting();
         let again = add.clone();
-        later(move || {
+        defer(move || {
             again();
-            later(again);
+            defer(again);
         });
         assert_eq!(count.get(), 0);
         while count.get() < 2 {
@@ -128,16 +130,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_is_put_off_than_may_be_and_the_end_does_what_is_left() {
-        let keeper = Keeper::start();
+    async fn no_more_is_deferred_than_may_be_and_the_end_does_what_is_left() {
+        let tasks = DeferredTasks::start();
         let (add, count) = counting();
         for _ in 0..JOBS_MAX + 3 {
-            later(add.clone());
+            defer(add.clone());
         }
         assert_eq!(count.get(), 3);
-        drop(keeper);
+        drop(tasks);
         assert_eq!(count.get(), JOBS_MAX + 3);
-        later(add);
+        defer(add);
         assert_eq!(count.get(), JOBS_MAX + 4);
     }
 }
