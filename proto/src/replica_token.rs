@@ -1,10 +1,10 @@
 //! The replica token: the secret by which replicas recognize their routers.
 //!
 //! Routers and replicas read it from a file with one token per line, which both read again when it changes. A router
-//! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts what comes with at least
-//! one token of its own file. So two processes understand each other as long as their files have one token in common,
-//! which is what makes it possible to replace the token while requests are served: add the new one, wait until every
-//! process has read the file, remove the former one.
+//! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts requests with at least
+//! one token of its own file. So two processes understand each other as long as their files have one token in common.
+//! This makes it possible to replace the token while requests are served: add the new token, wait until every process has
+//! read the file, and remove the old one.
 
 use std::fmt;
 use std::fs::File;
@@ -166,7 +166,7 @@ impl ReplicaTokenFile {
         Ok(Self(Arc::new(Inner { path: path.to_owned(), tokens, problem: Mutex::default() })))
     }
 
-    /// The tokens.
+    /// The tokens of the last valid version of the file.
     #[must_use]
     pub fn tokens(&self) -> Arc<ReplicaTokens> {
         self.0.tokens.load_full()

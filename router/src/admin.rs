@@ -1,5 +1,5 @@
-//! For who looks after the fleet: probes, metrics, what is known of replicas, why requests went where, and the
-//! console. Not in the way of requests, so that it may be comfortable.
+//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. Requests to the API do
+//! not pass through here.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,23 +21,23 @@ use crate::health::HealthState;
 use crate::replica::Replica;
 use crate::watch_replicas;
 
-/// The page, whole: it needs nothing else.
+/// The complete page of the console, which loads nothing else.
 const CONSOLE: &str = include_str!("admin/console.html");
-/// What the page may do: what is in it, and talk to this router.
+/// The content security policy of the console: it may run only its own scripts and call only this router.
 const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Pages that are not of the API.
+/// A set of pages that are not part of the API.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages(Router);
 
 impl Pages {
-    /// Health and metrics: what `--admin-port` serves.
+    /// The pages on `--admin-port`: health and metrics.
     pub(crate) fn probes(app: App) -> Self {
-        Self(probes().fallback(unknown_path).method_not_allowed_fallback(method).with_state(app))
+        Self(probes().fallback(unknown_path).method_not_allowed_fallback(unsupported_method).with_state(app))
     }
 
-    /// The gRPC service: what `--grpc-port` serves.
+    /// The gRPC service on `--grpc-port`.
     pub(crate) fn grpc(app: App) -> Self {
         Self(tonic::service::Routes::new(watch_replicas::server(app)).into_axum_router())
     }
@@ -47,7 +47,7 @@ impl Pages {
             .route("/debug/replicas", get(replicas))
             .route("/debug/picks", get(picks))
             .route("/console", get(console));
-        Self(router.fallback(unknown_path).method_not_allowed_fallback(method).with_state(app))
+        Self(router.fallback(unknown_path).method_not_allowed_fallback(unsupported_method).with_state(app))
     }
 
     pub(crate) async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
@@ -81,10 +81,10 @@ impl Admin {
         self.pages.answer(request).await
     }
 
-    /// The models that are served: all, or the one that `path` names.
+    /// The models that are served: all of them, or the one that `path` names.
     ///
     /// # Errors
-    /// That one is not served.
+    /// The model that `path` names is not served.
     pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
         let fleets = app.dispatch().replicas.fleets();
         let describe = |name: &str| {
@@ -116,7 +116,7 @@ impl Admin {
     }
 }
 
-/// A path's part without percent-encoding; as it is if that makes no sense.
+/// Decodes the percent-encoding of a part of a path. Returns the part unchanged if the result is not UTF-8.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -136,12 +136,12 @@ fn decoded(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-/// The process is there. Whether it is of use is for readiness to say.
+/// Liveness: the process answers. Readiness is a separate probe.
 async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-/// Requests should be sent here.
+/// Readiness: clients should send requests.
 async fn ready(State(app): State<App>) -> StatusCode {
     if app.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
@@ -162,20 +162,20 @@ async fn console() -> Response {
 }
 
 async fn unknown_path(uri: axum::http::Uri) -> Response {
-    refuse(Error::UnknownPath(uri.path().chars().take(256).collect()))
+    reject(Error::UnknownPath(uri.path().chars().take(256).collect()))
 }
 
-async fn method(method: axum::http::Method, uri: axum::http::Uri) -> Response {
-    refuse(Error::Method { method: method.to_string(), path: uri.path().to_owned() })
+async fn unsupported_method(method: axum::http::Method, uri: axum::http::Uri) -> Response {
+    reject(Error::Method { method: method.to_string(), path: uri.path().to_owned() })
 }
 
-fn refuse(error: Error) -> Response {
+fn reject(error: Error) -> Response {
     error.into_response().map(Body::from)
 }
 
 async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
-        return refuse(error);
+        return reject(error);
     }
     let dispatch = app.dispatch();
     let replicas: Vec<Value> =
@@ -241,10 +241,10 @@ fn finite(value: f32) -> f64 {
 
 async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
-        return refuse(error);
+        return reject(error);
     }
     let log = app.dispatch().pick_log();
-    // The latest first.
+    // The most recent first.
     let picks: Vec<Value> = log.iter().rev().map(explain).collect();
     drop(log);
     axum::Json(json!({"policy": app.settings().policy.name(), "picks": picks})).into_response()
@@ -254,14 +254,14 @@ fn explain(pick: &Pick) -> Value {
     let scored = |ScoredCandidate { replica, terms }: &ScoredCandidate| {
         json!({
             "replica": replica.discovered.name,
-            // Not a number in JSON: it was not considered.
+            // Infinite, which is not a number in JSON, if the candidate was not considered.
             "score": terms.score.is_finite().then_some(terms.score),
-            "ahead_seconds": terms.ahead,
-            "own_seconds": terms.own,
-            "company_seconds": terms.company,
-            "place_seconds": terms.place,
-            "blocks_seconds": terms.blocks,
-            "pressure_seconds": terms.pressure,
+            "queued_prefill_seconds": terms.queued_prefill,
+            "prefill_seconds": terms.prefill,
+            "decode_interference_seconds": terms.decode_interference,
+            "sequence_wait_seconds": terms.sequence_wait,
+            "block_wait_seconds": terms.block_wait,
+            "cache_pressure_seconds": terms.cache_pressure,
             "in_flight": terms.in_flight,
             "cached_tokens": terms.cached_tokens,
         })
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_paths_are_decoded_where_they_can_be() {
+    fn percent_encoding_in_paths_is_decoded_if_it_is_valid() {
         for (given, read) in
             [("a%2Fb", "a/b"), ("a/b", "a/b"), ("100%", "100%"), ("%zz", "%zz"), ("%ff", "%ff")]
         {

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state of the router that all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::metrics::{GaugeSources, Metrics};
 use crate::trace::Tracer;
 
-/// The state of the router. Clones are of the same.
+/// The state of the router. Clones share it.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Inner>);
 
@@ -30,7 +30,7 @@ struct Inner {
 }
 
 impl App {
-    /// A router without replicas as yet.
+    /// A router that does not know any replicas.
     pub fn new(args: Args, tracer: Option<Tracer>) -> Self {
         let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
         let metrics = Metrics::new();
@@ -46,33 +46,33 @@ impl App {
         }))
     }
 
-    /// The settings.
+    /// The settings that are in effect now.
     pub fn settings(&self) -> arc_swap::Guard<Arc<Args>> {
         self.0.settings.load()
     }
 
-    /// Replaces the settings.
+    /// Replaces the settings and applies the changes.
     pub fn set_settings(&self, args: Args) {
         self.0.settings.store(Arc::new(args));
         self.0.dispatch.reconfigure();
     }
 
-    /// Where requests get their places.
+    /// The dispatch that assigns replicas to requests.
     pub fn dispatch(&self) -> &Arc<Dispatch> {
         &self.0.dispatch
     }
 
-    /// Who may ask.
+    /// The API keys and their rate limits.
     pub fn access(&self) -> &Access {
         &self.0.access
     }
 
-    /// The bytes of request bodies that are held.
+    /// The memory budget of request bodies.
     pub fn bodies(&self) -> &Arc<BodyBudget> {
         &self.0.bodies
     }
 
-    /// What is counted.
+    /// The metrics of the process.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
@@ -81,15 +81,15 @@ impl App {
         self.0.tracer.as_ref()
     }
 
-    /// Requests in work.
+    /// The number of active requests.
     pub fn requests(&self) -> usize {
         self.0.requests.load(Ordering::Relaxed)
     }
 
-    /// Takes a request on.
+    /// Admits a request.
     ///
     /// # Errors
-    /// There are as many as may be.
+    /// The limit of concurrent requests is reached.
     pub(crate) fn admit(&self) -> Result<RequestPermit, Error> {
         let limit = self.settings().max_concurrent_requests;
         let permit = RequestPermit(self.clone());
@@ -111,19 +111,19 @@ impl App {
         })
     }
 
-    /// From now on the router is not ready: it is about to end.
+    /// Makes the router not ready, because it is about to stop.
     pub fn stop(&self) {
         self.0.is_stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Whether requests should be sent here: some replica takes requests, and the router is to go on.
+    /// Whether clients should send requests: a replica accepts requests, and the router is not stopping.
     pub fn is_ready(&self) -> bool {
         !self.0.is_stopping.load(Ordering::Relaxed)
             && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_available(fleet))
     }
 }
 
-/// A request in work. Dropping it makes room for another.
+/// The permit of an active request. Dropping it makes room for another request.
 #[derive(Debug)]
 pub(crate) struct RequestPermit(App);
 

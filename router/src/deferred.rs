@@ -1,7 +1,7 @@
-//! What is not needed before an answer is on its way: counts, logs, what is shown of picks, what is learnt for those to
-//! come. A thread that serves puts it off until there is nothing more urgent; any other thread does it at once.
+//! Defers work that need not finish before an answer is on its way: metrics, logs, the pick log, and updates of the estimates.
+//! A thread that serves requests defers such work until it has nothing more urgent; any other thread does it immediately.
 //!
-//! Nothing that a pick, a limit or a waiting request depends on goes here: that is done where it happens.
+//! Work on which a pick, a limit or a waiting request depends is never deferred.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// Jobs that a thread puts off; what comes beyond is done at once.
+/// Number of jobs that a thread defers. Further jobs run immediately.
 const JOBS_MAX: usize = 1024;
 
 type Job = Box<dyn FnOnce()>;
@@ -20,13 +20,13 @@ thread_local! {
 
 struct DeferredQueue {
     jobs: Vec<Job>,
-    /// There is somebody who does them.
+    /// Wakes the task that runs the jobs, if the thread defers any.
     wake: Option<Arc<Notify>>,
 }
 
-/// Does `job` soon, on this thread. It may put off another, and must not wait for anything.
+/// Runs `job` soon, on this thread. A job may defer another, and must not block.
 pub(crate) fn defer(job: impl FnOnce() + 'static) {
-    let at_once = DEFERRED.with_borrow_mut(|deferred| match &deferred.wake {
+    let run_now = DEFERRED.with_borrow_mut(|deferred| match &deferred.wake {
         Some(wake) if deferred.jobs.len() < JOBS_MAX => {
             if deferred.jobs.is_empty() {
                 wake.notify_one();
@@ -36,12 +36,12 @@ pub(crate) fn defer(job: impl FnOnce() + 'static) {
         }
         _ => Some(job),
     });
-    if let Some(job) = at_once {
+    if let Some(job) = run_now {
         job();
     }
 }
 
-/// Does all that this thread has put off.
+/// Runs all deferred jobs of this thread.
 pub(crate) fn run_deferred() {
     loop {
         let mut jobs = DEFERRED.with_borrow_mut(|deferred| std::mem::take(&mut deferred.jobs));
@@ -51,7 +51,7 @@ pub(crate) fn run_deferred() {
         for job in jobs.drain(..) {
             job();
         }
-        // The memory is for the next ones, unless there are some already.
+        // Reuse the memory, unless the jobs have deferred others.
         DEFERRED.with_borrow_mut(|deferred| {
             if deferred.jobs.is_empty() {
                 deferred.jobs = jobs;
@@ -60,16 +60,14 @@ pub(crate) fn run_deferred() {
     }
 }
 
-/// As long as it lives, this thread puts off what may wait. Dropping it does what is left.
-pub(crate) struct DeferredTasks(
-    #[expect(dead_code, reason = "it is aborted when this is dropped")] JoinSet<()>,
-);
+/// While this value exists, its thread defers jobs. Dropping it runs the remaining jobs.
+pub(crate) struct DeferredTasks(#[expect(dead_code, reason = "dropping it aborts the task")] JoinSet<()>);
 
 impl DeferredTasks {
-    /// Begins to put off.
+    /// Starts to defer jobs.
     ///
     /// # Panics
-    /// Outside of a runtime; it must be one of this thread alone.
+    /// The call is outside of a runtime. The runtime must belong to this thread alone.
     pub(crate) fn start() -> Self {
         let wake = Arc::new(Notify::new());
         DEFERRED.with_borrow_mut(|deferred| deferred.wake = Some(Arc::clone(&wake)));
@@ -77,7 +75,7 @@ impl DeferredTasks {
         task.spawn(async move {
             loop {
                 wake.notified().await;
-                // Requests and answers that have come meanwhile are looked for, and go first.
+                // Requests and answers that have arrived in the meantime come first.
                 tokio::task::yield_now().await;
                 run_deferred();
             }
@@ -100,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// What adds 1 to a count, and the count.
+    /// A job that adds 1 to a count, and the count.
     fn counting() -> (impl Fn() + Clone + 'static, Rc<Cell<usize>>) {
         let count = Rc::new(Cell::new(0));
         let counted = Rc::clone(&count);
@@ -108,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_keeps_what_is_deferred_it_is_done_at_once() {
+    fn a_job_runs_immediately_on_a_thread_that_does_not_defer() {
         let (add, count) = counting();
         defer(add);
         assert_eq!(count.get(), 1);
     }
 
     #[tokio::test]
-    async fn what_is_deferred_is_done_once_nothing_else_is_ready_and_so_is_what_that_puts_off() {
+    async fn deferred_jobs_run_when_nothing_else_is_ready_and_can_defer_others() {
         let _tasks = DeferredTasks::start();
         let (add, count) = counting();
         let again = add.clone();
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_is_deferred_than_may_be_and_the_end_does_what_is_left() {
+    async fn jobs_above_the_limit_run_immediately_and_the_rest_at_the_end() {
         let tasks = DeferredTasks::start();
         let (add, count) = counting();
         for _ in 0..JOBS_MAX + 3 {

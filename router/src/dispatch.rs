@@ -603,7 +603,7 @@ impl Drop for WaitingRoomGuard<'_> {
 pub enum Outcome {
     /// The replica answered, or failed for a reason that is not its fault.
     Answered,
-    /// The replica failed.
+    /// The replica failed to answer.
     Failed,
     /// The replica did not answer in time, which is its fault only if it has computed nothing in the meantime.
     TimedOut,

@@ -1,10 +1,11 @@
-//! Which replica a request goes to.
+//! Decides which replica gets a request.
 //!
-//! Everything here is a function of what is passed in: no clock, no lock, no random number but the caller's.
-//! It books nothing; the caller does that right after ([`crate::ledger::Ledger::book_if`]), before it sends.
+//! Everything here is a function of its arguments: it reads no clock, takes no lock and draws random numbers only from the
+//! caller's generator. It books nothing; the caller books the pick ([`crate::ledger::Ledger::book_if`]) before it sends the
+//! request.
 //!
 //! ```text
-//! (Demand, Candidates) ─► capacity: now, later or never? ─► Policy::pick ─► a Candidate, and the terms why
+//! (Demand, Candidates) ─► capacity: now, later or never? ─► Policy::pick ─► a Candidate, and the Terms of each score
 //! ```
 
 use std::fmt;
@@ -21,45 +22,47 @@ pub use candidate::{Candidate, Capacity, Demand, Terms, capacity};
 use counts::below;
 pub use kv::KvConfig;
 
-/// How replicas are compared.
+/// How the replicas for a request are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
-    /// By the estimated time to the first token: work ahead, speed, room in the KV cache, cached prefix.
+    /// Picks the replica with the lowest estimated time to the first token: queued work, speed, room in the KV cache and
+    /// cached prefix.
     Kv(KvConfig),
-    /// By requests in flight, as this router counts them.
+    /// Picks the replica with the fewest requests in flight, as this router counts them.
     LeastRequests,
-    /// By requests in flight, between two at random.
+    /// Picks the one with fewer requests in flight of two random replicas.
     PowerOfTwo,
-    /// In turn.
+    /// Picks the replicas in turn.
     RoundRobin,
-    /// The same replica for the same session as long as it is there; without a session as [`Self::Kv`].
+    /// Picks the same replica for the same session for as long as it exists. Requests without a session are picked as by
+    /// [`Self::Kv`].
     Session(KvConfig),
 }
 
-/// Why there is no replica for a request.
+/// Why no replica was picked for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoReplica {
-    /// There is none that takes requests.
-    #[error("no replica takes requests")]
+    /// No candidate accepts requests.
+    #[error("no replica accepts requests")]
     Unavailable,
-    /// There are some, but it fits none.
-    #[error("the request fits no replica")]
+    /// Candidates accept requests, but the request fits none of them.
+    #[error("the request does not fit any replica")]
     NeverFits,
 }
 
-/// The name is none of a policy.
+/// The name is not the name of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no policy has the name {0:?}: kv, least-requests, power-of-two, round-robin or session")]
+#[error("unknown policy {0:?}: use kv, least-requests, power-of-two, round-robin or session")]
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// The index of the replica to send to. `terms` is replaced by what each candidate was judged by, in
-    /// their order. Equal candidates are equally likely. One that sleeps is not considered as long as one
-    /// that is awake has room.
+    /// The index of the candidate to send the request to. `terms` is replaced by the terms of all candidates, in their
+    /// order. Candidates with equal scores are equally likely. A sleeping replica is not considered while one that is awake
+    /// has room.
     ///
     /// # Errors
-    /// No candidate can ever take the request. (That all are full at the moment is [`capacity`]'s to say: here
-    /// the least bad is taken.)
+    /// The request can never be sent to any candidate. If all candidates are merely full at the moment (see [`capacity`]),
+    /// the best of them is picked.
     pub fn pick(
         &self,
         demand: &Demand,
@@ -71,9 +74,9 @@ impl Policy {
         let awake_has_room = candidates
             .iter()
             .any(|candidate| !candidate.is_asleep() && candidate.capacity(demand) == Capacity::Now);
-        let able = |candidate: &Candidate| {
-            let is_left_asleep = awake_has_room && candidate.is_asleep();
-            !is_left_asleep && !candidate.is_reserved && candidate.capacity(demand) != Capacity::Never
+        let is_eligible = |candidate: &Candidate| {
+            let stays_asleep = awake_has_room && candidate.is_asleep();
+            !stays_asleep && !candidate.is_reserved && candidate.capacity(demand) != Capacity::Never
         };
         match self {
             Self::Kv(config) => kv::score(config, demand, candidates, terms),
@@ -82,16 +85,16 @@ impl Policy {
                 None => kv::score(config, demand, candidates, terms),
             },
             Self::LeastRequests => counts::least_requests(candidates, terms),
-            Self::PowerOfTwo => counts::power_of_two(candidates, able, terms, rng),
+            Self::PowerOfTwo => counts::power_of_two(candidates, is_eligible, terms, rng),
             Self::RoundRobin => counts::round_robin(candidates, terms),
         }
         for (candidate, terms) in candidates.iter().zip(terms.iter_mut()) {
-            if !able(candidate) {
+            if !is_eligible(candidate) {
                 terms.score = f64::INFINITY;
             }
         }
-        least(terms, rng).ok_or_else(|| {
-            if candidates.iter().any(Candidate::takes_requests) {
+        lowest(terms, rng).ok_or_else(|| {
+            if candidates.iter().any(Candidate::accepts_requests) {
                 NoReplica::NeverFits
             } else {
                 NoReplica::Unavailable
@@ -99,13 +102,13 @@ impl Policy {
         })
     }
 
-    /// Whether the policy looks at cached prefixes, so that they need not be looked up otherwise.
+    /// Whether the policy compares cached prefixes.
     #[must_use]
     pub fn uses_prefixes(&self) -> bool {
-        matches!(self, Self::Kv(config) | Self::Session(config) if config.prefix)
+        matches!(self, Self::Kv(config) | Self::Session(config) if config.uses_prefixes)
     }
 
-    /// The name, as in the configuration.
+    /// The name of the policy, as in the configuration.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -145,8 +148,8 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The index of one of the candidates with the least score, each of these as likely as the other.
-fn least(terms: &[Terms], rng: &mut impl Rng) -> Option<usize> {
+/// The index of a random one of the candidates with the lowest score.
+fn lowest(terms: &[Terms], rng: &mut impl Rng) -> Option<usize> {
     let best = terms.iter().map(|terms| terms.score).min_by(f64::total_cmp)?;
     if best == f64::INFINITY {
         return None;

@@ -20,7 +20,7 @@ use crate::prefix::PrefixIndex;
 /// Beyond it: further models of the replica are ignored.
 const REPLICA_MODELS_MAX: usize = 64;
 
-/// One replica.
+/// A replica that discovery lists.
 #[derive(Debug)]
 pub struct Replica {
     /// The addresses and the name that discovery has reported.

@@ -1,5 +1,5 @@
-//! The gRPC service `Router` (`proto/router.proto`): which replicas this router knows, and to which of them it routes
-//! requests. The operator listens to it.
+//! The gRPC service `Router` (`proto/router.proto`): it reports to the operator which replicas this router knows, and to which
+//! of them it routes requests.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ const STREAMS_MAX: usize = 16;
 ///
 /// Beyond it: the gRPC call fails.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// How often a stream looks for changes.
+/// The interval at which a stream checks for changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest time without a message.
+/// The longest time between two messages.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// The service.
+/// The implementation of the service.
 #[derive(Clone, Debug)]
 pub(crate) struct RouterService {
     app: App,
     streams: Arc<Semaphore>,
 }
 
-/// The service, ready to be served.
+/// The service for a gRPC server.
 pub(crate) fn server(app: App) -> RouterServer<RouterService> {
     let service = RouterService { app, streams: Arc::new(Semaphore::new(STREAMS_MAX)) };
     RouterServer::new(service).max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -63,10 +63,10 @@ impl Router for RouterService {
     }
 }
 
-/// One stream.
+/// One open stream.
 struct Watcher {
     app: App,
-    /// The last message, and when it was sent.
+    /// The last message and its time.
     last: Option<(RouterReplicas, Instant)>,
     _permit: OwnedSemaphorePermit,
 }
@@ -88,7 +88,7 @@ impl Watcher {
     }
 }
 
-/// Whether more has changed than counts, which change all the time.
+/// Whether anything has changed apart from the counts, which change all the time.
 fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
     let routing = |replica: &RouterReplica| RouterReplica {
         requests_in_flight: 0,
@@ -165,7 +165,7 @@ mod tests {
     use crate::args::Args;
     use crate::discovery::{DiscoveredReplica, Pod};
 
-    fn found(port: u16) -> DiscoveredReplica {
+    fn discovered(port: u16) -> DiscoveredReplica {
         let pod =
             Pod { namespace: "models".to_owned(), name: format!("chat-{port}"), uid: format!("u{port}") };
         DiscoveredReplica {
@@ -178,8 +178,8 @@ mod tests {
 
     fn app(count: u16) -> (App, Vec<Arc<Replica>>) {
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
-        let found: Vec<DiscoveredReplica> = (1..=count).map(found).collect();
-        let replicas = app.dispatch().replicas.update(&found).added;
+        let discovered: Vec<DiscoveredReplica> = (1..=count).map(discovered).collect();
+        let replicas = app.dispatch().replicas.update(&discovered).added;
         for replica in &replicas {
             app.dispatch().health().add(replica.identity);
         }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_says_why_a_replica_gets_no_requests() {
+    fn the_state_explains_why_a_replica_gets_no_requests() {
         let (app, replicas) = app(7);
         let now = Instant::now();
         for (replica, state) in replicas[1..].iter().zip([
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_begins_at_once_and_follows_changes() {
+    async fn a_stream_starts_immediately_and_follows_changes() {
         let (app, replicas) = app(1);
         let service = RouterService { app: app.clone(), streams: Arc::new(Semaphore::new(1)) };
         let watch = || service.watch_replicas(Request::new(WatchReplicasRequest {}));
@@ -248,8 +248,8 @@ mod tests {
         assert_ne!(first.router, 0);
         report(&app, &replicas[0], 1, State::Serving);
         assert_eq!(stream.next().await.unwrap().unwrap().replicas[0].state(), RoutingState::Ready);
-        let refused = watch().await.map(drop).unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        let rejected = watch().await.map(drop).unwrap_err();
+        assert_eq!(rejected.code(), tonic::Code::ResourceExhausted);
         drop(stream);
         assert!(watch().await.is_ok());
     }

@@ -5,23 +5,23 @@ use std::net::SocketAddr;
 /// A replica that discovery has found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiscoveredReplica {
-    /// Where its API is.
+    /// The address of its API.
     pub http: SocketAddr,
-    /// Where it reports its load.
+    /// The address of its load reports, if it reports its load.
     pub grpc: Option<SocketAddr>,
-    /// What it is called in logs, headers and metrics.
+    /// The name of the replica in logs, headers and metrics.
     pub name: String,
-    /// The pod behind the address, where Kubernetes names it.
+    /// The pod behind the address, if Kubernetes reports it.
     pub pod: Option<Pod>,
 }
 
-/// A Kubernetes pod.
+/// A reference to a Kubernetes pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pod {
-    /// Its namespace.
+    /// The namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// The name of the pod.
     pub name: String,
-    /// Its UID; empty if the EndpointSlice does not contain it.
+    /// The UID of the pod, which is empty if the EndpointSlice does not contain it.
     pub uid: String,
 }

@@ -4,12 +4,12 @@ use rand::{Rng as _, SeedableRng as _};
 use super::*;
 
 const CONFIG: HealthConfig = HealthConfig {
-    failures_in_row: 3,
-    failure_part: 0.5,
-    answers_min: 10,
+    consecutive_failures: 3,
+    failure_share: 0.5,
+    requests_min: 10,
     ejection: Duration::from_secs(2),
     ejection_max: Duration::from_secs(7),
-    ejected_part_max: 0.5,
+    ejected_share_max: 0.5,
     panic_threshold: 0.5,
     probes: 2,
 };

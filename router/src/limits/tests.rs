@@ -19,7 +19,7 @@ fn requests_are_refused_until_there_is_one_again() {
         assert_eq!(limits.charge(1, RATES, 10, now), Ok(()));
     }
     let after = Duration::from_secs(1);
-    let over = OverRate { kind: RateKind::Requests, retry_after: Some(after) };
+    let over = RateExceeded { kind: RateKind::Requests, retry_after: Some(after) };
     assert_eq!(limits.charge(1, RATES, 10, now), Err(over));
     assert_eq!(limits.charge(2, RATES, 10, now), Ok(()), "another key has its own");
     assert_eq!(limits.charge(1, RATES, 10, now + after), Ok(()));
@@ -29,7 +29,7 @@ fn requests_are_refused_until_there_is_one_again() {
 fn tokens_are_refused_until_there_are_enough() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 5900, now), Ok(()));
-    let over = |retry_after| Err(OverRate { kind: RateKind::Tokens, retry_after });
+    let over = |retry_after| Err(RateExceeded { kind: RateKind::Tokens, retry_after });
     assert_eq!(limits.charge(1, RATES, 300, now), over(Some(Duration::from_secs(2))));
     assert_eq!(limits.charge(1, RATES, 300, now + Duration::from_secs(2)), Ok(()));
     assert_eq!(limits.charge(1, RATES, 6001, now), over(None), "never");
@@ -40,7 +40,7 @@ fn who_used_more_than_was_thought_waits_for_it() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 100, now), Ok(()));
     limits.settle(1, 100, 6100);
-    let over = OverRate { kind: RateKind::Tokens, retry_after: Some(Duration::from_secs(2)) };
+    let over = RateExceeded { kind: RateKind::Tokens, retry_after: Some(Duration::from_secs(2)) };
     assert_eq!(limits.charge(1, RATES, 100, now), Err(over));
     limits.settle(1, 6100, 0);
     assert_eq!(limits.charge(1, RATES, 6000, now), Ok(()));
@@ -84,7 +84,7 @@ fn at_random_no_key_has_more_than_its_rate_and_its_saving() {
                     requests += 1.0;
                     tokens += f64::from(wanted);
                 }
-                Err(OverRate { retry_after, .. }) => {
+                Err(RateExceeded { retry_after, .. }) => {
                     // What it was told is true, and not later than need be.
                     let after = retry_after.expect("it is below the limit");
                     let early = now + after.mul_f64(0.99);

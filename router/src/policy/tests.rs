@@ -8,10 +8,10 @@ use super::*;
 use crate::ledger::{BookedLoad, ReportedLoad, View};
 
 const KV: Policy = Policy::Kv(KvConfig {
-    prefix: true,
+    uses_prefixes: true,
     bounded_load: 1.25,
-    pressure: 0.02,
-    company: 0.5,
+    cache_pressure: 0.02,
+    decode_interference: 0.5,
     step_tokens: 96.0,
     prefill_tokens_per_second: 1000.0,
     decode_tokens_per_second: 100.0,

@@ -7,7 +7,7 @@ const CONFIG: QueueConfig = QueueConfig {
     queue_requests: 4,
     queue_tokens: 1000,
     queue_timeout: Duration::from_secs(60),
-    class_step: Duration::from_secs(10),
+    class_delay: Duration::from_secs(10),
 };
 
 fn request(class: Class, arrived: Instant) -> QueuedRequest {
@@ -116,7 +116,7 @@ fn names_of_classes() {
         assert_eq!(class.name().parse(), Ok(class));
     }
     let unknown = "Bulk".parse::<Class>().unwrap_err().to_string();
-    assert_eq!(unknown, "no class has the name \"Bulk\": interactive, standard or bulk");
+    assert_eq!(unknown, "unknown priority class \"Bulk\": use interactive, standard or bulk");
 }
 
 /// A stream of urgent requests that takes all the room there is: whatever came before it is served within the
@@ -152,7 +152,7 @@ fn at_random_nothing_starves_and_all_counts_are_kept() {
                 for (_, other, other_since) in &waiting {
                     let is_before = other.class <= taken.class && *other_since < since;
                     assert!(!is_before, "seed {seed}: an older one of no lower class was passed over");
-                    let yielded = config.class_step * other.class as u32;
+                    let yielded = config.class_delay * other.class as u32;
                     assert!(*other_since + yielded >= since, "seed {seed}: it has yielded for too long");
                 }
             }

@@ -43,13 +43,13 @@ fn a_changed_file_applies_at_once_and_no_stream_notices() {
         std::fs::write(&path, wrong).unwrap();
         await_condition("the reason to be logged", || {
             let log = router.log();
-            let line = log.lines().rev().find(|line| line.contains("the configuration is wrong"))?;
+            let line = log.lines().rev().find(|line| line.contains("failed to reload the configuration"))?;
             line.contains(said).then_some(())
         });
         assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
     }
     std::fs::remove_file(&path).unwrap();
-    router.await_log("a file is gone");
+    router.await_log("failed to read a file again");
     assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
 }
 
@@ -71,7 +71,7 @@ fn a_replica_that_is_taken_away_finishes_what_it_has_and_gets_nothing_new() {
         let waits = scope.spawn(|| router.post(CHAT, &chat("m", false)));
         await_condition("the request to arrive", || (leaving.seen().len() == 1).then_some(()));
         std::fs::write(&path, format!("replica: {}\n", staying.address)).unwrap();
-        router.await_log("a replica is gone");
+        router.await_log("a replica was removed");
         await_condition("the other to be used", || {
             (router.post(CHAT, &chat("m", false)).body == "\"stays\"").then_some(())
         });

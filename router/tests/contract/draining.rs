@@ -170,7 +170,7 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
         match leaving_by {
             Leaving::Removed => {
                 write(&[&frozen.argument, &staying_argument]);
-                router.await_log("a replica is gone");
+                router.await_log("a replica was removed");
             }
             Leaving::Draining => {
                 write(&[&leaving.argument, &frozen.argument, &staying_argument]);

@@ -99,7 +99,7 @@ fn probes_and_metrics_have_a_port_of_their_own() {
     }
     // While it finishes what is under way, it is alive and not ready.
     router.signal("TERM");
-    router.await_log("finishing what is under way");
+    router.await_log("waiting for active requests");
     assert_eq!(get(&admin, "/v2/health/live").status, 200);
     assert_eq!(get(&admin, "/v2/health/ready").status, 503);
 }

@@ -61,7 +61,7 @@ fn on_sigterm_it_finishes_what_runs_and_ends_well() {
     let mut stream = begun(&router);
     let address = router.address.clone();
     router.signal("TERM");
-    router.await_log("finishing what is under way");
+    router.await_log("waiting for active requests");
     await_condition("nothing new to be taken", || {
         std::net::TcpStream::connect(&address).is_err().then_some(())
     });
@@ -81,7 +81,7 @@ fn out_of_time_it_cuts_off_what_is_left_and_ends_well() {
     assert!(!Answer::read(&mut stream).is_complete);
     let (status, log) = router.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("cutting off what is left"), "{log}");
+    assert!(log.contains("aborting the remaining requests"), "{log}");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn on_the_second_signal_it_ends_at_once() {
     let router = Router::start(&[&upstream], &["--drain-timeout=1h"]);
     let _stream = begun(&router);
     router.signal("TERM");
-    router.await_log("finishing what is under way");
+    router.await_log("waiting for active requests");
     router.signal("TERM");
     let (status, log) = router.ended();
     assert_eq!(status.code(), Some(1), "{log}");

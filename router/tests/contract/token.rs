@@ -256,7 +256,7 @@ fn replicas_that_reject_the_router_are_not_served_and_the_reason_is_logged() {
     let replica = Guarded::start(OLD);
     let (_folder, flag) = token_file(NEW);
     for (reports, reason) in
-        [(true, "no valid replica token"), (false, "it rejected the replica token of this router")]
+        [(true, "no valid replica token"), (false, "the replica rejected the replica token of this router")]
     {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log(reason);
