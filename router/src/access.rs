@@ -42,8 +42,8 @@ pub struct Client {
     pub(crate) name: Box<str>,
 }
 
-/// The SHA-256 of a key. Keys are looked up by it, so that the time of a lookup reveals nothing about valid keys, and no key
-/// stays in memory.
+/// The SHA-256 of a key. Keys are looked up by it, so that the time of a lookup reveals nothing about valid keys, and
+/// no key stays in memory.
 type KeyDigest = [u8; 32];
 
 /// The valid keys, if keys are required, and the usage of each.
@@ -54,8 +54,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// Replaces the keys by those of the file at `path`, and returns their number. A file without keys revokes all keys, so
-    /// that every request is rejected.
+    /// Replaces the keys by those of the file at `path`, and returns their number. A file without keys revokes all
+    /// keys, so that every request is rejected.
     ///
     /// # Errors
     /// The file cannot be read or is invalid. The previous keys stay valid.

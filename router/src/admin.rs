@@ -1,5 +1,5 @@
-//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. Requests to the API do
-//! not pass through here.
+//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. Requests to
+//! the API do not pass through here.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -15,13 +15,13 @@ use crate::policy::Policy;
 mod units;
 
 pub use units::ByteSize;
-use units::{duration, policy, share};
+use units::{duration, fraction, policy};
 
 /// Routes requests to the replicas of one or more models by their load.
 ///
-/// Clients use the address of the router instead of that of a replica. The API is the same. Every flag can also be set by
-/// the environment variable listed beside it, or in the file given by --config, where the key is the name of the flag
-/// without dashes. The command line overrides the file, and the file overrides the environment.
+/// Clients use the address of the router instead of that of a replica. The API is the same. Every flag can also be set
+/// by the environment variable listed beside it, or in the file given by --config, where the key is the name of the
+/// flag without dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 pub struct Args {
@@ -93,11 +93,11 @@ pub struct Args {
     )]
     pub dns_interval: Duration,
 
-    /// A file with the replica token, by which replicas recognize their routers. Replicas use the same file with the same
-    /// flag.
+    /// A file with the replica token, by which replicas recognize their routers. Replicas use the same file with the
+    /// same flag.
     ///
-    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens are sent with each request. The file
-    /// is reloaded when it changes. Default: no token is sent.
+    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens are sent with each request.
+    /// The file is reloaded when it changes. Default: no token is sent.
     #[arg(long, env = "OVFLEET_ROUTER_REPLICA_TOKEN_FILE", value_name = "PATH", help_heading = "Replicas")]
     pub replica_token_file: Option<PathBuf>,
 
@@ -109,14 +109,14 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_ROUTER_PORT", default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
-    /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has its
-    /// own connections and thread, so that probes are answered however many clients are connected to the API. 0 selects a
-    /// free port. Default: none.
+    /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
+    /// its own connections and thread, so that probes are answered however many clients are connected to the API. 0
+    /// selects a free port. Default: none.
     #[arg(long, env = "OVFLEET_ROUTER_ADMIN_PORT", value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same address. 0
-    /// selects a free port. Default: none.
+    /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same address.
+    /// 0 selects a free port. Default: none.
     #[arg(long, env = "OVFLEET_ROUTER_GRPC_PORT", value_name = "PORT", help_heading = "Network")]
     pub grpc_port: Option<u16>,
 
@@ -130,8 +130,8 @@ pub struct Args {
     )]
     pub threads: Option<u32>,
 
-    /// The routing policy: kv (the shortest estimated time to the first token), least-requests, power-of-two, round-robin,
-    /// or session (the same replica for the same header x-session-id or field `user`).
+    /// The routing policy: kv (the shortest estimated time to the first token), least-requests, power-of-two,
+    /// round-robin, or session (the same replica for the same header x-session-id or field `user`).
     #[arg(
         long,
         env = "OVFLEET_ROUTER_POLICY",
@@ -176,7 +176,7 @@ pub struct Args {
         env = "OVFLEET_ROUTER_RETRY_SHARE",
         value_name = "SHARE",
         default_value = "0.2",
-        value_parser = share,
+        value_parser = fraction,
         help_heading = "Routing"
     )]
     pub retry_share: f32,
@@ -314,9 +314,9 @@ pub struct Args {
     )]
     pub waiting_room_timeout: Duration,
 
-    /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs. #
-    /// begins a comment. The file is reloaded when it changes. A file without any key rejects all requests. Default: no key
-    /// is required.
+    /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
+    /// # begins a comment. The file is reloaded when it changes. A file without any key rejects all requests. Default:
+    /// no key is required.
     #[arg(long, env = "OVFLEET_ROUTER_API_KEYS", value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
@@ -332,8 +332,8 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_ROUTER_KEY_TOKENS", value_name = "COUNT", help_heading = "Access")]
     pub key_tokens: Option<u32>,
 
-    /// The tenant of a request. Requests of different tenants never share stored responses, conversations or cached prompts,
-    /// and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
+    /// The tenant of a request. Requests of different tenants never share stored responses, conversations or cached
+    /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_KEY_ISOLATION",
@@ -472,8 +472,8 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_ROUTER_ACCESS_LOG", help_heading = "Logs and traces")]
     pub access_log: bool,
 
-    /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are passed on to
-    /// replicas in any case.
+    /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are passed
+    /// on to replicas in any case.
     #[arg(long, env = "OVFLEET_ROUTER_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
@@ -483,7 +483,7 @@ pub struct Args {
         env = "OVFLEET_ROUTER_TRACE_SHARE",
         value_name = "SHARE",
         default_value = "0.01",
-        value_parser = share,
+        value_parser = fraction,
         help_heading = "Logs and traces"
     )]
     pub trace_share: f32,

@@ -1,13 +1,13 @@
-//! Limits the memory for the bodies of all requests together. Bytes are reserved before they are stored, and released when
-//! the last part of the router that needs the body drops it.
+//! Limits the memory for the bodies of all requests together. Bytes are reserved before they are stored, and released
+//! when the last part of the router that needs the body drops it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-/// Size up to which a body may use the whole budget. Larger bodies leave an eighth of it to small bodies, so that clients
-/// with small requests, which are most clients, are served while others send as much as they can.
+/// Size up to which a body may use the whole budget. Larger bodies leave an eighth of it to small bodies, so that
+/// clients with small requests, which are most clients, are served while others send as much as they can.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 
 /// The number of bytes that all bodies together may reserve.

@@ -1,5 +1,5 @@
-//! The configuration file. Its keys are the flags of the command line, and the same code parses both, so that a value has the
-//! same meaning and the same errors in both.
+//! The configuration file. Its keys are the flags of the command line, and the same code parses both, so that a value
+//! has the same meaning and the same errors in both.
 
 use std::ffi::OsString;
 use std::io;

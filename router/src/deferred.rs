@@ -1,5 +1,6 @@
-//! Defers work that need not finish before an answer is on its way: metrics, logs, the pick log, and updates of the estimates.
-//! A thread that serves requests defers such work until it has nothing more urgent; any other thread does it immediately.
+//! Defers work that need not finish before an answer is on its way: metrics, logs, the pick log, and updates of the
+//! estimates. A thread that serves requests defers such work until it has nothing more urgent; any other thread does it
+//! immediately.
 //!
 //! Work on which a pick, a limit or a waiting request depends is never deferred.
 

@@ -1,5 +1,5 @@
-//! Discovers replicas: by a fixed address, by DNS, or by a Kubernetes Service. Each source publishes its complete list of
-//! replicas whenever the list changes.
+//! Discovers replicas: by a fixed address, by DNS, or by a Kubernetes Service. Each source publishes its complete list
+//! of replicas whenever the list changes.
 //!
 //! ```text
 //! fixed ─┐
@@ -62,8 +62,8 @@ impl Sources {
     }
 }
 
-/// Follows all `sources`, and publishes their replicas in `discovered` whenever they change. When `sources` changes, the
-/// sources that remain continue without interruption.
+/// Follows all `sources`, and publishes their replicas in `discovered` whenever they change. When `sources` changes,
+/// the sources that remain continue without interruption.
 ///
 /// # Cancel safety
 /// Dropping the future ends all tasks that it has started.

@@ -1,5 +1,5 @@
-//! Assigns replicas to requests. A request gets a [`Placement`] at once if a replica has room, and otherwise waits in the
-//! queue of its model. The proxy sends the request; nothing is sent from here.
+//! Assigns replicas to requests. A request gets a [`Placement`] immediately if a replica has room, and otherwise waits
+//! in the queue of its model. The proxy sends the request; nothing is sent from here.
 //!
 //! ```text
 //! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
@@ -7,16 +7,16 @@
 //! ```
 //!
 //! Requests that wait because all replicas are full and requests that wait because there is no replica are in the same
-//! queue, so that a new replica serves the requests that have waited for it before newcomers. The latter have a limit and
-//! a timeout of their own: those of the waiting room.
+//! queue, so that a new replica serves the requests that have waited for it before newcomers. The latter have a limit
+//! and a timeout of their own: those of the waiting room.
 //!
-//! A load report, or the end of a request, makes room at one replica, and only this replica is compared with the requests
-//! that wait: the work of an event does not grow with the number of replicas. Room that no event announces (a report has
-//! become too old, an ejection is over) is used by [`Dispatch::pump_all`], which runs periodically.
+//! A load report, or the end of a request, makes room at one replica, and only this replica is compared with the
+//! requests that wait: the work of an event does not grow with the number of replicas. Room that no event announces (a
+//! report has become too old, an ejection is over) is used by [`Dispatch::pump_all`], which runs periodically.
 //!
-//! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So that
-//! they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once it has
-//! waited at the head of the queue for [`RESERVE_AFTER`].
+//! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So
+//! that they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once
+//! it has waited at the head of the queue for [`RESERVE_AFTER`].
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -313,7 +313,8 @@ impl Dispatch {
         .await
     }
 
-    /// Waits until a replica reports the store with this number. Returns `None` once it is known that no replica has it.
+    /// Waits until a replica reports the store with this number. Returns `None` once it is known that no replica has
+    /// it.
     ///
     /// # Errors
     /// Not every replica has reported its store in time, or the waiting room is full.
@@ -398,8 +399,8 @@ impl Dispatch {
         self.settle(fleet, offer)
     }
 
-    /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request of
-    /// the queue is tried before it, for room that no event has announced.
+    /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
+    /// of the queue is tried before it, for room that no event has announced.
     fn pump_newcomer(self: &Arc<Self>, fleet: &Arc<Fleet>, ticket: Ticket) {
         let now = Instant::now();
         let offer = fleet.with_waiting(|waiting| {
@@ -487,7 +488,7 @@ fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
 enum Offer {
     /// The request has left the queue. An assignment that no task waits for any more is returned.
     Left { unclaimed: Option<Assignment> },
-    /// The request can be tried again at once: its list of failed replicas was cleared.
+    /// The request can be tried again immediately: its list of failed replicas was cleared.
     TryAgain,
     /// There is no room for the request.
     Full,
@@ -611,8 +612,8 @@ pub enum Outcome {
     Unknown,
 }
 
-/// A request that is booked at a replica, until the last byte of its answer. Dropping it ends the booking and reports the
-/// outcome to the health check.
+/// A request that is booked at a replica, until the last byte of its answer. Dropping it ends the booking and reports
+/// the outcome to the health check.
 #[derive(Debug)]
 pub struct Placement {
     /// The replica that the request is booked at.

@@ -1,5 +1,5 @@
-//! The errors with which the router itself answers a request. One exhaustive match maps them to status and code, another one
-//! to the label in metrics. Errors of replicas are passed on unchanged.
+//! The errors with which the router itself answers a request. One exhaustive match maps them to status and code,
+//! another one to the label in metrics. Errors of replicas are passed on unchanged.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Estimates of what the router cannot see in a request: the number of bytes per token, and of tokens per answer. They are
-//! updated from the usage that answers report.
+//! Estimates of what the router cannot see in a request: the number of bytes per token, and of tokens per answer. They
+//! are updated from the usage that answers report.
 
 /// The estimates for one model: moving averages that start at common values.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,10 +1,10 @@
 //! The health of replicas, from the outcomes of their requests.
 //!
-//! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a few
-//! requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. Only a fraction of the
-//! replicas of a model can be ejected at the same time: if most of them fail, the cause is probably elsewhere. If too few
-//! replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as Envoy does below its
-//! panic threshold. The module also has the budget for retries. No clock is read here.
+//! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a
+//! few requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. Only a fraction
+//! of the replicas of a model can be ejected at the same time: if most of them fail, the cause is probably elsewhere.
+//! If too few replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as
+//! Envoy does below its panic threshold. The module also has the budget for retries. No clock is read here.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ pub struct HealthConfig {
     pub ejection_max: Duration,
     /// The fraction of a model's replicas that can be ejected at the same time. One of two replicas always can.
     pub ejected_share_max: f32,
-    /// The fraction of available replicas of a model below which all replicas are used, ejected or not, because the available
-    /// ones could not carry the load of the others.
+    /// The fraction of available replicas of a model below which all replicas are used, ejected or not, because the
+    /// available ones could not carry the load of the others.
     pub panic_threshold: f32,
     /// The number of requests that probe a replica after its ejection, and must succeed before it is trusted again.
     pub probes: u32,
@@ -151,7 +151,8 @@ impl Health {
         }
     }
 
-    /// Whether so few replicas of a model are available that ejections are ignored. `replicas` are all replicas of the model.
+    /// Whether so few replicas of a model are available that ejections are ignored. `replicas` are all replicas of the
+    /// model.
     #[must_use]
     pub fn is_panicking(&self, replicas: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         let (mut count, mut available) = (0_u32, 0_u32);
@@ -199,9 +200,9 @@ impl Health {
         }
     }
 
-    /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken stream.
-    /// Returns whether the failure ejected the replica. `fleet` are all replicas of the request's model, which limit how many
-    /// can be ejected.
+    /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken
+    /// stream. Returns whether the failure ejected the replica. `fleet` are all replicas of the request's model, which
+    /// limit how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,
@@ -284,7 +285,8 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A budget of `retry_share` retries per request. It saves up to `saved_max` unused retries, and starts with that many.
+    /// A budget of `retry_share` retries per request. It saves up to `saved_max` unused retries, and starts with that
+    /// many.
     #[must_use]
     pub fn new(retry_share: f32, saved_max: u32) -> Self {
         let saved_max = f64::from(saved_max);

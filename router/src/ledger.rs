@@ -1,12 +1,12 @@
 //! Combines what this router has sent to one replica with what the replica has reported into one consistent view.
 //!
-//! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the figures
-//! of a load report include the dispatch (the report lists the numbers), the booking stops counting as load. So no dispatch
-//! counts twice, and none is missing between two reports. The booking is an RAII guard: however a request ends, its booking
-//! ends with it.
+//! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
+//! figures of a load report include the dispatch (the report lists the numbers), the booking stops counting as load. So
+//! no dispatch counts twice, and none is missing between two reports. The booking is an RAII guard: however a request
+//! ends, its booking ends with it.
 //!
-//! Reports and bookings share one lock, which is held only for the few instructions of each call: a view never contains a
-//! report without the dispatches that it acknowledges. No clock is read here; time is a parameter.
+//! Reports and bookings share one lock, which is held only for the few instructions of each call: a view never contains
+//! a report without the dispatches that it acknowledges. No clock is read here; time is a parameter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::sync::{Mutex, MutexGuard};
 /// reports include.
 const ASSUMED_INCLUDED_AFTER: Duration = Duration::from_millis(100);
 
-/// The time after which a dispatch that no report has included is assumed to be lost on its way. It stays in flight until its
-/// booking ends, but no longer counts as load.
+/// The time after which a dispatch that no report has included is assumed to be lost on its way. It stays in flight
+/// until its booking ends, but no longer counts as load.
 pub const UNREPORTED_MAX: Duration = Duration::from_secs(30);
 
 /// The load that a dispatch puts on the replica, as estimated when the replica is picked.
@@ -40,8 +40,8 @@ pub struct Cost {
 pub struct BookedLoad {
     /// The number of requests whose booking has not ended.
     pub in_flight: u32,
-    /// The number of blocks that the requests without a first token need. They may not have these blocks yet, even if a report
-    /// includes the requests.
+    /// The number of blocks that the requests without a first token need. They may not have these blocks yet, even if a
+    /// report includes the requests.
     pub blocks_without_token: u64,
     /// The number of uncached prompt tokens of the requests in flight without a first token.
     pub uncached_in_flight: u64,
@@ -173,8 +173,8 @@ impl Ledger {
         BookingGuard { ledger: Arc::clone(self), number }
     }
 
-    /// Books a dispatch unless another one was booked since the view with this `version`. So two threads that pick at the same
-    /// time do not both choose the same idle replica.
+    /// Books a dispatch unless another one was booked since the view with this `version`. So two threads that pick at
+    /// the same time do not both choose the same idle replica.
     pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<BookingGuard> {
         let mut inner = self.lock();
         if inner.version != version {
@@ -190,8 +190,8 @@ impl Ledger {
         self.lock().observe(self.router, load, now)
     }
 
-    /// The view of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude the prompts whose
-    /// first token has arrived since the report.
+    /// The view of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude the
+    /// prompts whose first token has arrived since the report.
     #[must_use]
     pub fn view(&self, now: Instant, ttl: Duration) -> View {
         let inner = self.lock();
@@ -207,8 +207,8 @@ impl Ledger {
         }
     }
 
-    /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. It must be called
-    /// periodically.
+    /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. It must be
+    /// called periodically.
     pub fn expire(&self, now: Instant) -> u32 {
         let mut inner = self.lock();
         let Inner { entries, booked, .. } = &mut *inner;

@@ -6,10 +6,11 @@
 //! outcomes ─────► health ─────────┘
 //! ```
 //!
-//! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are parameters.
+//! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are
+//! parameters.
 //!
-//! The other modules are the process: `discovery` finds replicas, `load` receives their reports, `dispatch` books replicas for
-//! requests, `proxy` passes requests and answers on, and `admin` serves the pages for operators.
+//! The other modules are the process: `discovery` finds replicas, `load` receives their reports, `dispatch` books
+//! replicas for requests, `proxy` passes requests and answers on, and `admin` serves the pages for operators.
 
 pub mod access;
 mod admin;

@@ -1,7 +1,8 @@
 //! Rate limits per API key: requests and tokens per minute, each in a token bucket.
 //!
-//! A request is charged for an estimated number of tokens when it arrives, and the charge is corrected to the real number
-//! when it ends. A client that used more than estimated waits longer for its next request. No clock is read here.
+//! A request is charged for an estimated number of tokens when it arrives, and the charge is corrected to the real
+//! number when it ends. A client that used more than estimated waits longer for its next request. No clock is read
+//! here.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -55,8 +55,8 @@ const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Beyond it: the connection is closed.
 const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Size of the kernel's buffer of a connection in each direction. By default it grows to megabytes for each client that does
-/// not read or that sends ahead.
+/// Size of the kernel's buffer of a connection in each direction. By default it grows to megabytes for each client that
+/// does not read or that sends ahead.
 const SOCKET_BUFFER_BYTES: u32 = 256 * 1024;
 /// Number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -206,7 +206,8 @@ impl Threads {
         }
     }
 
-    /// Waits for the permit of one more connection. While there is none, connections without a request are asked to close.
+    /// Waits for the permit of one more connection. While there is none, connections without a request are asked to
+    /// close.
     async fn acquire_permit(&self, room: &Arc<Semaphore>) -> OwnedSemaphorePermit {
         loop {
             let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;

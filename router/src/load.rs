@@ -211,8 +211,8 @@ fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
     models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
 }
 
-/// Requests the lengths of the models of a replica, which its load reports do not contain, until it has answered. The future
-/// never completes.
+/// Requests the lengths of the models of a replica, which its load reports do not contain, until it has answered. The
+/// future never completes.
 async fn request_model_lengths(dispatch: &Dispatch, replica: &Replica) {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatch, replica)).await;

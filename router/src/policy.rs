@@ -1,8 +1,8 @@
 //! Decides which replica gets a request.
 //!
-//! Everything here is a function of its arguments: it reads no clock, takes no lock and draws random numbers only from the
-//! caller's generator. It books nothing; the caller books the pick ([`crate::ledger::Ledger::book_if`]) before it sends the
-//! request.
+//! Everything here is a function of its arguments: it reads no clock, takes no lock and draws random numbers only from
+//! the caller's generator. It books nothing; the caller books the pick ([`crate::ledger::Ledger::book_if`]) before it
+//! sends the request.
 //!
 //! ```text
 //! (Demand, Candidates) ─► capacity: now, later or never? ─► Policy::pick ─► a Candidate, and the Terms of each score
@@ -25,8 +25,8 @@ pub use kv::KvConfig;
 /// How the replicas for a request are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
-    /// Picks the replica with the lowest estimated time to the first token: queued work, speed, room in the KV cache and
-    /// cached prefix.
+    /// Picks the replica with the lowest estimated time to the first token: queued work, speed, room in the KV cache
+    /// and cached prefix.
     Kv(KvConfig),
     /// Picks the replica with the fewest requests in flight, as this router counts them.
     LeastRequests,
@@ -34,8 +34,8 @@ pub enum Policy {
     PowerOfTwo,
     /// Picks the replicas in turn.
     RoundRobin,
-    /// Picks the same replica for the same session for as long as it exists. Requests without a session are picked as by
-    /// [`Self::Kv`].
+    /// Picks the same replica for the same session for as long as it exists. Requests without a session are picked as
+    /// by [`Self::Kv`].
     Session(KvConfig),
 }
 
@@ -57,12 +57,12 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// The index of the candidate to send the request to. `terms` is replaced by the terms of all candidates, in their
-    /// order. Candidates with equal scores are equally likely. A sleeping replica is not considered while one that is awake
-    /// has room.
+    /// order. Candidates with equal scores are equally likely. A sleeping replica is not considered while one that is
+    /// awake has room.
     ///
     /// # Errors
-    /// The request can never be sent to any candidate. If all candidates are merely full at the moment (see [`capacity`]),
-    /// the best of them is picked.
+    /// The request can never be sent to any candidate. If all candidates are merely full at the moment (see
+    /// [`capacity`]), the best of them is picked.
     pub fn pick(
         &self,
         demand: &Demand,

@@ -1,9 +1,10 @@
 //! Estimates which prefixes of prompts a replica has in its cache, from the requests that the router has sent to it.
 //!
-//! A prompt is divided into blocks, and the hash of each block includes the hash of the block before: equal hashes mean equal
-//! prompts up to there. The router does not tokenize, so it divides a text into blocks of as many bytes as a block of tokens
-//! has on average. The index of a replica evicts blocks in the order in which the replica does (least recently used first,
-//! the end of a prompt before its beginning), and holds no more blocks than the cache of the replica.
+//! A prompt is divided into blocks, and the hash of each block includes the hash of the block before: equal hashes mean
+//! equal prompts up to there. The router does not tokenize, so it divides a text into blocks of as many bytes as a
+//! block of tokens has on average. The index of a replica evicts blocks in the order in which the replica does (least
+//! recently used first, the end of a prompt before its beginning), and holds no more blocks than the cache of the
+//! replica.
 //!
 //! A wrong estimate costs time and never correctness, because the replica looks into its own cache.
 
@@ -55,8 +56,8 @@ pub struct PromptContext<'a> {
 }
 
 impl PromptContext<'_> {
-    /// The seed of the chains of such prompts. `secret` is a random number of the router, so that clients cannot construct
-    /// prompts whose hashes collide.
+    /// The seed of the chains of such prompts. `secret` is a random number of the router, so that clients cannot
+    /// construct prompts whose hashes collide.
     #[must_use]
     pub fn seed(&self, secret: u64) -> u64 {
         let Self { model, tenant, cache_salt, tools } = *self;
@@ -131,8 +132,8 @@ fn linked<H: FnOnce(u64) -> u64>(seed: u64, blocks: impl Iterator<Item = H>) -> 
         .collect()
 }
 
-/// The number of bytes in a block of text. It changes only if the measured number of bytes per token changes a lot, because
-/// another length changes all hashes and so makes the index useless.
+/// The number of bytes in a block of text. It changes only if the measured number of bytes per token changes a lot,
+/// because another length changes all hashes and so makes the index useless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockBytes(usize);
 
@@ -218,8 +219,8 @@ impl PrefixIndex {
         self.shrink();
     }
 
-    /// Limits the index to the blocks that the replica can have: those that it reports as active or evictable, and those of
-    /// requests that have no blocks yet.
+    /// Limits the index to the blocks that the replica can have: those that it reports as active or evictable, and
+    /// those of requests that have no blocks yet.
     pub fn trim(&mut self, blocks: usize) {
         self.capacity = blocks.min(INDEX_BLOCKS_MAX);
         self.shrink();

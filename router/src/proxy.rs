@@ -1,5 +1,5 @@
-//! The path of a request through the router: it is received, placed at a replica and sent there, and its answer is passed
-//! to the client as it arrives.
+//! The path of a request through the router: it is received, placed at a replica and sent there, and its answer is
+//! passed to the client as it arrives.
 //!
 //! ```text
 //! client ─► receive ─► Fields ─► Dispatch::place ─► attempt ─► Relay ─► client
@@ -7,8 +7,8 @@
 //!                                      └─── retry ◄────┘  only until the client has received the first byte
 //! ```
 //!
-//! Bodies are passed on unchanged, with two exceptions: a stream that breaks ends with an error event, and where a token
-//! quota applies the router requests the usage of a stream and removes it from the events again.
+//! Bodies are passed on unchanged, with two exceptions: a stream that breaks ends with an error event, and where a
+//! token quota applies the router requests the usage of a stream and removes it from the events again.
 
 use std::convert::Infallible;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! The queue of requests that wait in the router for a replica with room: which is next, which has waited for too long, and
-//! when a client should retry if the queue is full.
+//! The queue of requests that wait in the router for a replica with room: which is next, which has waited for too long,
+//! and when a client should retry if the queue is full.
 //!
 //! A request is served as if it had arrived later, by a delay that depends on its priority class. So a class is served
 //! before the classes below it, but no request waits forever behind requests that keep arriving. The queue is a state

@@ -138,8 +138,8 @@ impl Replica {
     }
 
     /// Whether the replica used to report and has been silent for `limit` although it should report. A replica that
-    /// drains or was removed finishes its requests, and its reports may end before them, so its silence says nothing about
-    /// the requests.
+    /// drains or was removed finishes its requests, and its reports may end before them, so its silence says nothing
+    /// about the requests.
     pub fn hangs(&self, now: Instant, limit: Duration) -> bool {
         let reported = self.reported.load(Ordering::Relaxed);
         reported != NEVER
@@ -212,8 +212,8 @@ impl Replica {
         Some(ReportChanges { is_new_process: outcome == ReportOutcome::NewEpoch, affects_routing })
     }
 
-    /// Applies the list of models of a replica that does not report its load, and the number of its store. Returns whether
-    /// the models differ from the previous ones.
+    /// Applies the list of models of a replica that does not report its load, and the number of its store. Returns
+    /// whether the models differ from the previous ones.
     pub(crate) fn observe_models(&self, mut models: Vec<String>, store_id: u64) -> bool {
         self.store_id.store(store_id, Ordering::Relaxed);
         let mut status = self.status();

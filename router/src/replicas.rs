@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    fn found(port: u16) -> DiscoveredReplica {
+    fn discovered(port: u16) -> DiscoveredReplica {
         let http = SocketAddr::from(([127, 0, 0, 1], port));
         DiscoveredReplica { http, grpc: None, name: format!("r{port}"), pod: None }
     }
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn replicas_are_found_by_the_models_that_they_say_they_serve() {
         let replicas = Replicas::new(1);
-        let new = replicas.update(&[found(1), found(2)]).added;
+        let new = replicas.update(&[discovered(1), discovered(2)]).added;
         assert!(replicas.fleet("a").is_none() && !replicas.are_known());
         let now = Instant::now();
         replicas.observe(&new[0], load(1, 1, &["a", "alias"]), now).unwrap();
@@ -275,10 +275,10 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_leaves_does_not_hang_though_it_reports_no_more() {
+    fn a_leaving_replica_without_reports_does_not_count_as_hung() {
         let limit = Duration::from_secs(10);
         let replicas = Replicas::new(1);
-        let new = replicas.update(&[found(1), found(2)]).added;
+        let new = replicas.update(&[discovered(1), discovered(2)]).added;
         let (draining, removed) = (&new[0], &new[1]);
         let now = Instant::now();
         assert!(!draining.hangs(now + limit, limit), "it never reported");
@@ -288,7 +288,7 @@ mod tests {
         }
         let drains = Load { state: State::Draining.into(), ..load(1, 2, &["a"]) };
         replicas.observe(draining, drains, now).unwrap();
-        replicas.update(&[found(1)]);
+        replicas.update(&[discovered(1)]);
         assert!(!draining.hangs(now + limit, limit) && !removed.hangs(now + limit, limit));
         // Another process in its place serves again.
         replicas.observe(draining, load(2, 1, &["a"]), now).unwrap();
@@ -296,27 +296,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_found_where_it_is_kept_and_not_when_another_process_is_there() {
+    fn a_store_is_found_until_another_process_takes_the_place_of_its_replica() {
         let replicas = Replicas::new(1);
-        let new = replicas.update(&[found(1), found(2)]).added;
-        let kept = |epoch, keeper| Load { keeper, ..load(epoch, 1, &["a"]) };
-        replicas.observe(&new[0], kept(1, 7), Instant::now()).unwrap();
-        // One that keeps nothing, or does not say.
-        replicas.observe(&new[1], kept(2, 0), Instant::now()).unwrap();
+        let new = replicas.update(&[discovered(1), discovered(2)]).added;
+        let with_store = |epoch, store_id| Load { keeper: store_id, ..load(epoch, 1, &["a"]) };
+        replicas.observe(&new[0], with_store(1, 7), Instant::now()).unwrap();
+        // This replica has no store, or has not reported one.
+        replicas.observe(&new[1], with_store(2, 0), Instant::now()).unwrap();
         assert!(Arc::ptr_eq(&replicas.by_store(7).unwrap(), &new[0]));
         assert_eq!(replicas.fleet_of(&new[0]).unwrap().model, "a");
         assert!(replicas.by_store(8).is_none() && replicas.by_store(0).is_none());
-        replicas.observe(&new[0], kept(3, 9), Instant::now()).unwrap();
+        replicas.observe(&new[0], with_store(3, 9), Instant::now()).unwrap();
         assert!(replicas.by_store(7).is_none() && replicas.by_store(9).is_some());
-        replicas.update(&[found(2)]);
-        assert!(replicas.by_store(9).is_none(), "it is gone");
+        replicas.update(&[discovered(2)]);
+        assert!(replicas.by_store(9).is_none(), "the replica is removed");
     }
 
     #[test]
-    fn a_replica_that_can_be_found_by_what_it_stores_can_be_found_by_its_model() {
+    fn a_replica_that_is_found_by_its_store_is_found_by_its_model() {
         for _ in 0..500 {
             let replicas = Replicas::new(1);
-            let new = replicas.update(&[found(1)]).added;
+            let new = replicas.update(&[discovered(1)]).added;
             std::thread::scope(|scope| {
                 let report = Load { keeper: 7, ..load(1, 1, &["a"]) };
                 scope.spawn(|| replicas.observe(&new[0], report, Instant::now()));
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_replica_makes_progress_when_its_figures_change_and_not_by_reporting_alone() {
         let replicas = Replicas::new(1);
-        let new = replicas.update(&[found(1)]).added;
+        let new = replicas.update(&[discovered(1)]).added;
         let (replica, sent) = (&new[0], Instant::now());
         let report = |number, uncomputed_tokens, seconds| {
             let load = Load { uncomputed_tokens, running: 1, ..load(1, number, &["a"]) };
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn a_replica_is_reserved_for_one_request_at_a_time() {
         let replicas = Replicas::new(1);
-        let new = replicas.update(&[found(1)]).added;
+        let new = replicas.update(&[discovered(1)]).added;
         let reservation = new[0].reserve().unwrap();
         assert!(new[0].is_reserved() && new[0].reserve().is_none());
         drop(reservation);
@@ -361,13 +361,13 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_remembered_when_its_last_replica_goes_and_others_stay_the_same() {
+    fn a_model_stays_known_when_its_last_replica_is_removed() {
         let replicas = Replicas::new(1);
-        let new = replicas.update(&[found(1), found(2)]).added;
+        let new = replicas.update(&[discovered(1), discovered(2)]).added;
         replicas.observe(&new[0], load(1, 1, &["a"]), Instant::now());
-        let ReplicasUpdate { added: more, removed: gone } = replicas.update(&[found(2), found(3)]);
-        assert_eq!((more[0].discovered.http.port(), gone[0].discovered.http.port()), (3, 1));
-        assert!(gone[0].is_removed() && !new[1].is_removed());
+        let ReplicasUpdate { added, removed } = replicas.update(&[discovered(2), discovered(3)]);
+        assert_eq!((added[0].discovered.http.port(), removed[0].discovered.http.port()), (3, 1));
+        assert!(removed[0].is_removed() && !new[1].is_removed());
         assert!(Arc::ptr_eq(&replicas.all()[0], &new[1]));
         assert!(replicas.fleet("a").unwrap().replicas().is_empty());
     }

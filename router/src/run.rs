@@ -1,5 +1,5 @@
-//! Runs the process: binds the ports first, so that an error there is reported immediately; then discovers replicas while it
-//! accepts requests; and on a signal finishes the active requests.
+//! Runs the process: binds the ports first, so that an error there is reported immediately; then discovers replicas
+//! while it accepts requests; and on a signal finishes the active requests.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ use crate::{load, telemetry};
 const FILE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl CommandLine {
-    /// Runs the router until a signal stops it. It exits the process only if the command line is invalid or requests help.
+    /// Runs the router until a signal stops it. It exits the process only if the command line is invalid or requests
+    /// help.
     ///
     /// # Errors
     /// The router could not start, or a second signal arrived while it was stopping.
@@ -216,9 +217,11 @@ impl Files {
         let text = match config::read(path) {
             Ok(text) => text,
             Err(error) => {
-                // The warning appears once. Without a known content the file counts as changed when it can be read again.
+                // The warning appears once. Without a known content the file counts as changed when it can be read
+                // again.
                 if known.take().is_some() {
-                    tracing::warn!(error = %anyhow::Error::from(error), "failed to read a file again: its previous content stays in effect");
+                    let error = anyhow::Error::from(error);
+                    tracing::warn!(%error, "failed to read a file again: its previous content stays in effect");
                 }
                 return None;
             }

@@ -1,5 +1,6 @@
-//! Traces requests with OpenTelemetry. A trace that a client has started continues, and a fraction of the other requests
-//! starts a new one. Without an endpoint for spans nothing is traced, and trace headers are passed on unchanged.
+//! Traces requests with OpenTelemetry. A trace that a client has started continues, and a fraction of the other
+//! requests starts a new one. Without an endpoint for spans nothing is traced, and trace headers are passed on
+//! unchanged.
 
 use anyhow::Context as _;
 use http::{HeaderMap, HeaderValue};
@@ -24,8 +25,8 @@ pub struct Tracer {
 pub(crate) struct Span(opentelemetry_sdk::trace::Span);
 
 impl Tracer {
-    /// A tracer that sends spans to `endpoint`. `trace_share` is the fraction of requests without a trace that start a new
-    /// one. It must be called within a runtime.
+    /// A tracer that sends spans to `endpoint`. `trace_share` is the fraction of requests without a trace that start a
+    /// new one. It must be called within a runtime.
     ///
     /// # Errors
     /// `endpoint` is not a URL.

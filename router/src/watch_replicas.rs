@@ -1,5 +1,5 @@
-//! The gRPC service `Router` (`proto/router.proto`): it reports to the operator which replicas this router knows, and to which
-//! of them it routes requests.
+//! The gRPC service `Router` (`proto/router.proto`): it reports to the operator which replicas this router knows, and
+//! to which of them it routes requests.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -54,7 +54,7 @@ fn row(argument: &Arg) -> String {
 fn the_metrics_are_described() {
     let args = Args::try_parse_from(["router"]).expect("no option is required");
     let app = App::new(args, None);
-    // A family shows itself once it has a member.
+    // A family is listed only if it has a member.
     let found = DiscoveredReplica {
         http: ([127, 0, 0, 1], 1).into(),
         grpc: None,
@@ -81,7 +81,7 @@ fn the_metrics_are_described() {
     );
     text.push_str("| name | type | |\n|---|---|---|\n");
     for (name, help) in helps {
-        // What OpenMetrics adds to the names of samples.
+        // OpenMetrics adds these suffixes to the names of samples.
         let suffix = match kinds[name] {
             "counter" => "_total",
             "info" => "_info",

@@ -1,4 +1,4 @@
-//! The watch of EndpointSlices, against an API server made up for this test: it lists, then tells changes.
+//! The watch of EndpointSlices, against a simulated API server that lists the slices and then sends changes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,15 +18,15 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// What a client asks for.
+/// The query of a client.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct ListOptions {
     watch: Option<String>,
     label_selector: Option<String>,
 }
 
-/// What the API server has: the list, and for each watch the events that follow it.
+/// The state of the API server: the list, and the events of each watch.
 #[derive(Default)]
 struct Cluster {
     slices: Vec<Value>,
@@ -49,14 +49,17 @@ fn slice(name: &str, addresses: &[(&str, Value)]) -> Value {
     })
 }
 
-async fn endpoint_slices(State(cluster): State<Arc<Mutex<Cluster>>>, Query(asked): Query<Asked>) -> Response {
-    assert_eq!(asked.label_selector.as_deref(), Some("kubernetes.io/service-name=chat"));
+async fn endpoint_slices(
+    State(cluster): State<Arc<Mutex<Cluster>>>,
+    Query(options): Query<ListOptions>,
+) -> Response {
+    assert_eq!(options.label_selector.as_deref(), Some("kubernetes.io/service-name=chat"));
     let mut cluster = cluster.lock().unwrap();
     if cluster.refuses > 0 {
         cluster.refuses -= 1;
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    if asked.watch.is_none() {
+    if options.watch.is_none() {
         let list = json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSliceList",

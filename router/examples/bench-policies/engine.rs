@@ -110,7 +110,7 @@ pub(crate) struct Engine {
     /// Prompt tokens that were found in the cache, and all.
     pub(crate) cached_tokens: u64,
     pub(crate) prompt_tokens: u64,
-    /// ReportOutcome speeds, as the server averages them.
+    /// Observed speeds, as the server averages them.
     prefill: Rate,
     decode: Rate,
 }

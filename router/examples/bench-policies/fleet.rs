@@ -84,7 +84,7 @@ enum Event {
     Finished { request: usize },
     ReportDue { replica: usize },
     Heartbeat { replica: usize, number: u64 },
-    ReportedLoad { replica: usize, slot: usize },
+    Reported { replica: usize, slot: usize },
     Poll,
     Arrives { request: usize },
 }
@@ -106,13 +106,14 @@ struct Run<'a> {
     outcomes: Outcomes,
 }
 
-/// Lets `router` serve `requests` with a fleet.
+/// Serves `requests` with `router` and `count` replicas.
 ///
 /// # Panics
 /// If a request is never answered.
 pub(crate) fn run(
     requests: &[Request],
-    (count, config): (usize, EngineConfig),
+    count: usize,
+    config: EngineConfig,
     router: &mut dyn Router,
 ) -> Outcomes {
     let replicas = (0..count).map(|_| Replica::new(config)).collect();
@@ -202,7 +203,7 @@ impl Run<'_> {
                     self.report(replica);
                 }
             }
-            Event::ReportedLoad { replica, slot } => {
+            Event::Reported { replica, slot } => {
                 let report = self.reports[slot].take().expect("a report arrives once");
                 self.router.report(replica, &report, self.world.now);
                 self.dispatch();
@@ -295,7 +296,7 @@ impl Run<'_> {
         it.heartbeats += 1;
         let (report, number) = (it.wire(), it.heartbeats);
         self.reports.push(Some(report));
-        self.at(arrives, Event::ReportedLoad { replica, slot: self.reports.len() - 1 });
+        self.at(arrives, Event::Reported { replica, slot: self.reports.len() - 1 });
         self.at(self.world.now + HEARTBEAT, Event::Heartbeat { replica, number });
     }
 }

@@ -65,9 +65,9 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a number from 0 to 1.
-pub(super) fn share(text: &str) -> Result<f32, String> {
-    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
+pub(super) fn fraction(text: &str) -> Result<f32, String> {
+    let fraction = text.parse().ok().filter(|fraction| (0.0..=1.0).contains(fraction));
+    fraction.ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
 }
 
 pub(super) fn policy(text: &str) -> Result<Policy, String> {

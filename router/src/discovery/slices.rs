@@ -1,8 +1,8 @@
-//! Discovers replicas in Kubernetes by watching the EndpointSlices of a Service. [`replicas`] decides which endpoints are
-//! replicas, without access to the cluster.
+//! Discovers replicas in Kubernetes by watching the EndpointSlices of a Service. [`replicas`] decides which endpoints
+//! are replicas, without access to the cluster.
 //!
-//! An endpoint that terminates is not a replica any more, whatever its other conditions are. An endpoint that is not ready is
-//! not a replica yet.
+//! An endpoint that terminates is not a replica any more, whatever its other conditions are. An endpoint that is not
+//! ready is not a replica yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,8 +20,8 @@ use super::replica::{DiscoveredReplica, Pod};
 /// The pause before the connection to the cluster is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// Watches the slices of a Service, and calls `on_change` when the replicas change. While the cluster is unreachable, the
-/// replicas do not change.
+/// Watches the slices of a Service, and calls `on_change` when the replicas change. While the cluster is unreachable,
+/// the replicas do not change.
 pub(super) async fn watch<F: Future<Output = ()>>(
     service: &ServiceName,
     ports: &PortNames,

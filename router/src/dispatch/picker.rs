@@ -32,7 +32,8 @@ const BLOCK_TOKENS_DEFAULT: u32 = 16;
 pub(super) struct Search<'a> {
     pub(super) fleet: &'a Arc<Fleet>,
     pub(super) request: &'a PlacementRequest,
-    /// The only replica to consider, because room has appeared there. Without it all replicas of the model are considered.
+    /// The only replica to consider, because room has appeared there. Without it all replicas of the model are
+    /// considered.
     pub(super) at: Option<&'a Arc<Replica>>,
     /// The replica that is reserved for this request.
     pub(super) reserved: Option<&'a Arc<Replica>>,
@@ -158,8 +159,8 @@ impl Picker {
         })
     }
 
-    /// Books the request at the only replica that can answer it, whether that has room or not: a full replica rejects the
-    /// request itself.
+    /// Books the request at the only replica that can answer it, whether that has room or not: a full replica rejects
+    /// the request itself.
     pub(super) fn book_only(
         &self,
         fleet: &Arc<Fleet>,

@@ -20,7 +20,7 @@ fn health(replicas: u64) -> Health {
     health
 }
 
-/// A failure of a replica whose fleet are all that are known.
+/// Records a failure of a replica whose fleet consists of all known replicas.
 fn fail(health: &mut Health, replica: u64, now: Instant) -> bool {
     let sent = health.sent(replica, now);
     let fleet: Vec<u64> = health.replicas.keys().copied().collect();
@@ -37,7 +37,7 @@ fn eject(health: &mut Health, replica: u64, now: Instant) {
 }
 
 #[test]
-fn failures_in_a_row_eject_and_single_ones_do_not() {
+fn consecutive_failures_eject_and_single_failures_do_not() {
     let (mut health, now) = (health(4), Instant::now());
     for _ in 0..3 {
         assert!(!fail(&mut health, 0, now));
@@ -63,7 +63,7 @@ fn a_replica_that_fails_every_other_time_is_ejected() {
 }
 
 #[test]
-fn probes_that_go_well_bring_it_back_and_a_bad_one_sends_it_away_for_longer() {
+fn successful_probes_end_an_ejection_and_a_failed_one_prolongs_it() {
     let (mut health, mut now) = (health(4), Instant::now());
     eject(&mut health, 0, now);
     let mut waits = Vec::new();
@@ -88,7 +88,7 @@ fn probes_that_go_well_bring_it_back_and_a_bad_one_sends_it_away_for_longer() {
 }
 
 #[test]
-fn a_probe_whose_client_left_is_no_verdict() {
+fn a_probe_whose_client_left_has_no_result() {
     let (mut health, now) = (health(4), Instant::now());
     eject(&mut health, 0, now);
     let now = now + CONFIG.ejection;
@@ -100,7 +100,7 @@ fn a_probe_whose_client_left_is_no_verdict() {
 }
 
 #[test]
-fn what_was_sent_before_the_ejection_is_no_probe() {
+fn a_request_sent_before_the_ejection_is_not_a_probe() {
     let (mut health, now) = (health(4), Instant::now());
     let old = health.sent(0, now);
     eject(&mut health, 0, now);
@@ -111,7 +111,7 @@ fn what_was_sent_before_the_ejection_is_no_probe() {
 }
 
 #[test]
-fn most_are_kept_however_bad_they_are() {
+fn only_a_fraction_of_failing_replicas_is_ejected() {
     for (count, ejected_max) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
         let (mut health, now) = (health(count), Instant::now());
         for _ in 0..50 {
@@ -125,13 +125,13 @@ fn most_are_kept_however_bad_they_are() {
 }
 
 #[test]
-fn the_ceiling_counts_the_replicas_of_one_model_only() {
+fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
     let (mut health, now) = (health(12), Instant::now());
     let fail_in = |health: &mut Health, replica: u64, fleet: std::ops::Range<u64>| {
         let sent = health.sent(replica, now);
         health.failed(replica, sent, fleet, now)
     };
-    // Two replicas of one model fail while ten of another are well: the model keeps one of its two.
+    // Two replicas of one model fail while ten of another are healthy: one of the two is not ejected.
     for _ in 0..20 {
         fail_in(&mut health, 0, 0..2);
         fail_in(&mut health, 1, 0..2);
@@ -159,7 +159,7 @@ fn ejections_are_ignored_while_too_few_replicas_are_left() {
 }
 
 #[test]
-fn another_process_begins_anew() {
+fn a_new_process_starts_with_a_clean_history() {
     let (mut health, now) = (health(2), Instant::now());
     eject(&mut health, 0, now);
     health.reset(0);
@@ -172,7 +172,7 @@ fn another_process_begins_anew() {
 }
 
 #[test]
-fn retries_are_a_part_of_requests() {
+fn retries_are_a_fraction_of_requests() {
     let mut budget = RetryBudget::new(0.1, 5);
     assert_eq!((0..9).filter(|_| budget.spend()).count(), 5, "what is saved up at the start");
     let mut retries = 0;
@@ -184,7 +184,7 @@ fn retries_are_a_part_of_requests() {
 }
 
 #[test]
-fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
+fn the_limit_of_ejections_holds_and_replicas_recover_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
         let count = 1 + rng.next_u64() % 10;

@@ -6,14 +6,14 @@ use super::*;
 const RATES: Rates = Rates { key_requests: Some(60), key_tokens: Some(6000) };
 
 #[test]
-fn without_limits_nothing_is_kept() {
+fn without_limits_no_bucket_is_created() {
     let mut limits = RateLimits::default();
     assert_eq!(limits.charge(1, Rates::default(), u32::MAX, Instant::now()), Ok(()));
     assert!(limits.buckets.is_empty());
 }
 
 #[test]
-fn requests_are_refused_until_there_is_one_again() {
+fn requests_are_rejected_until_the_bucket_has_refilled() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     for _ in 0..60 {
         assert_eq!(limits.charge(1, RATES, 10, now), Ok(()));
@@ -26,7 +26,7 @@ fn requests_are_refused_until_there_is_one_again() {
 }
 
 #[test]
-fn tokens_are_refused_until_there_are_enough() {
+fn tokens_are_rejected_until_there_are_enough() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 5900, now), Ok(()));
     let over = |retry_after| Err(RateExceeded { kind: RateKind::Tokens, retry_after });
@@ -36,7 +36,7 @@ fn tokens_are_refused_until_there_are_enough() {
 }
 
 #[test]
-fn who_used_more_than_was_thought_waits_for_it() {
+fn a_client_that_used_more_than_estimated_waits_longer() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 100, now), Ok(()));
     limits.settle(1, 100, 6100);
@@ -48,7 +48,7 @@ fn who_used_more_than_was_thought_waits_for_it() {
 }
 
 #[test]
-fn another_limit_counts_what_was_used_under_the_former() {
+fn a_changed_limit_counts_the_usage_under_the_previous_one() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 5000, now), Ok(()));
     let more = Rates { key_tokens: Some(12_000), ..RATES };
@@ -58,7 +58,7 @@ fn another_limit_counts_what_was_used_under_the_former() {
 }
 
 #[test]
-fn keys_that_have_all_again_are_forgotten_when_there_are_too_many() {
+fn full_buckets_are_removed_when_there_are_too_many_keys() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     for key in 0..KEYS_MAX as u64 {
         limits.charge(key, RATES, 100, now).unwrap();
@@ -70,7 +70,7 @@ fn keys_that_have_all_again_are_forgotten_when_there_are_too_many() {
 }
 
 #[test]
-fn at_random_no_key_has_more_than_its_rate_and_its_saving() {
+fn no_key_exceeds_its_rate_and_burst_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (mut limits, start) = (RateLimits::default(), Instant::now());
@@ -85,7 +85,7 @@ fn at_random_no_key_has_more_than_its_rate_and_its_saving() {
                     tokens += f64::from(wanted);
                 }
                 Err(RateExceeded { retry_after, .. }) => {
-                    // What it was told is true, and not later than need be.
+                    // The request is permitted exactly after the reported time.
                     let after = retry_after.expect("it is below the limit");
                     let early = now + after.mul_f64(0.99);
                     assert!(after.is_zero() || limits.charge(1, RATES, wanted, early).is_err());

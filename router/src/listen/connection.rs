@@ -1,8 +1,8 @@
 //! Supervises the connection of one client, so that an inactive client cannot use resources forever.
 //!
-//! A connection without a request is closed after `--read-timeout`, which includes the time until the client has shown which
-//! protocol it speaks, or within seconds while other connections wait to be accepted. An answer that is not read is aborted
-//! after `--write-timeout`, which frees everything that the request uses in the router and at its replica.
+//! A connection without a request is closed after `--read-timeout`, which includes the time until the client has shown
+//! which protocol it speaks, or within seconds while other connections wait to be accepted. An answer that is not read
+//! is aborted after `--write-timeout`, which frees everything that the request uses in the router and at its replica.
 
 use std::io;
 use std::pin::{Pin, pin};

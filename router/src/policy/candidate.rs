@@ -28,7 +28,8 @@ pub struct Candidate {
     pub view: View,
     /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
     pub cached_tokens: u32,
-    /// The fraction of its usual load that the replica should get: 0 while it is ejected, less than 1 while it is probed.
+    /// The fraction of its usual load that the replica should get: 0 while it is ejected, less than 1 while it is
+    /// probed.
     pub weight: f32,
     /// Whether the replica is reserved for another request, which has waited for too long.
     pub is_reserved: bool,
@@ -51,8 +52,8 @@ pub enum Capacity {
 /// The terms of a candidate's score, in seconds unless stated otherwise. A term that the policy does not use is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
-    /// The value that is compared: the candidate with the lowest score is picked. It is infinite for a candidate that was
-    /// not considered.
+    /// The value that is compared: the candidate with the lowest score is picked. It is infinite for a candidate that
+    /// was not considered.
     pub score: f64,
     /// The time to compute the prompt tokens that are ahead of the request.
     pub queued_prefill: f64,
@@ -72,17 +73,17 @@ pub struct Terms {
     pub cached_tokens: u32,
 }
 
-/// The best capacity of all candidates; [`Capacity::Never`] without candidates. With [`Capacity::Later`] the request should
-/// wait in the queue of the router.
+/// The best capacity of all candidates; [`Capacity::Never`] without candidates. With [`Capacity::Later`] the request
+/// should wait in the queue of the router.
 #[must_use]
 pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
     candidates.iter().map(|candidate| candidate.capacity(demand)).min().unwrap_or(Capacity::Never)
 }
 
 impl Candidate {
-    /// Whether the replica has room for the request. Without a report the result is [`Capacity::Now`], so that a fleet whose
-    /// reports are late continues to serve; a full replica rejects the request itself. A reserved replica has room later at
-    /// best.
+    /// Whether the replica has room for the request. Without a report the result is [`Capacity::Now`], so that a fleet
+    /// whose reports are late continues to serve; a full replica rejects the request itself. A reserved replica has
+    /// room later at best.
     #[must_use]
     pub fn capacity(&self, demand: &Demand) -> Capacity {
         if !self.accepts_requests() {
@@ -134,8 +135,8 @@ impl Candidate {
         tokens.div_ceil(self.block_tokens()).saturating_mul(demand.sequences.max(1))
     }
 
-    /// The number of blocks of a sequence that is as long as the client permits, or of its prompt if the client has set no
-    /// limit.
+    /// The number of blocks of a sequence that is as long as the client permits, or of its prompt if the client has set
+    /// no limit.
     fn sequence_blocks(&self, demand: &Demand) -> u64 {
         let tokens = u64::from(demand.prompt_tokens) + u64::from(demand.output_tokens_max.unwrap_or(1));
         tokens.div_ceil(u64::from(self.block_tokens()))

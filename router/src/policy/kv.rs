@@ -1,8 +1,8 @@
 //! The default policy: the lowest estimated time to the first token.
 //!
 //! The estimate adds up what delays the request at a replica: the prompt tokens that are ahead of it, reported or sent
-//! since; its own prompt tokens that are not cached there; the wait for a sequence to end if the replica runs as many as it
-//! can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind it and the
+//! since; its own prompt tokens that are not cached there; the wait for a sequence to end if the replica runs as many
+//! as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind it and the
 //! measurements are in `docs/decisions/0010-routing.md`.
 
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::ledger::ReportedLoad;
 pub struct KvConfig {
     /// Whether cached prefixes are compared.
     pub uses_prefixes: bool,
-    /// The ratio to the mean number of requests in flight up to which a cached prefix attracts requests to a replica. It
-    /// applies where a report is missing and nothing else keeps a prefix from attracting all requests.
+    /// The ratio to the mean number of requests in flight up to which a cached prefix attracts requests to a replica.
+    /// It applies where a report is missing and nothing else keeps a prefix from attracting all requests.
     pub bounded_load: f32,
     /// The penalty of a half-full cache, in seconds.
     pub cache_pressure: f32,
@@ -65,15 +65,15 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     }
 }
 
-/// The factor up to which replicas are assumed to be equally fast. Measured speeds differ by chance, above all with short
-/// prompts, and a chance difference should not attract requests.
+/// The factor up to which replicas are assumed to be equally fast. Measured speeds differ by chance, above all with
+/// short prompts, and a chance difference should not attract requests.
 const SPEED_FACTOR: f64 = 3.0;
-/// The age at which a measured speed is ignored: the replica may have been cold then. So a replica that was slow is tried
-/// again at this interval.
+/// The age at which a measured speed is ignored: the replica may have been cold then. So a replica that was slow is
+/// tried again at this interval.
 const SPEED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The mean speeds of the replicas that have measured them recently, or at all. The other replicas are assumed to have the
-/// same.
+/// The mean speeds of the replicas that have measured them recently, or at all. The other replicas are assumed to have
+/// the same.
 struct TypicalSpeeds {
     prefill: f64,
     decode: f64,

@@ -1,5 +1,5 @@
-//! Sends each session to the same replica without a table (rendezvous hashing): a hash ranks all replicas for each session,
-//! and the first one that is available gets it. When a replica goes away, only its sessions move.
+//! Sends each session to the same replica without a table (rendezvous hashing): a hash ranks all replicas for each
+//! session, and the first one that is available gets it. When a replica goes away, only its sessions move.
 
 use super::candidate::{Candidate, Terms};
 

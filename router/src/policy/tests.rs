@@ -48,7 +48,7 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
     Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
 }
 
-/// A replica that reports nothing and has so many requests in flight.
+/// A replica that reports nothing and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = BookedLoad { in_flight, ..BookedLoad::default() };
     let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
@@ -83,7 +83,7 @@ fn policies_have_names() {
 }
 
 #[test]
-fn least_work_ahead_wins_by_time_not_by_count() {
+fn the_least_queued_work_in_seconds_wins() {
     let many_short = ReportedLoad { waiting: 8, uncomputed_tokens: 800, ..REPORTED };
     let one_long = ReportedLoad { waiting: 1, uncomputed_tokens: 8000, ..REPORTED };
     let candidates = [reporting(1, one_long), reporting(2, many_short)];
@@ -93,7 +93,7 @@ fn least_work_ahead_wins_by_time_not_by_count() {
 }
 
 #[test]
-fn what_was_sent_since_the_report_counts() {
+fn requests_since_the_report_count() {
     let mut sent_to = reporting(1, REPORTED);
     sent_to.view.booked = BookedLoad { uncached_unreported: 3000, unreported: 1, ..BookedLoad::default() };
     let busy = ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED };
@@ -101,14 +101,14 @@ fn what_was_sent_since_the_report_counts() {
 }
 
 #[test]
-fn a_replica_has_gone_on_since_it_reported() {
+fn a_replica_has_made_progress_since_its_report() {
     let mut earlier = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 3000, ..REPORTED });
     earlier.view.report_age = Some(Duration::from_secs(2));
     let now = reporting(2, ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[now, earlier]), Ok(1));
 }
 
-/// How many of a hundred requests go to the first candidate.
+/// The number of requests out of a hundred that go to the first candidate.
 fn share_of_first(candidates: &[Candidate]) -> usize {
     (0..100).filter(|&seed| pick_seeded(KV, &DEMAND, candidates, seed) == Ok(0)).count()
 }
@@ -116,17 +116,17 @@ fn share_of_first(candidates: &[Candidate]) -> usize {
 #[test]
 fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     let at = |speed: f32| ReportedLoad { prefill_tokens_per_second: speed, ..REPORTED };
-    // What short prompts measure differs by chance.
+    // The speeds that short prompts measure differ by chance.
     let share = share_of_first(&[reporting(1, at(300.0)), reporting(2, at(500.0))]);
     assert!((30..=70).contains(&share), "{share}");
     let (slow, fast) = (reporting(1, at(50.0)), reporting(2, at(500.0)));
     assert_eq!(share_of_first(&[slow, fast]), 0);
-    // It may have been slow only because it was cold: without a new measurement that is not held against it.
+    // The replica may have been slow only because it was cold, so an old measurement is ignored.
     let mut unused = slow;
     unused.view.speed_age = Some(Duration::from_secs(60));
     let share = share_of_first(&[unused, fast]);
     assert!((30..=70).contains(&share), "{share}");
-    // Neither does it draw everything for having been fast once, and work ahead counts all the same.
+    // A replica that was fast once does not attract all requests either, and queued work still counts.
     let mut rested = fast;
     rested.view.speed_age = Some(Duration::from_secs(60));
     rested.view.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
@@ -134,7 +134,7 @@ fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
 }
 
 #[test]
-fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
+fn a_cached_prefix_saves_the_time_of_its_tokens() {
     let mut cached = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 500, ..REPORTED });
     cached.cached_tokens = 900;
     assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(1));
@@ -143,13 +143,13 @@ fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
 }
 
 #[test]
-fn sequences_that_generate_beside_it_make_a_prompt_slower() {
+fn decoding_sequences_delay_a_prompt() {
     let busy = reporting(1, ReportedLoad { running: 10, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[busy, reporting(2, REPORTED)]), Ok(1));
 }
 
 #[test]
-fn a_full_replica_is_the_worse_one() {
+fn a_full_replica_has_a_higher_score() {
     let full = ReportedLoad { running: 16, uncomputed_tokens: 16, ..REPORTED };
     let busy = ReportedLoad { running: 8, uncomputed_tokens: 500, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), reporting(2, busy)]), Ok(1));
@@ -160,7 +160,7 @@ fn a_full_replica_is_the_worse_one() {
 }
 
 #[test]
-fn room_is_told_apart_from_room_later_and_never() {
+fn capacity_is_now_later_or_never() {
     let capacity = |reported: ReportedLoad| reporting(1, reported).capacity(&DEMAND);
     assert_eq!(capacity(REPORTED), Capacity::Now);
     assert_eq!(capacity(ReportedLoad { running: 16, ..REPORTED }), Capacity::Later);
@@ -168,7 +168,7 @@ fn room_is_told_apart_from_room_later_and_never() {
     assert_eq!(capacity(ReportedLoad { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
     assert_eq!(capacity(ReportedLoad { blocks_total: 62, ..REPORTED }), Capacity::Never);
     assert_eq!(capacity(ReportedLoad { blocks_total: 63, ..REPORTED }), Capacity::Now);
-    // A report that says nothing of a limit sets none.
+    // A report without a limit sets none.
     let untold = ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
     assert_eq!(capacity(untold), Capacity::Now);
     assert_eq!(silent(1, 1000).capacity(&DEMAND), Capacity::Now);
@@ -192,7 +192,7 @@ fn room_is_told_apart_from_room_later_and_never() {
 }
 
 #[test]
-fn what_was_sent_since_the_report_takes_room() {
+fn requests_since_the_report_need_room() {
     let mut candidate = reporting(1, ReportedLoad { running: 15, ..REPORTED });
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Now);
     candidate.view.booked.sequences_unreported = 1;
@@ -200,7 +200,7 @@ fn what_was_sent_since_the_report_takes_room() {
 }
 
 #[test]
-fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
+fn no_policy_picks_a_replica_that_is_unavailable_or_too_small() {
     let draining = |identity| {
         let mut candidate = reporting(identity, REPORTED);
         candidate.view.state = Some(State::Draining);
@@ -227,7 +227,7 @@ fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
 }
 
 #[test]
-fn without_a_report_requests_in_flight_are_compared_and_nothing_halts() {
+fn without_reports_requests_in_flight_are_compared() {
     let mut busy = reporting(1, REPORTED);
     busy.view.booked.in_flight = 4;
     assert_eq!(pick(KV, &DEMAND, &[busy, silent(2, 3)]), Ok(1));
@@ -236,7 +236,7 @@ fn without_a_report_requests_in_flight_are_compared_and_nothing_halts() {
 }
 
 #[test]
-fn one_replica_without_a_report_does_not_blind_the_others() {
+fn one_replica_without_a_report_does_not_affect_the_others() {
     let long = ReportedLoad { running: 1, uncomputed_tokens: 9000, ..REPORTED };
     let short = ReportedLoad { running: 1, uncomputed_tokens: 90, ..REPORTED };
     let mut candidates = [reporting(1, long), reporting(2, short), silent(3, 2)];
@@ -249,7 +249,7 @@ fn one_replica_without_a_report_does_not_blind_the_others() {
 }
 
 #[test]
-fn without_reports_a_prefix_draws_no_more_than_a_bounded_load() {
+fn without_reports_a_prefix_attracts_only_a_bounded_load() {
     let mut cached = silent(1, 0);
     cached.cached_tokens = 900;
     let mut counts = [0, 0, 0, 0];
@@ -290,7 +290,7 @@ fn round_robin_takes_turns() {
 }
 
 #[test]
-fn power_of_two_never_takes_the_busiest_of_three() {
+fn power_of_two_never_picks_the_busiest_of_three() {
     let candidates = [silent(1, 9), silent(2, 1), silent(3, 2)];
     for seed in 0..200 {
         assert_ne!(pick_seeded(Policy::PowerOfTwo, &DEMAND, &candidates, seed), Ok(0));
@@ -298,7 +298,7 @@ fn power_of_two_never_takes_the_busiest_of_three() {
 }
 
 #[test]
-fn a_replica_on_probation_gets_less() {
+fn a_probed_replica_gets_fewer_requests() {
     let mut candidates = [silent(1, 2), silent(2, 3)];
     candidates[0].weight = 0.5;
     for policy in [KV, Policy::LeastRequests] {
@@ -307,7 +307,7 @@ fn a_replica_on_probation_gets_less() {
 }
 
 #[test]
-fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
+fn only_the_sessions_of_a_removed_replica_move() {
     let policy: Policy = "session".parse().unwrap();
     let candidates = [1, 2, 3, 4].map(|identity| silent(identity, identity as u32));
     let of = |session: u64, candidates: &[Candidate]| {
@@ -327,7 +327,7 @@ fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
 }
 
 #[test]
-fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
+fn one_sleeping_replica_is_woken_when_the_others_are_full() {
     let asleep = |identity| reporting(identity, ReportedLoad { is_asleep: true, ..REPORTED });
     let busy = |running| reporting(1, ReportedLoad { running, uncomputed_tokens: 50_000, ..REPORTED });
     for name in ALL {
@@ -337,7 +337,7 @@ fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
             let pick = |candidates: &[Candidate]| pick_seeded(policy, &demand, candidates, seed);
             assert_eq!(pick(&[asleep(2), busy(15), asleep(3)]), Ok(1), "{name}: there is room");
             assert!(pick(&[asleep(2), asleep(3)]).is_ok(), "{name}: somebody has to");
-            // A request is on its way there already.
+            // A request to the replica is in flight already.
             let mut waking = asleep(2);
             waking.view.booked.in_flight = 1;
             assert_eq!(pick(&[waking, asleep(3)]), Ok(0), "{name}");
@@ -347,10 +347,10 @@ fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), asleep(2)]), Ok(1));
 }
 
-/// Whatever the figures are, the pick is one of those that can take the request, and it is a function of what
-/// goes in.
+/// For random figures, the pick is a candidate that can take the request, and it depends only on the
+/// arguments.
 #[test]
-fn at_random_picks_are_possible_and_repeatable() {
+fn random_picks_are_valid_and_repeatable() {
     use rand::Rng as _;
     for seed in 0..3000 {
         let mut rng = StdRng::seed_from_u64(seed);

@@ -1,6 +1,6 @@
-//! Reads the fields of a request body that routing needs, in one pass and without building a tree: nested values and strings
-//! are skipped. It copies nothing except strings with escape sequences. The replica validates the body. Here it only needs to
-//! be an object whose members can be separated.
+//! Reads the fields of a request body that routing needs, in one pass and without building a tree: nested values and
+//! strings are skipped. It copies nothing except strings with escape sequences. The replica validates the body. Here it
+//! only needs to be an object whose members can be separated.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,8 @@ use memchr::memchr2;
 pub struct Fields<'a> {
     /// The value of `model`, if it is a string.
     pub model: Option<Cow<'a, str>>,
-    /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that a longer
-    /// conversation begins with the bytes of a shorter one.
+    /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that a
+    /// longer conversation begins with the bytes of a shorter one.
     pub prompt: &'a [u8],
     /// The raw value of `tools`, which chat templates insert before the messages.
     pub tools: &'a [u8],

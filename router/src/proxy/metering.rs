@@ -1,5 +1,5 @@
-//! The usage of streams, for token quotas. A stream reports it only on request, so the router requests it if the client did
-//! not, and removes it from the events before the client receives them.
+//! The usage of streams, for token quotas. A stream reports it only on request, so the router requests it if the client
+//! did not, and removes it from the events before the client receives them.
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value};
@@ -8,8 +8,8 @@ use super::fields::{Fields, members};
 use super::request_body::RequestBody;
 use super::usage::may_have_usage;
 
-/// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its options
-/// are invalid, which the replica reports with a better message.
+/// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its
+/// options are invalid, which the replica reports with a better message.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {

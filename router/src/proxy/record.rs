@@ -47,8 +47,8 @@ pub(super) enum TokensUsed {
     None,
     /// The replica reported the usage.
     Reported(Usage),
-    /// The replica reported no usage. The tokens of the answer were estimated from its events, and those of the prompt from
-    /// its bytes.
+    /// The replica reported no usage. The tokens of the answer were estimated from its events, and those of the prompt
+    /// from its bytes.
     Estimated(u32),
     /// Only the estimate that was charged when the request arrived is known.
     Unknown,
@@ -147,7 +147,8 @@ impl RequestRecord {
         });
     }
 
-    /// The record of a request that has ended. It makes room for another request now, and its outcome is recorded later.
+    /// The record of a request that has ended. It makes room for another request now, and its outcome is recorded
+    /// later.
     pub(super) fn finished(&mut self) -> Self {
         if let Some(inner) = &mut self.0 {
             inner.ended = Some(Instant::now());

@@ -1,5 +1,5 @@
-//! The body of a request to a replica: the client's body, or the client's body with a few bytes replaced. The client's bytes
-//! are shared and not copied, so that they count once toward the memory budget for bodies.
+//! The body of a request to a replica: the client's body, or the client's body with a few bytes replaced. The client's
+//! bytes are shared and not copied, so that they count once toward the memory budget for bodies.
 
 use std::convert::Infallible;
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! Passes on server-sent events, and adds an error event if the replica dies during a stream.
 //!
-//! An incomplete event is held back, so that a client has received only whole events at any time and the last one can be an
-//! error. Only the usage in events is parsed, and it is removed if only the router requested it. Nothing else is changed.
+//! An incomplete event is held back, so that a client has received only whole events at any time and the last one can
+//! be an error. Only the usage in events is parsed, and it is removed if only the router requested it. Nothing else is
+//! changed.
 
 use std::sync::LazyLock;
 

@@ -1,6 +1,6 @@
-//! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object contains the
-//! number of the store that has it (`resp_` and 48 hexadecimal digits, of which the first 16 are the store), and replicas
-//! report the numbers of their stores. So routers store nothing, and any router finds any object.
+//! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object contains
+//! the number of the store that has it (`resp_` and 48 hexadecimal digits, of which the first 16 are the store), and
+//! replicas report the numbers of their stores. So routers store nothing, and any router finds any object.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! A connection has no task of its own. hyper's client connection is polled by the task that waits for the answer, so
 //! that a token passes from one socket to the other without waking another task, and dropping the answer closes the
-//! connection at once, which is how a replica learns that its client has gone:
+//! connection immediately, which is how a replica notices that its client has left:
 //! `docs/decisions/0068-hyper-client.md`.
 
 use std::collections::HashMap;
@@ -42,8 +42,8 @@ const JOINED_BYTES_MAX: usize = 16 * 1024;
 const PROBE_AFTER: Duration = Duration::from_secs(15);
 /// The interval between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of probes without a reply after which a connection is closed. Without probes an answer that takes minutes would wait
-/// for a machine that is gone.
+/// Number of probes without a reply after which a connection is closed. Without probes an answer that takes minutes
+/// would wait for a machine that has failed.
 const PROBES_MAX: u32 = 3;
 
 /// Why a request got no answer.
@@ -66,7 +66,8 @@ pub(crate) struct Link {
     body: Option<Incoming>,
     /// An error that is returned after the data that arrived before it.
     failure: Option<io::Error>,
-    /// Whether the connection was used before, so that a failure may only mean that the replica closed it while it was idle.
+    /// Whether the connection was used before, so that a failure may only mean that the replica closed it while it was
+    /// idle.
     pub(crate) is_reused: bool,
     /// Whether the connection is closed after one request.
     pub(crate) is_single_use: bool,
@@ -113,7 +114,7 @@ impl Link {
             None => SendError::Sent(io::Error::other(error.into_error())),
         })?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let message = "the replica switched protocols without being asked";
+            let message = "the replica switched protocols without a request to do so";
             return Err(SendError::Sent(io::Error::new(io::ErrorKind::InvalidData, message)));
         }
         let (head, body) = response.into_parts();
@@ -194,8 +195,8 @@ impl Link {
         Poll::Ready(None)
     }
 
-    /// Whether the connection can be used for another request: the last answer was read to its end, and the replica has neither
-    /// closed the connection, as far as is known, nor sent unrequested data.
+    /// Whether the connection can be used for another request: the last answer was read to its end, and the replica has
+    /// neither closed the connection, as far as is known, nor sent unrequested data.
     fn is_idle(&self) -> bool {
         self.connection.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
     }
@@ -211,7 +212,7 @@ async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = tokio::time::timeout(timeout, TcpStream::connect(address))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "timed out"))??;
-    // A request is written at once and must not wait for an acknowledgement.
+    // A request is written immediately and must not wait for an acknowledgement.
     stream.set_nodelay(true)?;
     let probes = socket2::TcpKeepalive::new()
         .with_time(PROBE_AFTER)

@@ -1,5 +1,5 @@
-//! The token usage that an answer reports. Only members of the answer itself count. Its text and the parts of the request that it
-//! repeats are controlled by the client, whose quota depends on the numbers.
+//! The token usage that an answer reports. Only members of the answer itself count. Its text and the parts of the
+//! request that it repeats are controlled by the client, whose quota depends on the numbers.
 
 use std::sync::LazyLock;
 

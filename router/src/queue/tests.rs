@@ -19,7 +19,7 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[test]
-fn who_came_first_is_first() {
+fn the_first_request_is_served_first() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
     let first = queue.push(request(Class::Standard, now), now).unwrap();
     let second = queue.push(request(Class::Standard, now), now).unwrap();
@@ -34,7 +34,7 @@ fn who_came_first_is_first() {
 }
 
 #[test]
-fn who_comes_back_has_its_former_place() {
+fn a_request_that_returns_keeps_its_position() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
     let newcomer = queue.push(request(Class::Standard, now + seconds(1)), now + seconds(1)).unwrap();
     let back = queue.push(request(Class::Standard, now), now + seconds(2)).unwrap();
@@ -44,7 +44,7 @@ fn who_comes_back_has_its_former_place() {
 }
 
 #[test]
-fn a_class_goes_before_those_below_it_but_not_for_ever() {
+fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
     let bulk = queue.push(request(Class::Bulk, now), now).unwrap();
     let standard = queue.push(request(Class::Standard, now + seconds(5)), now + seconds(5)).unwrap();
@@ -58,7 +58,7 @@ fn a_class_goes_before_those_below_it_but_not_for_ever() {
 }
 
 #[test]
-fn it_is_bounded_by_requests_and_by_tokens() {
+fn the_queue_is_limited_by_requests_and_by_tokens() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
     let huge = QueuedRequest { tokens: 5000, ..request(Class::Standard, now) };
     let ticket = queue.push(huge, now).unwrap();
@@ -71,7 +71,7 @@ fn it_is_bounded_by_requests_and_by_tokens() {
 }
 
 #[test]
-fn who_has_waited_too_long_leaves_and_nobody_else() {
+fn only_requests_past_their_deadline_expire() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
     let patient = queue.push(request(Class::Standard, now), now).unwrap();
     let hurried = QueuedRequest { deadline: Some(now + seconds(2)), ..request(Class::Bulk, now) };
@@ -85,11 +85,11 @@ fn who_has_waited_too_long_leaves_and_nobody_else() {
 }
 
 #[test]
-fn who_is_turned_away_is_told_when_there_will_be_room() {
+fn a_rejected_request_gets_the_time_until_there_is_room() {
     let (mut queue, start) = (Queue::new(QueueConfig { queue_requests: 10, ..CONFIG }), Instant::now());
     assert_eq!(queue.retry_after(start), RETRY_AFTER_MIN, "nothing is known");
     let mut now = start;
-    // One leaves every four seconds; the queue is never empty.
+    // One request is served every four seconds, and the queue is never empty.
     for _ in 0..10 {
         queue.push(request(Class::Standard, now), now).unwrap();
     }
@@ -101,7 +101,7 @@ fn who_is_turned_away_is_told_when_there_will_be_room() {
     let QueueFull { retry_after } = queue.push(request(Class::Standard, now), now).unwrap_err();
     let told = retry_after.as_secs_f64();
     assert!((told - 40.0).abs() < 1.0, "{told} s for ten that leave at one in four seconds");
-    // Time in which there is nothing to drain does not make the drain slow.
+    // Time with an empty queue does not reduce the drain rate.
     while let Some(ticket) = queue.head() {
         queue.dequeue(ticket, now);
     }
@@ -111,7 +111,7 @@ fn who_is_turned_away_is_told_when_there_will_be_room() {
 }
 
 #[test]
-fn names_of_classes() {
+fn classes_have_names() {
     for class in [Class::Interactive, Class::Standard, Class::Bulk] {
         assert_eq!(class.name().parse(), Ok(class));
     }
@@ -119,10 +119,10 @@ fn names_of_classes() {
     assert_eq!(unknown, "unknown priority class \"Bulk\": use interactive, standard or bulk");
 }
 
-/// A stream of urgent requests that takes all the room there is: whatever came before it is served within the
-/// time that its class yields and the backlog of that moment.
+/// Urgent requests arrive faster than they can be served. Requests that arrived before them are served within the delay
+/// of their class and the backlog at that moment.
 #[test]
-fn at_random_nothing_starves_and_all_counts_are_kept() {
+fn no_request_starves_and_all_counts_hold_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
         let config = QueueConfig { queue_requests: 30, queue_timeout: seconds(1000), ..CONFIG };

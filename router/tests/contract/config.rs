@@ -1,4 +1,4 @@
-//! The configuration file, read again while the router runs.
+//! The configuration file, which is reloaded while the router runs.
 
 use std::io::Write as _;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use crate::harness::*;
 
 #[test]
-fn a_changed_file_applies_at_once_and_no_stream_notices() {
+fn a_changed_file_takes_effect_without_interrupting_streams() {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let old = Upstream::start("m", move |request, stream| {
@@ -38,7 +38,7 @@ fn a_changed_file_applies_at_once_and_no_stream_notices() {
     go.send(()).unwrap();
     read_until(&mut stream, "data: [DONE]\n\n");
 
-    // Wrong in each of three ways: it stays as it is.
+    // Three kinds of errors: the configuration does not change.
     for (wrong, said) in [("policy: best\n", "best"), ("polisy: kv\n", "polisy"), ("policy: [", "parse")] {
         std::fs::write(&path, wrong).unwrap();
         await_condition("the reason to be logged", || {
@@ -54,7 +54,7 @@ fn a_changed_file_applies_at_once_and_no_stream_notices() {
 }
 
 #[test]
-fn a_replica_that_is_taken_away_finishes_what_it_has_and_gets_nothing_new() {
+fn a_replica_removed_from_the_configuration_finishes_its_requests_and_gets_no_new_ones() {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let leaving = Upstream::start("m", move |_, stream| {

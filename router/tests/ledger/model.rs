@@ -1,5 +1,5 @@
-//! The ledger where threads meet: loom runs these through every interleaving. The ledger's own source is
-//! compiled here a second time, over loom's lock.
+//! Concurrency tests of the ledger: loom runs them through every interleaving. The source of the ledger is compiled a
+//! second time here, with the lock of loom.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn report(number: u64, last: u64) -> Load {
     Load { epoch: 1, report: number, dispatches, ..Load::default() }
 }
 
-/// The emptier of two replicas, as it looks, unless it has changed by the time of booking.
+/// Books the replica with fewer requests, unless it has changed since it was examined.
 fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> BookingGuard {
     loop {
         let views = ledgers.each_ref().map(|ledger| ledger.view(now, TTL));
@@ -67,7 +67,7 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         reporter.join().unwrap();
         let second = booker.join().unwrap();
         let booked = ledger.view(now, TTL).booked;
-        // The report named the first one only, whenever it came.
+        // The report lists only the first dispatch, whenever it arrives.
         assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
         assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
         drop(second);
@@ -76,7 +76,7 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
 }
 
 #[test]
-fn a_report_is_never_seen_without_what_it_includes() {
+fn a_view_never_contains_a_report_without_its_dispatches() {
     let now = Instant::now();
     loom::model(move || {
         let ledger = Ledger::new(ROUTER);
@@ -88,7 +88,7 @@ fn a_report_is_never_seen_without_what_it_includes() {
         });
         let view = ledger.view(now, TTL);
         let reported = view.reported.map_or(0, |reported| reported.uncomputed_tokens);
-        // Once, wherever it is counted.
+        // The dispatch counts exactly once.
         assert_eq!(reported + view.booked.uncached_unreported, 100);
         reporter.join().unwrap();
         drop(booking);

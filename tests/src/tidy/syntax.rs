@@ -6,8 +6,8 @@ use super::{File, Tree};
 
 /// The crates whose names, comments and modules follow the style. The rules below apply to these crates only, until
 /// the list holds every crate of the workspace.
-pub const CRATES_IN_STYLE: [&str; 5] =
-    ["server/gguf", "server/guidance", "server/openai", "server/parsers", "server/text"];
+pub const CRATES_IN_STYLE: [&str; 7] =
+    ["proto", "router", "server/gguf", "server/guidance", "server/openai", "server/parsers", "server/text"];
 
 /// The folders of a crate that hold Rust code.
 const CODE_FOLDERS: [&str; 4] = ["src", "tests", "benches", "examples"];

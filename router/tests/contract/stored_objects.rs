@@ -1,4 +1,4 @@
-//! What replicas keep: a request that refers to something goes to the replica that has it, by the name alone.
+//! Stored objects: a request that refers to one goes to the replica that stores it, by the ID alone.
 
 use std::net::TcpListener;
 
@@ -8,20 +8,22 @@ const PATH: &str = "/v3/responses";
 
 fn keeper(number: u64) -> Upstream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    Upstream::keeper(listener, "m", number, move |_, stream| send(stream, &whole(&format!("\"{number}\""))))
+    Upstream::with_store(listener, "m", number, move |_, stream| {
+        send(stream, &whole(&format!("\"{number}\"")))
+    })
 }
 
 fn name(prefix: &str, keeper: u64) -> String {
     format!("{prefix}_{keeper:016x}{:032x}", 0x100)
 }
 
-/// As many routers as replicas, of which none has seen an answer of another.
+/// As many routers as replicas. No router has seen an answer of another one.
 fn routers(replicas: &[&Upstream]) -> Vec<Router> {
     replicas.iter().map(|_| Router::start(replicas, &["--policy=round-robin"])).collect()
 }
 
 #[test]
-fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router() {
+fn a_reference_to_a_stored_object_reaches_its_replica_through_any_router() {
     let (one, two) = (keeper(1), keeper(2));
     for router in routers(&[&one, &two]) {
         for number in [1, 2, 2, 1, 2] {
@@ -46,7 +48,7 @@ fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router
             let keeper = if number == 1 { &one } else { &two };
             assert_eq!(answer.header("x-ovfleet-replica"), Some(keeper.address.to_string().as_str()));
         }
-        // What refers to nothing goes anywhere: here in turn.
+        // A request without a reference goes to any replica, in turn here.
         let mut answers: Vec<String> =
             (0..2).map(|_| router.post(PATH, r#"{"model":"m","input":"x"}"#).body).collect();
         answers.sort();
@@ -86,9 +88,9 @@ fn a_replica_of_another_model_does_not_do() {
 }
 
 #[test]
-fn the_replicas_own_words_are_passed_on_and_no_other_replica_is_asked() {
+fn errors_of_a_replica_are_passed_on_without_a_retry() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let full = Upstream::keeper(listener, "m", 1, |_, stream| {
+    let full = Upstream::with_store(listener, "m", 1, |_, stream| {
         send(stream, &with_status("429 Too Many Requests", r#"{"error":{"message":"full"}}"#))
     });
     let other = keeper(2);
