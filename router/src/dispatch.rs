@@ -16,7 +16,7 @@
 //!
 //! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So
 //! that they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once
-//! it has waited at the head of the queue for [`RESERVE_AFTER`].
+//! it has waited at the head of the queue for two seconds.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
