@@ -19,10 +19,11 @@ pub struct BudgetLimits {
 }
 
 impl BudgetLimits {
-    /// Limits of `total` bytes, in which a single body of `body_max` bytes always fits.
+    /// Limits in which a single body of `max_body_bytes` bytes always fits.
     #[must_use]
-    pub fn new(total: u64, body_max: u64) -> Self {
-        let reserve = (total / 8).min(total.saturating_sub(body_max));
+    pub fn new(max_buffered_body_bytes: u64, max_body_bytes: u64) -> Self {
+        let total = max_buffered_body_bytes;
+        let reserve = (total / 8).min(total.saturating_sub(max_body_bytes));
         Self { total, large: total - reserve }
     }
 

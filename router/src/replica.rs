@@ -194,7 +194,7 @@ impl Replica {
             let expected = self.ledger.view(now, Duration::MAX).booked.blocks_without_token;
             prefixes.trim(blocks.saturating_add(usize::try_from(expected).unwrap_or(usize::MAX)));
         }
-        self.store_id.store(load.keeper, Ordering::Relaxed);
+        self.store_id.store(load.store_id, Ordering::Relaxed);
         self.is_draining.store(load.state() == State::Draining, Ordering::Relaxed);
         let mut status = self.status();
         let is_serving = |load: &Load| load.state() == State::Serving;

@@ -299,7 +299,7 @@ mod tests {
     fn a_store_is_found_until_another_process_takes_the_place_of_its_replica() {
         let replicas = Replicas::new(1);
         let new = replicas.update(&[discovered(1), discovered(2)]).added;
-        let with_store = |epoch, store_id| Load { keeper: store_id, ..load(epoch, 1, &["a"]) };
+        let with_store = |epoch, store_id| Load { store_id, ..load(epoch, 1, &["a"]) };
         replicas.observe(&new[0], with_store(1, 7), Instant::now()).unwrap();
         // This replica has no store, or has not reported one.
         replicas.observe(&new[1], with_store(2, 0), Instant::now()).unwrap();
@@ -318,7 +318,7 @@ mod tests {
             let replicas = Replicas::new(1);
             let new = replicas.update(&[discovered(1)]).added;
             std::thread::scope(|scope| {
-                let report = Load { keeper: 7, ..load(1, 1, &["a"]) };
+                let report = Load { store_id: 7, ..load(1, 1, &["a"]) };
                 scope.spawn(|| replicas.observe(&new[0], report, Instant::now()));
                 let stored = loop {
                     let is_known = replicas.are_known();

@@ -342,7 +342,7 @@ impl Replica {
             decode_tokens_per_second: decode,
             preemptions_total: preemptions,
             dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.published_seen.wire() }),
-            keeper: 0,
+            store_id: 0,
             asleep: false,
         }
     }

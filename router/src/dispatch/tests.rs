@@ -406,7 +406,7 @@ fn arbitrary_load(rng: &mut StdRng, router: u64) -> Load {
         dispatches: rng
             .random_bool(0.7)
             .then_some(Dispatches { router: [router, 1][rng.random_range(0..2)], ranges }),
-        keeper: rng.random(),
+        store_id: rng.random(),
         asleep: rng.random(),
     }
 }

@@ -23,15 +23,17 @@ pub(super) async fn receive(app: &App, mut body: Incoming) -> Result<Bytes, Erro
         return Ok(Bytes::new());
     }
     let settings = app.settings();
-    let (limit, timeout) = (settings.max_body_bytes.0, settings.read_timeout);
+    let (max_body_bytes, read_timeout) = (settings.max_body_bytes.0, settings.read_timeout);
     drop(settings);
-    if body.size_hint().lower() > limit {
-        return Err(Error::BodyTooLarge(limit));
+    if body.size_hint().lower() > max_body_bytes {
+        return Err(Error::BodyTooLarge(max_body_bytes));
     }
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let deadline = tokio::time::Instant::now() + timeout;
-    let received = tokio::time::timeout_at(deadline, receive_parts(app, &mut body, announced, limit)).await;
-    let received = received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {timeout:?}"))));
+    let deadline = tokio::time::Instant::now() + read_timeout;
+    let received =
+        tokio::time::timeout_at(deadline, receive_parts(app, &mut body, announced, max_body_bytes)).await;
+    let received =
+        received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {read_timeout:?}"))));
     if received.is_err() {
         // The request is rejected whether the rest arrives or not.
         let _ = tokio::time::timeout_at(deadline, discard(&mut body)).await;
@@ -39,15 +41,22 @@ pub(super) async fn receive(app: &App, mut body: Incoming) -> Result<Bytes, Erro
     received
 }
 
-async fn receive_parts(app: &App, body: &mut Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
-    let total = app.settings().max_buffered_body_bytes.0;
-    let limits = BudgetLimits::new(total, limit);
+async fn receive_parts(
+    app: &App,
+    body: &mut Incoming,
+    announced: usize,
+    max_body_bytes: u64,
+) -> Result<Bytes, Error> {
+    let max_buffered_body_bytes = app.settings().max_buffered_body_bytes.0;
+    let limits = BudgetLimits::new(max_buffered_body_bytes, max_body_bytes);
     let mut received = app.bodies().body(announced);
     while let Some(part) = next_part(body).await? {
-        if received.len() + part.len() as u64 > limit {
-            return Err(Error::BodyTooLarge(limit));
+        if received.len() + part.len() as u64 > max_body_bytes {
+            return Err(Error::BodyTooLarge(max_body_bytes));
         }
-        received.push(part, limits).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
+        received
+            .push(part, limits)
+            .map_err(|BudgetExceeded| Error::TooManyBodyBytes(max_buffered_body_bytes))?;
     }
     Ok(received.into_bytes())
 }

@@ -78,7 +78,7 @@ fn report(rng: &mut StdRng, router: u64, number: u64) -> Load {
         requests_max: figure(rng),
         prefill_tokens_per_second: speed(rng),
         decode_tokens_per_second: speed(rng),
-        keeper: rng.random_range(0..2),
+        store_id: rng.random_range(0..2),
         asleep: rng.random(),
         ..Load::default()
     }
