@@ -1,10 +1,10 @@
 //! The replica token: the secret by which replicas recognize their routers.
 //!
 //! Routers and replicas read it from a file with one token per line, which both read again when it changes. A router
-//! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts what comes with at least
-//! one token of its own file. So two processes understand each other as long as their files have one token in common,
-//! which is what makes it possible to replace the token while requests are served: add the new one, wait until every
-//! process has read the file, remove the former one.
+//! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts requests with at least
+//! one token of its own file. So two processes understand each other as long as their files have one token in common.
+//! This makes it possible to replace the token while requests are served: add the new token, wait until every process
+//! has read the file, and remove the old one.
 
 use std::fmt;
 use std::fs::File;
@@ -18,23 +18,26 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 /// The header, of HTTP and gRPC alike, with the tokens of a router, separated by commas.
 pub const HEADER: &str = "x-ovfleet-replica-token";
-/// The authentication scheme that a replica names in `WWW-Authenticate` when it rejects a request without a valid token.
-/// A router recognizes by it that the replica has rejected the router and not the client.
+/// The authentication scheme that a replica names in `WWW-Authenticate` when it rejects a request without a valid
+/// token. A router recognizes by it that the replica has rejected the router and not the client.
 pub const SCHEME: &str = "ovfleet-replica-token";
 
 /// Number of tokens in the file given by `--replica-token-file`.
 ///
-/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in effect.
+/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
+/// effect.
 const TOKENS_MAX: usize = 8;
 /// Characters of a token. A shorter one could be guessed.
 const TOKEN_CHARACTERS_MIN: usize = 16;
 /// Characters of a token in the file given by `--replica-token-file`.
 ///
-/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in effect.
+/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
+/// effect.
 const TOKEN_CHARACTERS_MAX: usize = 256;
 /// Size of the file given by `--replica-token-file`.
 ///
-/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in effect.
+/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
+/// effect.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// Why a file of tokens is not used.
@@ -166,7 +169,7 @@ impl ReplicaTokenFile {
         Ok(Self(Arc::new(Inner { path: path.to_owned(), tokens, problem: Mutex::default() })))
     }
 
-    /// The tokens.
+    /// The tokens of the last valid version of the file.
     #[must_use]
     pub fn tokens(&self) -> Arc<ReplicaTokens> {
         self.0.tokens.load_full()

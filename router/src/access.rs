@@ -1,4 +1,4 @@
-//! Who may ask: keys from a file, by name, and how much each may ask for.
+//! Authenticates clients by API keys from a file, and enforces the rate limits of each key.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,45 +19,46 @@ use crate::limits::{RateLimits, Rates};
 /// effect.
 const KEYS_MAX: usize = 65_536;
 
-/// Why a file of keys is not used.
+/// Why a file of API keys is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] config::Error),
-    /// A line is neither a key nor a key and a name.
-    #[error("line {0} is neither a key nor a key and a name")]
+    /// A line has more than a key and a name.
+    #[error("line {0} has more than a key and a name")]
     Line(usize),
-    /// It has too many.
-    #[error("it has more than {KEYS_MAX} keys")]
+    /// The file has too many keys.
+    #[error("the file has more than {KEYS_MAX} keys")]
     TooMany,
 }
 
-/// Who asks.
+/// A client that has sent a valid API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// For the rates.
+    /// Identifies the key in the rate limits.
     pub(crate) id: u64,
-    /// For logs.
+    /// The name of the client in logs.
     pub(crate) name: Box<str>,
 }
 
-/// A key's SHA-256. Keys are looked up by it, so that the time of a look-up depends on nothing that a client could
-/// work towards a key with, and no key stays in memory.
+/// The SHA-256 of a key. Keys are looked up by it, so that the time of a lookup reveals nothing about valid keys, and
+/// no key stays in memory.
 type KeyDigest = [u8; 32];
 
-/// The keys, if there are any, and what was used of each.
+/// The valid keys, if keys are required, and the usage of each.
 #[derive(Debug, Default)]
 pub struct Access {
     keys: ArcSwapOption<HashMap<KeyDigest, Client>>,
-    used: Mutex<RateLimits>,
+    rate_limits: Mutex<RateLimits>,
 }
 
 impl Access {
-    /// Replaces the keys by those of the file at `path`. A file without keys revokes all: nobody is served then.
+    /// Replaces the keys by those of the file at `path`, and returns their number. A file without keys revokes all
+    /// keys, so that every request is rejected.
     ///
     /// # Errors
-    /// The file makes no sense; the former keys stay.
+    /// The file cannot be read or is invalid. The previous keys stay valid.
     pub fn read(&self, path: &Path) -> Result<usize, KeysError> {
         let keys = parse(&config::read(path)?)?;
         let count = keys.len();
@@ -65,38 +66,38 @@ impl Access {
         Ok(count)
     }
 
-    /// Whether keys are asked for.
+    /// Whether a key is required.
     pub fn is_restricted(&self) -> bool {
         self.keys.load().is_some()
     }
 
-    /// Who asks, by the key in `headers`; `None` where nobody has to say.
+    /// The client to which the key in `headers` belongs, or `None` if no key is required.
     ///
     /// # Errors
-    /// There is no key, or not a known one.
+    /// The key is missing or invalid.
     pub(crate) fn client(&self, headers: &HeaderMap) -> Result<Option<Client>, Error> {
         let keys = self.keys.load();
         let Some(keys) = keys.as_ref() else { return Ok(None) };
-        let given = headers.get(header::AUTHORIZATION).ok_or(Error::NoKey)?.as_bytes();
-        let (scheme, key) = given.split_at_checked(7).ok_or(Error::WrongKey)?;
+        let given = headers.get(header::AUTHORIZATION).ok_or(Error::MissingKey)?.as_bytes();
+        let (scheme, key) = given.split_at_checked(7).ok_or(Error::InvalidKey)?;
         if !scheme.eq_ignore_ascii_case(b"bearer ") {
-            return Err(Error::WrongKey);
+            return Err(Error::InvalidKey);
         }
-        keys.get(&digest(key.trim_ascii())).cloned().map(Some).ok_or(Error::WrongKey)
+        keys.get(&digest(key.trim_ascii())).cloned().map(Some).ok_or(Error::InvalidKey)
     }
 
-    /// Takes a request of about `tokens` tokens.
+    /// Charges a request of about `tokens` tokens to the client.
     ///
     /// # Errors
-    /// The client has used what it may.
-    pub(crate) fn take(&self, client: &Client, rates: Rates, tokens: u32) -> Result<(), Error> {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.take(client.id, rates, tokens, Instant::now()).map_err(Error::OverRate)
+    /// The request exceeds a rate limit of the client.
+    pub(crate) fn charge(&self, client: &Client, rates: Rates, tokens: u32) -> Result<(), Error> {
+        let mut rate_limits = self.rate_limits.lock().unwrap_or_else(PoisonError::into_inner);
+        rate_limits.charge(client.id, rates, tokens, Instant::now()).map_err(Error::RateExceeded)
     }
 
-    /// A request of which `taken` tokens were taken has used `used`.
-    pub(crate) fn settle(&self, client: &Client, taken: u32, used: u32) {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).settle(client.id, taken, used);
+    /// Corrects the charge of a request that used `used` tokens instead of `charged`.
+    pub(crate) fn settle(&self, client: &Client, charged: u32, used: u32) {
+        self.rate_limits.lock().unwrap_or_else(PoisonError::into_inner).settle(client.id, charged, used);
     }
 }
 
@@ -112,7 +113,7 @@ fn parse(text: &str) -> Result<HashMap<KeyDigest, Client>, KeysError> {
         let Some(key) = words.next() else { continue };
         let digest = digest(key.as_bytes());
         let id = digest[..8].iter().fold(0, |id, &byte| id << 8 | u64::from(byte));
-        // Without a name it gets one that does not give the key away.
+        // The generated name does not reveal the key.
         let name = words.next().map_or_else(|| format!("key-{number}"), str::to_owned);
         if words.next().is_some() {
             return Err(KeysError::Line(number));
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn only_keys_in_the_file_are_let_in_and_a_bad_file_changes_nothing() {
+    fn only_keys_in_the_file_are_valid_and_an_invalid_file_changes_nothing() {
         let access = Access::default();
         assert_eq!(access.client(&HeaderMap::new()), Ok(None));
         let folder = tempfile::tempdir().unwrap();
@@ -144,30 +145,30 @@ mod tests {
         assert_eq!(name("Bearer secret"), Ok("alice".to_owned()));
         assert_eq!(name("bearer  other"), Ok("key-4".to_owned()));
         for wrong in ["Bearer", "Bearer secre", "Basic secret", "Bearer # ours", ""] {
-            assert_eq!(name(wrong), Err(Error::WrongKey), "{wrong}");
+            assert_eq!(name(wrong), Err(Error::InvalidKey), "{wrong}");
         }
-        assert_eq!(access.client(&HeaderMap::new()), Err(Error::NoKey));
+        assert_eq!(access.client(&HeaderMap::new()), Err(Error::MissingKey));
         std::fs::write(&path, "a b c\n").unwrap();
         assert!(access.read(&path).is_err());
         assert!(name("Bearer secret").is_ok());
         for empty in ["# nobody\n", ""] {
             std::fs::write(&path, empty).unwrap();
             assert_eq!(access.read(&path).unwrap(), 0, "the last key is revoked");
-            assert_eq!(name("Bearer secret"), Err(Error::WrongKey));
+            assert_eq!(name("Bearer secret"), Err(Error::InvalidKey));
             assert!(access.is_restricted());
         }
     }
 
     #[test]
-    fn what_a_client_uses_is_counted_by_key() {
+    fn usage_is_counted_per_key() {
         let access = Access::default();
         let client = |id| Client { id, name: "c".into() };
-        let rates = Rates { requests_per_minute: Some(2), tokens_per_minute: Some(1000) };
-        access.take(&client(1), rates, 900).unwrap();
-        assert!(access.take(&client(1), rates, 900).is_err());
+        let rates = Rates { key_requests: Some(2), key_tokens: Some(1000) };
+        access.charge(&client(1), rates, 900).unwrap();
+        assert!(access.charge(&client(1), rates, 900).is_err());
         access.settle(&client(1), 900, 10);
-        access.take(&client(1), rates, 900).unwrap();
-        assert!(access.take(&client(1), rates, 1).is_err(), "two requests are two");
-        access.take(&client(2), rates, 900).unwrap();
+        access.charge(&client(1), rates, 900).unwrap();
+        assert!(access.charge(&client(1), rates, 1).is_err(), "two requests are two");
+        access.charge(&client(2), rates, 900).unwrap();
     }
 }

@@ -1,9 +1,10 @@
-//! For who looks after the fleet: probes, metrics, what is known of replicas, why requests went where, and the
-//! console. Not in the way of requests, so that it may be comfortable.
+//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. Requests to
+//! the API do not pass through here.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -14,30 +15,29 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use crate::app::App;
-use crate::dispatch::{Judged, Pick};
+use crate::dispatch::{Pick, ScoredCandidate};
 use crate::error::Error;
-use crate::health::Standing;
-use crate::proxy::Body;
-use crate::replicas::Replica;
+use crate::health::HealthState;
+use crate::replica::Replica;
 use crate::watch_replicas;
 
-/// The page, whole: it needs nothing else.
+/// The complete page of the console, which loads nothing else.
 const CONSOLE: &str = include_str!("admin/console.html");
-/// What the page may do: what is in it, and talk to this router.
+/// The content security policy of the console: it may run only its own scripts and call only this router.
 const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Pages that are not of the API.
+/// A set of pages that are not part of the API.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages(Router);
 
 impl Pages {
-    /// Health and metrics: what `--admin-port` serves.
+    /// The pages on `--admin-port`: health and metrics.
     pub(crate) fn probes(app: App) -> Self {
-        Self(probes().fallback(unknown_path).method_not_allowed_fallback(method).with_state(app))
+        Self(probes().fallback(unknown_path).method_not_allowed_fallback(unsupported_method).with_state(app))
     }
 
-    /// The gRPC service: what `--grpc-port` serves.
+    /// The gRPC service on `--grpc-port`.
     pub(crate) fn grpc(app: App) -> Self {
         Self(tonic::service::Routes::new(watch_replicas::server(app)).into_axum_router())
     }
@@ -47,13 +47,12 @@ impl Pages {
             .route("/debug/replicas", get(replicas))
             .route("/debug/picks", get(picks))
             .route("/console", get(console));
-        Self(router.fallback(unknown_path).method_not_allowed_fallback(method).with_state(app))
+        Self(router.fallback(unknown_path).method_not_allowed_fallback(unsupported_method).with_state(app))
     }
 
     pub(crate) async fn answer(&self, request: http::Request<Incoming>) -> http::Response<Body> {
-        let request = request.map(axum::body::Body::new);
-        let Ok(response) = self.0.clone().oneshot(request).await;
-        response.map(Body::page)
+        let Ok(response) = self.0.clone().oneshot(request.map(Body::new)).await;
+        response
     }
 }
 
@@ -82,11 +81,11 @@ impl Admin {
         self.pages.answer(request).await
     }
 
-    /// The models that are served: all, or the one that `path` names.
+    /// The models that are served: all of them, or the one that `path` names.
     ///
     /// # Errors
-    /// That one is not served.
-    pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Body>, Error> {
+    /// The model that `path` names is not served.
+    pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
         let fleets = app.dispatch().replicas.fleets();
         let describe = |name: &str| {
             let created = self.created;
@@ -110,14 +109,14 @@ impl Admin {
                 json!({"object": "list", "data": data})
             }
         };
-        let mut response = http::Response::new(Body::whole(Bytes::from(body.to_string())));
+        let mut response = http::Response::new(Bytes::from(body.to_string()));
         let json = http::HeaderValue::from_static("application/json");
         response.headers_mut().insert(header::CONTENT_TYPE, json);
         Ok(response)
     }
 }
 
-/// A path's part without percent-encoding; as it is if that makes no sense.
+/// Decodes the percent-encoding of a part of a path. Returns the part unchanged if the result is not UTF-8.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -137,19 +136,19 @@ fn decoded(text: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
-/// The process is there. Whether it is of use is for readiness to say.
+/// Liveness: the process answers. Readiness is a separate probe.
 async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-/// Requests should be sent here.
+/// Readiness: clients should send requests.
 async fn ready(State(app): State<App>) -> StatusCode {
     if app.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 async fn metrics(State(app): State<App>) -> Response {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.metrics().scrape(&app)).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.scrape()).into_response()
 }
 
 async fn console() -> Response {
@@ -163,30 +162,29 @@ async fn console() -> Response {
 }
 
 async fn unknown_path(uri: axum::http::Uri) -> Response {
-    refuse(Error::UnknownPath(uri.path().chars().take(256).collect()))
+    reject(Error::UnknownPath(uri.path().chars().take(256).collect()))
 }
 
-async fn method(method: axum::http::Method, uri: axum::http::Uri) -> Response {
-    refuse(Error::Method { method: method.to_string(), path: uri.path().to_owned() })
+async fn unsupported_method(method: axum::http::Method, uri: axum::http::Uri) -> Response {
+    reject(Error::Method { method: method.to_string(), path: uri.path().to_owned() })
 }
 
-fn refuse(error: Error) -> Response {
-    error.into_response().map(axum::body::Body::new)
+fn reject(error: Error) -> Response {
+    error.into_response().map(Body::from)
 }
 
 async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
-        return refuse(error);
+        return reject(error);
     }
     let dispatch = app.dispatch();
     let replicas: Vec<Value> =
         dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
-    let (queued, room) = dispatch.waiters();
     axum::Json(json!({
         "policy": app.settings().policy.name(),
         "requests_in_work": app.requests(),
-        "requests_queued": queued,
-        "requests_without_replica": room,
+        "requests_queued": dispatch.queued(),
+        "requests_without_replica": dispatch.in_waiting_room(),
         "replicas": replicas,
     }))
     .into_response()
@@ -195,17 +193,17 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
 fn describe(app: &App, replica: &Replica) -> Value {
     let now = Instant::now();
     let view = replica.ledger.view(now, app.settings().report_ttl);
-    let standing = match app.dispatch().health().standing(replica.identity, now) {
-        Standing::Trusted => "trusted",
-        Standing::Probing => "probing",
-        Standing::Ejected => "ejected",
+    let state = match app.dispatch().health().state(replica.identity, now) {
+        HealthState::Trusted => "trusted",
+        HealthState::Probing => "probing",
+        HealthState::Ejected => "ejected",
     };
-    let told = replica.told();
-    let load = &told.load;
+    let status = replica.status();
+    let load = &status.load;
     json!({
-        "name": replica.found.name,
-        "address": replica.found.http.to_string(),
-        "models": told.models,
+        "name": replica.discovered.name,
+        "address": replica.discovered.http.to_string(),
+        "models": status.models,
         "state": view.state.map_or("unknown", |state| match state {
             proto::v1alpha1::State::Unspecified => "unknown",
             proto::v1alpha1::State::Starting => "starting",
@@ -213,9 +211,9 @@ fn describe(app: &App, replica: &Replica) -> Value {
             proto::v1alpha1::State::Draining => "draining",
             proto::v1alpha1::State::Stopped => "stopped",
         }),
-        "standing": standing,
-        "is_connected": told.is_connected,
-        "problem": told.problem,
+        "standing": state,
+        "is_connected": status.is_connected,
+        "problem": status.problem,
         "report_age_seconds": view.report_age.map(|age| age.as_secs_f64()),
         "answered": replica.answered.load(std::sync::atomic::Ordering::Relaxed),
         "failed": replica.failed.load(std::sync::atomic::Ordering::Relaxed),
@@ -243,27 +241,27 @@ fn finite(value: f32) -> f64 {
 
 async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
-        return refuse(error);
+        return reject(error);
     }
-    let recent = app.dispatch().recent();
-    // The latest first.
-    let picks: Vec<Value> = recent.iter().rev().map(explain).collect();
-    drop(recent);
+    let log = app.dispatch().pick_log();
+    // The most recent first.
+    let picks: Vec<Value> = log.iter().rev().map(explain).collect();
+    drop(log);
     axum::Json(json!({"policy": app.settings().policy.name(), "picks": picks})).into_response()
 }
 
 fn explain(pick: &Pick) -> Value {
-    let judged = |Judged { replica, terms }: &Judged| {
+    let scored = |ScoredCandidate { replica, terms }: &ScoredCandidate| {
         json!({
-            "replica": replica.found.name,
-            // Not a number in JSON: it was not considered.
+            "replica": replica.discovered.name,
+            // Infinite, which is not a number in JSON, if the candidate was not considered.
             "score": terms.score.is_finite().then_some(terms.score),
-            "ahead_seconds": terms.ahead,
-            "own_seconds": terms.own,
-            "company_seconds": terms.company,
-            "place_seconds": terms.place,
-            "blocks_seconds": terms.blocks,
-            "pressure_seconds": terms.pressure,
+            "queued_prefill_seconds": terms.queued_prefill,
+            "prefill_seconds": terms.prefill,
+            "decode_interference_seconds": terms.decode_interference,
+            "sequence_wait_seconds": terms.sequence_wait,
+            "block_wait_seconds": terms.block_wait,
+            "cache_pressure_seconds": terms.cache_pressure,
             "in_flight": terms.in_flight,
             "cached_tokens": terms.cached_tokens,
         })
@@ -274,9 +272,9 @@ fn explain(pick: &Pick) -> Value {
         "prompt_tokens": pick.demand.prompt_tokens,
         "output_tokens": pick.demand.output_tokens,
         "sequences": pick.demand.sequences,
-        "candidates": pick.candidates,
-        "picked": pick.judged.first().map(judged),
-        "others": pick.judged.iter().skip(1).map(judged).collect::<Vec<_>>(),
+        "candidates": pick.candidate_count,
+        "picked": pick.candidates.first().map(scored),
+        "others": pick.candidates.iter().skip(1).map(scored).collect::<Vec<_>>(),
     })
 }
 
@@ -289,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_paths_are_decoded_where_they_can_be() {
+    fn percent_encoding_in_paths_is_decoded_if_it_is_valid() {
         for (given, read) in
             [("a%2Fb", "a/b"), ("a/b", "a/b"), ("100%", "100%"), ("%zz", "%zz"), ("%ff", "%ff")]
         {

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state of the router that all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,17 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 
 use crate::access::Access;
-use crate::args::Args;
+use crate::args::{Args, Settings};
 use crate::body_budget::BodyBudget;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
-use crate::metrics::Metrics;
+use crate::metrics::{GaugeSources, Metrics};
 use crate::trace::Tracer;
 
-/// The settings as they are now: replaced as a whole when the configuration file changes.
-pub type Settings = Arc<ArcSwap<Args>>;
-
-/// The state of the router. Clones are of the same.
+/// The state of the router. Clones share it.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Inner>);
 
@@ -33,7 +30,7 @@ struct Inner {
 }
 
 impl App {
-    /// A router without replicas as yet.
+    /// A router that does not know any replicas.
     pub fn new(args: Args, tracer: Option<Tracer>) -> Self {
         let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
         let metrics = Metrics::new();
@@ -49,33 +46,33 @@ impl App {
         }))
     }
 
-    /// The settings.
+    /// The settings that are in effect now.
     pub fn settings(&self) -> arc_swap::Guard<Arc<Args>> {
         self.0.settings.load()
     }
 
-    /// Replaces the settings.
+    /// Replaces the settings and applies the changes.
     pub fn set_settings(&self, args: Args) {
         self.0.settings.store(Arc::new(args));
         self.0.dispatch.reconfigure();
     }
 
-    /// Where requests get their places.
+    /// The dispatch that assigns replicas to requests.
     pub fn dispatch(&self) -> &Arc<Dispatch> {
         &self.0.dispatch
     }
 
-    /// Who may ask.
+    /// The API keys and their rate limits.
     pub fn access(&self) -> &Access {
         &self.0.access
     }
 
-    /// The bytes of request bodies that are held.
+    /// The memory budget of request bodies.
     pub fn bodies(&self) -> &Arc<BodyBudget> {
         &self.0.bodies
     }
 
-    /// What is counted.
+    /// The metrics of the process.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
@@ -84,39 +81,53 @@ impl App {
         self.0.tracer.as_ref()
     }
 
-    /// Requests in work.
+    /// The number of active requests.
     pub fn requests(&self) -> usize {
         self.0.requests.load(Ordering::Relaxed)
     }
 
-    /// Takes a request on.
+    /// Admits a request.
     ///
     /// # Errors
-    /// There are as many as may be.
-    pub(crate) fn admit(&self) -> Result<Admitted, Error> {
+    /// The limit of concurrent requests is reached.
+    pub(crate) fn admit(&self) -> Result<RequestPermit, Error> {
         let limit = self.settings().max_concurrent_requests;
-        let admitted = Admitted(self.clone());
+        let permit = RequestPermit(self.clone());
         let before = self.0.requests.fetch_add(1, Ordering::Relaxed);
-        if before >= limit as usize { Err(Error::TooManyRequests(limit)) } else { Ok(admitted) }
+        if before >= limit as usize { Err(Error::TooManyRequests(limit)) } else { Ok(permit) }
     }
 
-    /// From now on the router is not ready: it is about to end.
+    /// All metrics, as OpenMetrics text.
+    pub fn scrape(&self) -> String {
+        let dispatch = self.dispatch();
+        self.metrics().scrape(&GaugeSources {
+            is_ready: self.is_ready(),
+            requests_in_work: self.requests(),
+            requests_queued: dispatch.queued(),
+            requests_without_replica: dispatch.in_waiting_room(),
+            replicas: &dispatch.replicas.all(),
+            health: &dispatch.health(),
+            report_ttl: self.settings().report_ttl,
+        })
+    }
+
+    /// Makes the router not ready, because it is about to stop.
     pub fn stop(&self) {
         self.0.is_stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Whether requests should be sent here: some replica takes requests, and the router is to go on.
+    /// Whether clients should send requests: a replica accepts requests, and the router is not stopping.
     pub fn is_ready(&self) -> bool {
         !self.0.is_stopping.load(Ordering::Relaxed)
-            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_able(fleet))
+            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_available(fleet))
     }
 }
 
-/// A request in work. Dropping it makes room for another.
+/// The permit of an active request. Dropping it makes room for another request.
 #[derive(Debug)]
-pub(crate) struct Admitted(App);
+pub(crate) struct RequestPermit(App);
 
-impl Drop for Admitted {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         self.0.0.requests.fetch_sub(1, Ordering::Relaxed);
     }

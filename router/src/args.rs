@@ -1,36 +1,37 @@
-//! The command line, which is also where the environment is read and what the keys of the configuration file
-//! are named after. The comments on the fields are the help text and the reference in the documentation.
+//! The command line. Its flags can also be set by environment variables and by the keys of the configuration file. The
+//! comments on the fields are the help text and the reference documentation.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use clap::{Parser, ValueEnum};
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
-use crate::tenant::KeyIsolation;
 
 mod units;
 
 pub use units::ByteSize;
-use units::{duration, policy, share};
+use units::{duration, fraction, policy};
 
-/// Spread requests over the replicas of one or more models, by their load.
+/// Routes requests to the replicas of one or more models by their load.
 ///
-/// Clients use the router's address instead of a replica's; the API is the replicas'. Every option can also be
-/// given as an environment variable, named beside it, or in the file given by --config, where an option is a
-/// key without its dashes. The command line counts before the file, and the file before the environment.
+/// Clients use the address of the router instead of that of a replica. The API is the same. Every flag can also be set
+/// by the environment variable listed beside it, or in the file given by --config, where the key is the name of the
+/// flag without dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// A YAML file with further options, e.g. `policy: kv`. It is read again when it changes: what it says of
-    /// replicas, routing, timeouts, queues and rates then applies at once, and no stream notices.
+    /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes of replicas, routing,
+    /// timeouts, queues and rate limits take effect immediately and do not interrupt streams.
     #[arg(long, env = "OVFLEET_ROUTER_CONFIG", value_name = "PATH")]
     pub config: Option<PathBuf>,
 
-    /// A replica, by the address of its API and the port of its load reports: HOST:PORT/GRPC_PORT. Repeatable.
-    /// Without GRPC_PORT its load is not known and it is judged by what this router has sent it.
+    /// The address of a replica: HOST:PORT/GRPC_PORT, with the ports of its API and of its load reports. Repeatable.
+    /// Without GRPC_PORT the load is unknown, and the router only counts the requests that it has sent to the replica.
     #[arg(
         long = "replica",
         env = "OVFLEET_ROUTER_REPLICA",
@@ -40,7 +41,7 @@ pub struct Args {
     )]
     pub replicas: Vec<FixedReplica>,
 
-    /// A name whose every address in DNS is a replica: NAME:PORT/GRPC_PORT. Repeatable.
+    /// A DNS name of which every address is a replica: NAME:PORT/GRPC_PORT. Repeatable.
     #[arg(
         long = "replicas-dns",
         env = "OVFLEET_ROUTER_REPLICAS_DNS",
@@ -50,8 +51,8 @@ pub struct Args {
     )]
     pub replicas_dns: Vec<DnsName>,
 
-    /// A Kubernetes Service whose endpoints are replicas: NAMESPACE/NAME, or NAME in the router's own
-    /// namespace. Repeatable. The router needs to get, list and watch its EndpointSlices.
+    /// A Kubernetes Service whose endpoints are replicas: NAMESPACE/NAME, or NAME in the namespace of the router.
+    /// Repeatable. The router needs permission to get, list and watch EndpointSlices.
     #[arg(
         long = "replicas-service",
         env = "OVFLEET_ROUTER_REPLICAS_SERVICE",
@@ -81,7 +82,7 @@ pub struct Args {
     )]
     pub grpc_port_name: String,
 
-    /// How often names are looked up in DNS.
+    /// The interval between DNS lookups.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_DNS_INTERVAL",
@@ -92,11 +93,11 @@ pub struct Args {
     )]
     pub dns_interval: Duration,
 
-    /// A file with the replica token, by which replicas recognize their routers. Replicas get the same file with the same
-    /// flag.
+    /// A file with the replica token, by which replicas recognize their routers. Replicas use the same file with the
+    /// same flag.
     ///
-    /// The file has one token per line, 16 to 256 letters, digits and -._~+/=, all of which are sent with each request. It
-    /// is read again when it changes. Default: no token is sent.
+    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens are sent with each request.
+    /// The file is reloaded when it changes. Default: no token is sent.
     #[arg(long, env = "OVFLEET_ROUTER_REPLICA_TOKEN_FILE", value_name = "PATH", help_heading = "Replicas")]
     pub replica_token_file: Option<PathBuf>,
 
@@ -104,22 +105,22 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_ROUTER_HOST", default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
 
-    /// The port of the API, of health, metrics and the console. 0 takes any free one.
+    /// The port of the API, the probes, the metrics and the console. 0 selects a free port.
     #[arg(long, env = "OVFLEET_ROUTER_PORT", default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
-    /// A further port, on the same address, that serves /metrics, /v2/health/live and /v2/health/ready and nothing
-    /// else. It has connections and a thread of its own, so that probes are answered however many clients are
-    /// connected to the API. 0 takes any free one. Default: none.
+    /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
+    /// its own connections and thread, so that probes are answered however many clients are connected to the API. 0
+    /// selects a free port. Default: none.
     #[arg(long, env = "OVFLEET_ROUTER_ADMIN_PORT", value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same
-    /// address. 0 takes any free one. Default: none.
+    /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same address.
+    /// 0 selects a free port. Default: none.
     #[arg(long, env = "OVFLEET_ROUTER_GRPC_PORT", value_name = "PORT", help_heading = "Network")]
     pub grpc_port: Option<u16>,
 
-    /// Threads that pass requests on. Default: one for each processor.
+    /// Number of threads that serve requests. Default: one per processor.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_THREADS",
@@ -129,8 +130,8 @@ pub struct Args {
     )]
     pub threads: Option<u32>,
 
-    /// How replicas are compared: kv, least-requests, power-of-two, round-robin, or session (by the header
-    /// x-session-id or the body's `user`).
+    /// The routing policy: kv (the shortest estimated time to the first token), least-requests, power-of-two,
+    /// round-robin, or session (the same replica for the same header x-session-id or field `user`).
     #[arg(
         long,
         env = "OVFLEET_ROUTER_POLICY",
@@ -140,7 +141,7 @@ pub struct Args {
     )]
     pub policy: Policy,
 
-    /// The age at which a load report does not count any more.
+    /// The age above which a load report is ignored.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_REPORT_TTL",
@@ -151,8 +152,8 @@ pub struct Args {
     )]
     pub report_ttl: Duration,
 
-    /// Number of replicas on which a request is tried before the client receives the first byte. Replicas that accept
-    /// no connection do not count.
+    /// Number of replicas that a request is sent to before the client receives the first byte. Replicas that accept no
+    /// connection do not count.
     ///
     /// Beyond it: the client gets the last failure: the answer of the replica, 502, `replicas_failed`, or 504,
     /// `replicas_timed_out`.
@@ -175,7 +176,7 @@ pub struct Args {
         env = "OVFLEET_ROUTER_RETRY_SHARE",
         value_name = "SHARE",
         default_value = "0.2",
-        value_parser = share,
+        value_parser = fraction,
         help_heading = "Routing"
     )]
     pub retry_share: f32,
@@ -194,7 +195,7 @@ pub struct Args {
     )]
     pub connect_timeout: Duration,
 
-    /// Time in which a streamed answer must begin, at one replica.
+    /// Time in which a replica must begin a streamed answer.
     ///
     /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
@@ -207,7 +208,7 @@ pub struct Args {
     )]
     pub first_token_timeout: Duration,
 
-    /// Time in which an answer that is not streamed must arrive, at one replica.
+    /// Time in which a replica must complete an answer that is not streamed.
     ///
     /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
@@ -220,7 +221,7 @@ pub struct Args {
     )]
     pub answer_timeout: Duration,
 
-    /// Time for which a replica may send nothing within an answer.
+    /// Time for which a replica may be silent during an answer.
     ///
     /// Beyond it: a streamed answer ends with an error event; any other answer is cut off.
     #[arg(
@@ -234,7 +235,7 @@ pub struct Args {
     pub idle_timeout: Duration,
 
     /// Time without a load report after which a replica that used to report is considered hung. It does not apply to
-    /// a replica that drains or that discovery no longer lists: such a replica finishes its requests.
+    /// a replica that drains or that discovery no longer lists, because such a replica finishes its requests.
     ///
     /// Beyond it: requests without a first byte are retried on another replica, if one still reports; answers that
     /// have begun end with an error.
@@ -313,9 +314,9 @@ pub struct Args {
     )]
     pub waiting_room_timeout: Duration,
 
-    /// A file with the keys that clients have to show, one a line, each followed by a name for logs and rates
-    /// if wanted; # begins a comment. It is read again when it changes. A file without any key refuses everybody;
-    /// without this option everybody is served.
+    /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
+    /// # begins a comment. The file is reloaded when it changes. A file without any key rejects all requests. Default:
+    /// no key is required.
     #[arg(long, env = "OVFLEET_ROUTER_API_KEYS", value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
@@ -331,8 +332,8 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_ROUTER_KEY_TOKENS", value_name = "COUNT", help_heading = "Access")]
     pub key_tokens: Option<u32>,
 
-    /// Which requests share stored responses, conversations and cached prompts. Those of different tenants never do, and
-    /// the `cached_tokens` of one tell nothing about the prompts of another. Needs --api-keys.
+    /// The tenant of a request. Requests of different tenants never share stored responses, conversations or cached
+    /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_KEY_ISOLATION",
@@ -447,7 +448,7 @@ pub struct Args {
     )]
     pub drain_timeout: Duration,
 
-    /// What is logged: error, warn, info, debug, trace, or per part, e.g. info,router=debug.
+    /// The log level: error, warn, info, debug or trace, optionally per module, e.g. info,router=debug.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_LOG",
@@ -457,7 +458,7 @@ pub struct Args {
     )]
     pub log: String,
 
-    /// How logs are written, to standard error.
+    /// The format of the logs, which are written to standard error.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_LOG_FORMAT",
@@ -467,22 +468,22 @@ pub struct Args {
     )]
     pub log_format: LogFormat,
 
-    /// Log a line for each request: who, what, where and how long, never prompts or answers.
+    /// Log a line for each request with its client, endpoint, replica and duration, and never its prompt or answer.
     #[arg(long, env = "OVFLEET_ROUTER_ACCESS_LOG", help_heading = "Logs and traces")]
     pub access_log: bool,
 
-    /// Where spans are sent, by OTLP over gRPC, e.g. http://collector:4317. Default: nowhere; trace headers
-    /// are passed on to replicas in any case.
+    /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are passed
+    /// on to replicas in any case.
     #[arg(long, env = "OVFLEET_ROUTER_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
-    /// The share of requests traced of those that come without a trace of their own.
+    /// The fraction of the requests without a trace header for which the router starts a trace.
     #[arg(
         long,
         env = "OVFLEET_ROUTER_TRACE_SHARE",
         value_name = "SHARE",
         default_value = "0.01",
-        value_parser = share,
+        value_parser = fraction,
         help_heading = "Logs and traces"
     )]
     pub trace_share: f32,
@@ -494,16 +495,31 @@ Examples:
   router --host 0.0.0.0 --replicas-service models/chat --replicas-service models/code
   router --config router.yaml
 
-Then:
+Then list the models and open the console:
   curl http://127.0.0.1:8000/v3/models
-  and a browser at http://127.0.0.1:8000/console";
+  http://127.0.0.1:8000/console";
 
-/// How logs are written.
+/// The settings that are in effect now. They are replaced as a whole when the configuration file changes.
+pub type Settings = Arc<ArcSwap<Args>>;
+
+/// How requests are assigned to tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyIsolation {
+    /// Each key is a tenant.
+    Key,
+    /// Keys with the same name in the file of keys are one tenant, so that a key can be replaced without losing stored
+    /// objects. A key without a name is a tenant of its own.
+    Name,
+    /// All requests belong to the same tenant, whatever their keys.
+    None,
+}
+
+/// The format of the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text for people.
     Text,
-    /// For machines: one JSON object on each line.
+    /// One JSON object per line, for machines.
     Json,
 }
 

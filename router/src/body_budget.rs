@@ -1,28 +1,29 @@
-//! The memory that the bodies of all requests may take together. Bytes are reserved before they are kept and given
-//! back when the last part of the router that needs the body drops it.
+//! Limits the memory for the bodies of all requests together. Bytes are reserved before they are stored, and released
+//! when the last part of the router that needs the body drops it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-/// Size up to which a body may use all of the budget. Larger bodies leave an eighth of it to these: clients with small
-/// requests, which most are, are served while others send as much as they can.
+/// Size up to which a body may use the whole budget. Larger bodies leave an eighth of it to small bodies, so that
+/// clients with small requests, which are most clients, are served while others send as much as they can.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 
-/// The bytes that all bodies together may hold.
+/// The number of bytes that all bodies together may reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetLimits {
     total: u64,
-    /// The bytes that bodies of more than [`SMALL_BODY_BYTES`] may hold.
+    /// The limit for bodies of more than [`SMALL_BODY_BYTES`].
     large: u64,
 }
 
 impl BudgetLimits {
-    /// Limits of `total` bytes, in which a single body of `body_max` bytes always fits.
+    /// Limits in which a single body of `max_body_bytes` bytes always fits.
     #[must_use]
-    pub fn new(total: u64, body_max: u64) -> Self {
-        let reserve = (total / 8).min(total.saturating_sub(body_max));
+    pub fn new(max_buffered_body_bytes: u64, max_body_bytes: u64) -> Self {
+        let total = max_buffered_body_bytes;
+        let reserve = (total / 8).min(total.saturating_sub(max_body_bytes));
         Self { total, large: total - reserve }
     }
 
@@ -31,13 +32,13 @@ impl BudgetLimits {
     }
 }
 
-/// The bytes that are reserved now.
+/// Counts the bytes that are reserved for bodies.
 #[derive(Debug, Default)]
 pub struct BodyBudget {
     reserved: AtomicU64,
 }
 
-/// There is no room for more bytes within the limit.
+/// The limit does not permit more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetExceeded;
 
@@ -45,11 +46,11 @@ pub struct BudgetExceeded;
 #[derive(Debug)]
 pub struct ReceivedBody {
     reservation: Reservation,
-    /// The only part so far, not copied.
+    /// The first part, which is not copied while it is the only one.
     first: Option<Bytes>,
-    /// All parts, if there are several.
+    /// All parts joined, if there are several.
     joined: Vec<u8>,
-    /// Bytes that the client has announced.
+    /// The length that the client has announced.
     announced: usize,
 }
 
@@ -60,19 +61,19 @@ struct Reservation {
 }
 
 /// The bytes of a body with their reservation.
-struct Reserved<T> {
+struct ReservedBytes<T> {
     bytes: T,
     _reservation: Reservation,
 }
 
 impl BodyBudget {
-    /// The bytes that are reserved now.
+    /// The number of bytes that are reserved now.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// A body of which nothing has been received. `announced` are the bytes that it has by its client's word.
+    /// A body of which nothing has been received. `announced` is the length that the client has announced.
     pub fn body(self: &Arc<Self>, announced: usize) -> ReceivedBody {
         let reservation = Reservation { budget: Arc::clone(self), bytes: 0 };
         ReceivedBody { reservation, first: None, joined: Vec::new(), announced }
@@ -80,13 +81,13 @@ impl BodyBudget {
 }
 
 impl ReceivedBody {
-    /// The bytes so far.
+    /// The number of bytes received so far.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.reservation.bytes
     }
 
-    /// Whether nothing was received.
+    /// Whether nothing was received yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -95,7 +96,7 @@ impl ReceivedBody {
     /// Adds a part, if all bodies together stay within `limits`.
     ///
     /// # Errors
-    /// They would not; nothing was added.
+    /// The part would exceed the limits. Nothing was added.
     pub fn push(&mut self, part: Bytes, limits: BudgetLimits) -> Result<(), BudgetExceeded> {
         let bytes = part.len() as u64;
         self.reservation.grow(bytes, limits.of_body(self.len() + bytes))?;
@@ -104,7 +105,7 @@ impl ReceivedBody {
             return Ok(());
         }
         if let Some(first) = self.first.take() {
-            // Memory that is not written to is not taken, so that an announcement alone costs nothing.
+            // The operating system provides memory only when it is written, so an announcement alone costs nothing.
             self.joined.reserve_exact(self.announced.max(first.len() + part.len()));
             self.joined.extend_from_slice(&first);
         }
@@ -112,19 +113,19 @@ impl ReceivedBody {
         Ok(())
     }
 
-    /// The whole body. Its bytes stay reserved for as long as any part of it is held.
+    /// The whole body. Its bytes stay reserved as long as any part of it exists.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         let Self { reservation, first, joined, .. } = self;
         match first {
-            Some(first) => Bytes::from_owner(Reserved { bytes: first, _reservation: reservation }),
+            Some(first) => Bytes::from_owner(ReservedBytes { bytes: first, _reservation: reservation }),
             None if joined.is_empty() => Bytes::new(),
-            None => Bytes::from_owner(Reserved { bytes: joined, _reservation: reservation }),
+            None => Bytes::from_owner(ReservedBytes { bytes: joined, _reservation: reservation }),
         }
     }
 }
 
-impl<T: AsRef<[u8]>> AsRef<[u8]> for Reserved<T> {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for ReservedBytes<T> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
@@ -153,11 +154,11 @@ mod tests {
     const LIMITS: BudgetLimits = BudgetLimits { total: 100, large: 100 };
 
     #[test]
-    fn bodies_together_stay_within_the_limit_and_give_back_what_they_took() {
+    fn bodies_together_stay_within_the_limit_and_release_their_bytes() {
         let budget = Arc::new(BodyBudget::default());
         let (mut first, mut second) = (budget.body(60), budget.body(0));
         first.push(Bytes::from(vec![1; 30]), LIMITS).unwrap();
-        assert_eq!(budget.reserved(), 30, "what was announced and has not come costs nothing");
+        assert_eq!(budget.reserved(), 30, "bytes that are only announced cost nothing");
         first.push(Bytes::from(vec![2; 30]), LIMITS).unwrap();
         second.push(Bytes::from(vec![3; 40]), LIMITS).unwrap();
         assert_eq!(second.push(Bytes::from_static(b"x"), LIMITS), Err(BudgetExceeded));
@@ -166,13 +167,13 @@ mod tests {
         assert_eq!(first, [vec![1; 30], vec![2; 30]].concat());
         let part = first.slice(10..20);
         drop(first);
-        assert_eq!(budget.reserved(), 100, "a part of it is held");
+        assert_eq!(budget.reserved(), 100, "a part of it still exists");
         drop((part, second));
         assert_eq!(budget.reserved(), 0);
     }
 
     #[test]
-    fn small_bodies_have_room_when_large_ones_have_filled_theirs() {
+    fn small_bodies_have_room_when_large_bodies_have_reached_their_limit() {
         const MEBIBYTE: u64 = 1 << 20;
         let limits = BudgetLimits::new(16 * MEBIBYTE, 8 * MEBIBYTE);
         let budget = Arc::new(BodyBudget::default());
@@ -187,7 +188,7 @@ mod tests {
         for _ in 0..2 {
             small.push(part.slice(..30_000), limits).unwrap();
         }
-        assert_eq!(small.push(part.slice(..30_000), limits), Err(BudgetExceeded), "it is not small any more");
+        assert_eq!(small.push(part.slice(..30_000), limits), Err(BudgetExceeded), "it is no longer small");
         // A single body always fits.
         assert_eq!(BudgetLimits::new(8, 8), BudgetLimits { total: 8, large: 8 });
         assert_eq!(BudgetLimits::new(80, 75), BudgetLimits { total: 80, large: 75 });
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_one_part_is_not_copied_and_an_empty_one_holds_nothing() {
+    fn a_body_of_one_part_is_not_copied_and_an_empty_body_reserves_nothing() {
         let budget = Arc::new(BodyBudget::default());
         let part = Bytes::from(vec![7; 9]);
         let mut body = budget.body(9);

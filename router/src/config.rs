@@ -1,5 +1,5 @@
-//! The configuration file: its keys are the options of the command line, and it is read by the same code, so
-//! that a value means the same in both and is refused for the same reasons.
+//! The configuration file. Its keys are the flags of the command line, and the same code parses both, so that a value
+//! has the same meaning and the same errors in both.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,62 +16,62 @@ use crate::args::Args;
 /// effect.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Why a configuration is not used.
+/// Why a configuration file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
     #[error("failed to read {path}")]
     Read {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// Why it cannot be read.
         #[source]
         source: io::Error,
     },
-    /// The file is no YAML.
+    /// The file is not valid YAML.
     #[error("failed to parse {path}")]
     Parse {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The syntax error in the file.
         #[source]
         source: serde_yaml::Error,
     },
-    /// A key or a value is not what an option takes.
+    /// A key is not a flag, or its value is invalid.
     #[error("{path}: {problem}")]
     Option {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the error.
         problem: String,
     },
 }
 
-/// The command line as it was given, to be put together with the file each time that is read.
+/// The arguments of the process. They are combined with the configuration file each time the file is read.
 #[derive(Clone, Debug)]
 pub struct CommandLine(Vec<OsString>);
 
 impl CommandLine {
-    /// Takes the arguments, the program's name first.
+    /// Creates it from the arguments, which begin with the name of the program.
     pub fn new(arguments: impl IntoIterator<Item = OsString>) -> Self {
         Self(arguments.into_iter().collect())
     }
 
-    /// The options without the file. Ends the process, with what is to be said, if they are not understood or
-    /// ask for help.
+    /// Parses the arguments without the file. If they are invalid or request help, this prints a message and exits the
+    /// process.
     #[must_use]
     pub fn parse(&self) -> Args {
         Args::parse_from(&self.0)
     }
 
-    /// The options with those of the file, `text` at `path`.
+    /// Parses the arguments together with `text`, the content of the configuration file at `path`.
     ///
     /// # Errors
-    /// The file makes no sense. (The command line does, or the process had ended.)
+    /// The file is invalid. (The arguments are valid, because [`Self::parse`] has accepted them.)
     pub fn with_file(&self, path: &Path, text: &str) -> Result<Args, Error> {
         let options = options(path, text)?;
         let program = self.0.iter().take(1).cloned();
-        // Of options given twice the later counts: the command line.
+        // The last value of a flag takes effect, so the command line overrides the file.
         let all = program.chain(options).chain(self.0.iter().skip(1).cloned());
         Args::try_parse_from(all)
             .map_err(|error| Error::Option { path: path.to_owned(), problem: first_line(&error.to_string()) })
@@ -81,17 +81,17 @@ impl CommandLine {
 /// Reads the file at `path`.
 ///
 /// # Errors
-/// It is not there, too large, or no text.
+/// The file cannot be read, is too large, or is not UTF-8.
 pub fn read(path: &Path) -> Result<String, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     let size = std::fs::metadata(path).map_err(failed)?.len();
     if size > FILE_BYTES_MAX {
-        return Err(failed(io::Error::other(format!("it has {size} bytes, {FILE_BYTES_MAX} at most"))));
+        return Err(failed(io::Error::other(format!("the file is larger than {FILE_BYTES_MAX} bytes"))));
     }
     std::fs::read_to_string(path).map_err(failed)
 }
 
-/// The file as command-line options.
+/// The content of the file as arguments of the command line.
 fn options(path: &Path, text: &str) -> Result<Vec<OsString>, Error> {
     let wrong = |problem: String| Error::Option { path: path.to_owned(), problem };
     let document: Value =
@@ -99,13 +99,13 @@ fn options(path: &Path, text: &str) -> Result<Vec<OsString>, Error> {
     let members = match document {
         Value::Null => return Ok(Vec::new()),
         Value::Mapping(members) => members,
-        _ => return Err(wrong("it is no mapping of options to values".to_owned())),
+        _ => return Err(wrong("the file is not a mapping of flags to values".to_owned())),
     };
     let mut options = Vec::new();
     for (key, value) in &members {
-        let Value::String(key) = key else { return Err(wrong(format!("{key:?} is no option"))) };
+        let Value::String(key) = key else { return Err(wrong(format!("{key:?} is not a flag"))) };
         if key == "config" || key == "help" || key == "version" {
-            return Err(wrong(format!("{key} is for the command line only")));
+            return Err(wrong(format!("{key} is only allowed on the command line")));
         }
         let values = match value {
             Value::Sequence(values) => values.as_slice(),
@@ -116,7 +116,9 @@ fn options(path: &Path, text: &str) -> Result<Vec<OsString>, Error> {
                 Some(Scalar::Text(text)) => options.push(format!("--{key}={text}").into()),
                 Some(Scalar::Set) => options.push(format!("--{key}").into()),
                 Some(Scalar::Unset) => {}
-                None => return Err(wrong(format!("the value of {key} is neither text nor a number"))),
+                None => {
+                    return Err(wrong(format!("the value of {key} must be a string, a number or a Boolean")));
+                }
             }
         }
     }
@@ -156,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_options_and_the_command_line_counts_before_the_file() {
+    fn keys_are_flags_and_the_command_line_overrides_the_file() {
         let text = "
 policy: round-robin
 idle-timeout: 90s
 attempts: 2
 access-log: true
 replica: [127.0.0.1:1/2, 127.0.0.1:3]
-# Nothing is said of these.
+# This sets nothing.
 key-tokens:
 ";
         let args = with_file(&["--attempts", "3"], text).unwrap();
@@ -174,7 +176,7 @@ key-tokens:
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_the_file_and_the_key() {
+    fn errors_name_the_file_and_the_key() {
         for (text, said) in [
             ("polcy: kv", "--polcy"),
             ("policy: best", "best"),
@@ -183,7 +185,7 @@ key-tokens:
             ("config: other.yaml", "config"),
             ("- policy", "mapping"),
             ("policy: [", "router.yaml"),
-            ("1: 2", "no option"),
+            ("1: 2", "not a flag"),
         ] {
             let error = with_file(&[], text).unwrap_err();
             assert!(error.contains(said) && error.contains("router.yaml"), "{text}: {error}");

@@ -1,9 +1,9 @@
-//! Which replicas there are: given by address, found in DNS, or told by Kubernetes. Each source says the whole
-//! of what it knows whenever that changes; what is done with replicas is not for here.
+//! Discovers replicas: by a fixed address, by DNS, or by a Kubernetes Service. Each source publishes its complete list
+//! of replicas whenever the list changes.
 //!
 //! ```text
 //! fixed ─┐
-//! DNS ───┼─► Discovery::run (the union) ─► watch ─► Replicas
+//! DNS ───┼─► discovery::run (the union) ─► watch ─► Replicas
 //! slices ┘
 //! ```
 
@@ -18,58 +18,36 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 mod names;
+mod replica;
 pub mod slices;
 
-pub use names::{DnsName, FixedReplica, ServiceName};
+pub use names::{DnsName, FixedReplica, PortNames, ServiceName};
+pub use replica::{DiscoveredReplica, Pod};
 
-/// Reports of sources that wait to be put together.
-const REPORTS_MAX: usize = 16;
+/// Number of lists that wait to be merged.
+const LISTS_MAX: usize = 16;
 
-/// A replica that was found.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Found {
-    /// Where its API is.
-    pub http: SocketAddr,
-    /// Where it reports its load.
-    pub grpc: Option<SocketAddr>,
-    /// What it is called in logs, headers and metrics.
-    pub name: String,
-    /// The pod behind the address, where Kubernetes names it.
-    pub pod: Option<Pod>,
-}
-
-/// A Kubernetes pod.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pod {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its UID; empty if the EndpointSlice does not contain it.
-    pub uid: String,
-}
-
-/// What to look for, and how.
+/// The sources of replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
-    /// Given by address.
+    /// Replicas with a fixed address.
     pub fixed: Vec<FixedReplica>,
-    /// In DNS.
+    /// DNS names of replicas.
     pub dns: Vec<DnsName>,
-    /// In Kubernetes.
+    /// Kubernetes Services of replicas.
     pub services: Vec<ServiceName>,
-    /// How often to look in DNS.
+    /// The interval between DNS lookups.
     pub dns_interval: Duration,
-    /// The names of the Services' ports of HTTP and of gRPC.
-    pub port_names: [String; 2],
+    /// The names of the ports of the Services.
+    pub port_names: PortNames,
 }
 
-/// One source, with all that it needs.
+/// One source with its settings.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Fixed(FixedReplica, Duration),
     Dns(DnsName, Duration),
-    Service(ServiceName, [String; 2]),
+    Service(ServiceName, PortNames),
 }
 
 impl Sources {
@@ -84,31 +62,31 @@ impl Sources {
     }
 }
 
-/// Looks for replicas as `sources` says, and tells `found` whenever they change. Sources that stay when
-/// `sources` changes go on undisturbed.
+/// Follows all `sources`, and publishes their replicas in `discovered` whenever they change. When `sources` changes,
+/// the sources that remain continue without interruption.
 ///
 /// # Cancel safety
-/// Dropping it ends all it has begun.
-pub async fn run(mut sources: watch::Receiver<Sources>, found: watch::Sender<Vec<Found>>) {
-    let (reports, mut inbox) = mpsc::channel(REPORTS_MAX);
+/// Dropping the future ends all tasks that it has started.
+pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sender<Vec<DiscoveredReplica>>) {
+    let (lists, mut inbox) = mpsc::channel(LISTS_MAX);
     let mut tasks = JoinSet::new();
-    let mut running: BTreeMap<Source, (AbortHandle, Vec<Found>)> = BTreeMap::new();
+    let mut running: BTreeMap<Source, (AbortHandle, Vec<DiscoveredReplica>)> = BTreeMap::new();
     loop {
-        let wanted: Vec<Source> = sources.borrow_and_update().all().collect();
+        let current: Vec<Source> = sources.borrow_and_update().all().collect();
         running.retain(|source, (task, _)| {
-            let stays = wanted.contains(source);
+            let stays = current.contains(source);
             if !stays {
                 task.abort();
             }
             stays
         });
-        for source in wanted {
+        for source in current {
             running.entry(source.clone()).or_insert_with(|| {
-                let reports = reports.clone();
-                (tasks.spawn(async move { follow(source, reports).await }), Vec::new())
+                let lists = lists.clone();
+                (tasks.spawn(async move { follow(source, lists).await }), Vec::new())
             });
         }
-        publish(&running, &found);
+        publish(&running, &discovered);
         loop {
             tokio::select! {
                 changed = sources.changed() => match changed {
@@ -118,22 +96,26 @@ pub async fn run(mut sources: watch::Receiver<Sources>, found: watch::Sender<Vec
                 Some((source, replicas)) = inbox.recv() => {
                     if let Some((_, known)) = running.get_mut(&source) {
                         *known = replicas;
-                        publish(&running, &found);
+                        publish(&running, &discovered);
                     }
                 }
-                // Sources that were given up.
+                // A source that was removed has ended.
                 Some(_) = tasks.join_next() => {}
             }
         }
     }
 }
 
-fn publish(running: &BTreeMap<Source, (AbortHandle, Vec<Found>)>, found: &watch::Sender<Vec<Found>>) {
-    let mut union: Vec<Found> = running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
+fn publish(
+    running: &BTreeMap<Source, (AbortHandle, Vec<DiscoveredReplica>)>,
+    discovered: &watch::Sender<Vec<DiscoveredReplica>>,
+) {
+    let mut union: Vec<DiscoveredReplica> =
+        running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
     union.sort();
-    // An address that is found twice is one replica.
+    // Two sources can list the same address. It is one replica.
     union.dedup_by_key(|replica| replica.http);
-    found.send_if_modified(|present| {
+    discovered.send_if_modified(|present| {
         let differs = *present != union;
         if differs {
             *present = union;
@@ -142,46 +124,47 @@ fn publish(running: &BTreeMap<Source, (AbortHandle, Vec<Found>)>, found: &watch:
     });
 }
 
-/// Reports of a source, for as long as it is polled.
-type Reports = mpsc::Sender<(Source, Vec<Found>)>;
+/// Sends the lists of the sources.
+type Lists = mpsc::Sender<(Source, Vec<DiscoveredReplica>)>;
 
-async fn follow(source: Source, reports: Reports) {
-    let tell = |replicas: Vec<Found>| {
-        let report = (source.clone(), replicas);
-        let reports = reports.clone();
+/// Sends the replicas of a source whenever they change.
+async fn follow(source: Source, lists: Lists) {
+    let send = |replicas: Vec<DiscoveredReplica>| {
+        let list = (source.clone(), replicas);
+        let lists = lists.clone();
         async move {
-            let _ = reports.send(report).await;
+            let _ = lists.send(list).await;
         }
     };
     match &source {
         Source::Fixed(FixedReplica { host, port, grpc_port }, interval) => {
-            let replica = |address: IpAddr| Found {
+            let replica = |address: IpAddr| DiscoveredReplica {
                 http: SocketAddr::new(address, *port),
                 grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                 name: names::with_port(host, *port),
                 pod: None,
             };
             if let Ok(address) = IpAddr::from_str(host) {
-                return tell(vec![replica(address)]).await;
+                return send(vec![replica(address)]).await;
             }
-            // A name for one machine: whichever of its addresses comes first.
-            let first = |addresses: Vec<IpAddr>| tell(addresses.into_iter().take(1).map(replica).collect());
+            // The name is for one machine, so only its first address counts.
+            let first = |addresses: Vec<IpAddr>| send(addresses.into_iter().take(1).map(replica).collect());
             resolve(host, *interval, || look_up(host), first).await;
         }
         Source::Dns(DnsName(FixedReplica { host, port, grpc_port }), interval) => {
             let all = |addresses: Vec<IpAddr>| {
-                let replica = |address| Found {
+                let replica = |address| DiscoveredReplica {
                     http: SocketAddr::new(address, *port),
                     grpc: grpc_port.map(|port| SocketAddr::new(address, port)),
                     name: SocketAddr::new(address, *port).to_string(),
                     pod: None,
                 };
-                tell(addresses.into_iter().map(replica).collect())
+                send(addresses.into_iter().map(replica).collect())
             };
             resolve(host, *interval, || look_up(host), all).await;
         }
         Source::Service(service, ports) => {
-            slices::watch(service, ports, tell).await;
+            slices::watch(service, ports, send).await;
         }
     }
 }
@@ -191,13 +174,13 @@ async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok(addresses.map(|address| address.ip()).collect())
 }
 
-/// Looks `host` up again and again, and tells its addresses when they change. A look-up that fails changes nothing: that
-/// DNS is away does not mean that the replicas are.
+/// Looks up `host` periodically, and calls `on_change` when its addresses change. A failed lookup changes nothing: the
+/// replicas may be available while DNS is not.
 async fn resolve<L, T>(
     host: &str,
     interval: Duration,
     look_up: impl Fn() -> L,
-    tell: impl Fn(Vec<IpAddr>) -> T,
+    on_change: impl Fn(Vec<IpAddr>) -> T,
 ) where
     L: Future<Output = io::Result<Vec<IpAddr>>>,
     T: Future<Output = ()>,
@@ -209,9 +192,9 @@ async fn resolve<L, T>(
                 addresses.sort();
                 addresses.dedup();
                 if known.as_ref() != Some(&addresses) {
-                    tracing::info!(host, ?addresses, "looked up");
+                    tracing::info!(host, ?addresses, "the addresses have changed");
                     known = Some(addresses.clone());
-                    tell(addresses).await;
+                    on_change(addresses).await;
                 }
             }
             Err(error) => tracing::warn!(host, %error, "failed to look up replicas"),
@@ -243,36 +226,38 @@ mod tests {
             dns: Vec::new(),
             services: Vec::new(),
             dns_interval: Duration::from_secs(3600),
-            port_names: ["http".to_owned(), "grpc".to_owned()],
+            port_names: PortNames { http: "http".to_owned(), grpc: "grpc".to_owned() },
         }
     }
 
     #[tokio::test]
-    async fn tells_the_union_and_follows_when_what_is_looked_for_changes() {
-        let (wanted, receiver) =
+    async fn publishes_the_union_of_all_sources_and_follows_their_changes() {
+        let (sources_sender, receiver) =
             watch::channel(sources(&["127.0.0.1:2/3", "127.0.0.1:1", "127.0.0.1:2/3", "localhost:9"]));
-        let (sender, mut found) = watch::channel(Vec::new());
+        let (sender, mut discovered) = watch::channel(Vec::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(run(receiver, sender));
-        let names = found.wait_for(|found| found.len() == 3).await.unwrap().clone();
-        let names: Vec<_> = names.into_iter().map(|found| found.name).collect();
+        let names = discovered.wait_for(|discovered| discovered.len() == 3).await.unwrap().clone();
+        let names: Vec<_> = names.into_iter().map(|discovered| discovered.name).collect();
         assert!(names.contains(&"localhost:9".to_owned()) && names.contains(&"127.0.0.1:2".to_owned()));
-        wanted.send(sources(&["127.0.0.1:1"])).unwrap();
-        let left = found.wait_for(|found| found.len() == 1).await.unwrap().clone();
+        sources_sender.send(sources(&["127.0.0.1:1"])).unwrap();
+        let left = discovered.wait_for(|discovered| discovered.len() == 1).await.unwrap().clone();
         assert_eq!(left[0].http.port(), 1);
         let dns = vec!["localhost:7/8".parse().unwrap()];
-        wanted.send(Sources { dns, ..sources(&[]) }).unwrap();
-        let every =
-            |found: &Vec<Found>| !found.is_empty() && found.iter().all(|found| found.http.port() == 7);
-        let all = found.wait_for(every).await.unwrap().clone();
+        sources_sender.send(Sources { dns, ..sources(&[]) }).unwrap();
+        let every = |discovered: &Vec<DiscoveredReplica>| {
+            !discovered.is_empty() && discovered.iter().all(|discovered| discovered.http.port() == 7)
+        };
+        let all = discovered.wait_for(every).await.unwrap().clone();
         assert!(
-            all.iter().all(|found| found.http.ip().is_loopback() && found.grpc.unwrap().port() == 8),
+            all.iter()
+                .all(|discovered| discovered.http.ip().is_loopback() && discovered.grpc.unwrap().port() == 8),
             "{all:?}"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn addresses_of_a_name_are_told_when_they_change_and_stay_while_it_cannot_be_looked_up() {
+    async fn addresses_change_with_dns_and_stay_while_a_lookup_fails() {
         let address = |last| IpAddr::from([10, 0, 0, last]);
         let answers = Mutex::new(VecDeque::from([
             Err(io::ErrorKind::NotFound),
@@ -291,14 +276,15 @@ mod tests {
                 }
             }
         };
-        let told = Mutex::new(Vec::new());
-        let tell = |addresses| {
-            told.lock().unwrap().push(addresses);
+        let published = Mutex::new(Vec::new());
+        let publish = |addresses| {
+            published.lock().unwrap().push(addresses);
             std::future::ready(())
         };
         let interval = Duration::from_secs(5);
-        let ended = tokio::time::timeout(interval * 10, resolve("replicas", interval, look_up, tell)).await;
-        assert!(ended.is_err(), "it goes on");
-        assert_eq!(*told.lock().unwrap(), [vec![address(1), address(2)], vec![address(3)], Vec::new()]);
+        let ended =
+            tokio::time::timeout(interval * 10, resolve("replicas", interval, look_up, publish)).await;
+        assert!(ended.is_err(), "it never ends");
+        assert_eq!(*published.lock().unwrap(), [vec![address(1), address(2)], vec![address(3)], Vec::new()]);
     }
 }

@@ -1,379 +1,697 @@
-//! From a request's demand to a booked place: candidates are put together from ledgers, health and prefixes,
-//! the policy picks, the place is booked before anybody else picks; and where there is no room, the request
-//! waits here. Nothing is sent from here.
+//! Assigns replicas to requests. A request gets a [`Placement`] immediately if a replica has room, and otherwise waits
+//! in the queue of its model. The proxy sends the request; nothing is sent from here.
 //!
 //! ```text
-//! place ─► try_place ─► a Placed (RAII) ─► the proxy sends
-//!   └► queue (all replicas are full, or there is none) ─► pump, when there is room ─► Placed
+//! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
+//!   └► queue (all replicas are full, or there is none) ─► pump, when there may be room ─► a Placement
 //! ```
+//!
+//! Requests that wait because all replicas are full and requests that wait because there is no replica are in the same
+//! queue, so that a new replica serves the requests that have waited for it before newcomers. The latter have a limit
+//! and a timeout of their own: those of the waiting room.
+//!
+//! A load report, or the end of a request, makes room at one replica, and only this replica is compared with the
+//! requests that wait: the work of an event does not grow with the number of replicas. Room that no event announces (a
+//! report has become too old, an ejection is over) is used by [`Dispatch::pump_all`], which runs periodically.
+//!
+//! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So
+//! that they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once
+//! it has waited at the head of the queue for two seconds.
 
-use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use proto::v1alpha1::State;
-use rand::SeedableRng as _;
-use rand::rngs::StdRng;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
 
-use crate::app::Settings;
+use crate::args::Settings;
 use crate::fleet::Fleet;
-use crate::health::{Health, HealthConfig, RetryBudget, Standing};
-use crate::later::later;
-use crate::ledger::Booking;
+use crate::health::{Health, RetryBudget, SentRequest};
+use crate::ledger::BookingGuard;
 use crate::metrics::Metrics;
-use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
-use crate::prefix::Chain;
-use crate::queue;
-use crate::replicas::{Replica, Replicas};
+use crate::queue::{QueueConfig, QueueFull, QueuedRequest, Ticket};
+use crate::replica::Replica;
+use crate::replicas::Replicas;
+use crate::waiting::{Assignment, PlacementRequest, Waiter, WaitingList};
 
-mod placed;
-mod pump;
-mod recent;
-mod waiting;
+mod pick_log;
+mod picker;
 
-pub use placed::{Outcome, Placed};
-pub use recent::{Judged, Pick, Recent};
-pub use waiting::Refused;
+pub use pick_log::{Pick, PickLog, ScoredCandidate};
+use picker::{Picker, Search, SearchResult};
 
 /// Number of unused retries that the router saves under `--retry-share`. It starts with that many.
 ///
 /// Beyond it: further unused retries are lost.
-const RETRIES_SAVED_MAX: u32 = 256;
-/// Picks that may find the ledger changed under them before one books all the same.
-const RACES_MAX: u32 = 3;
+const SAVED_RETRIES_MAX: u32 = 256;
+/// Number of requests at the head of a queue that may get the room that appears.
+const BACKFILL_MAX: usize = 16;
+/// The time after which a replica is reserved for the first request of a queue.
+const RESERVE_AFTER: Duration = Duration::from_secs(2);
+/// The pause before a request is sent to a replica that has just failed to answer it, if there is no other.
+const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
-/// What a request needs of a replica.
-#[derive(Clone, Debug, Default)]
-pub struct Wanted {
-    /// In tokens and sequences.
-    pub demand: Demand,
-    /// The beginning of its prompt.
-    pub chain: Arc<Chain>,
-    /// Replicas, by identity, that it was tried on without success.
-    pub tried: Vec<u64>,
-    /// The one that will do, if no other will: it keeps what the request refers to.
-    pub only: Option<Arc<Replica>>,
-}
-
-/// Which replicas are candidates for a request.
-#[derive(Clone, Copy, Debug, Default)]
-struct Search<'a> {
-    /// Only this one, where room is known to have appeared. Without it all replicas of the model are.
-    at: Option<&'a Arc<Replica>>,
-    /// The one whose room is reserved for this request.
-    reserved: Option<&'a Arc<Replica>>,
-}
-
-/// What a single attempt came to.
-enum Attempt {
-    Placed(Placed),
-    Full,
-    Nobody,
-}
-
-/// Picks and books. One for the process.
+/// Assigns replicas to requests. There is one for the process.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// Among which it picks.
+    /// The replicas among which it chooses.
     pub replicas: Replicas,
+    /// The secret seed of the hashes of prompts.
+    pub seed: u64,
     settings: Settings,
     metrics: Metrics,
-    health: Mutex<Health>,
+    picker: Picker,
     retries: Mutex<RetryBudget>,
-    rng: Mutex<StdRng>,
-    picks: AtomicU64,
-    /// Requests in the queues of all models, for whatever reason.
-    waiting: AtomicUsize,
-    /// Of them, those that wait for a replica to appear.
-    held: AtomicUsize,
-    /// Requests that wait for a replica to appear, in a queue or because their model is not known yet.
-    room: AtomicUsize,
-    recent: Mutex<Recent>,
-    /// For hashes of prompts.
-    pub seed: u64,
+    /// The number of requests in the queues of all models, for whatever reason.
+    queued: AtomicUsize,
+    /// The number of those of them that wait for a replica to appear.
+    queued_without_replica: AtomicUsize,
+    /// The number of requests that wait for a replica to appear, in a queue or because their model is not known yet.
+    in_waiting_room: AtomicUsize,
 }
 
-/// What a pick works with, kept by each thread so that nothing is allocated for it.
-#[derive(Default)]
-struct Scratch {
-    candidates: Vec<Candidate>,
-    replicas: Vec<Arc<Replica>>,
-    terms: Vec<Terms>,
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Candidates that this thread has looked at: the work of a search.
-    static GATHERED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+/// Why a request got no replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementError {
+    /// The queue is full.
+    QueueFull {
+        /// The time after which there should be room.
+        retry_after: Duration,
+    },
+    /// The request has waited for room for as long as it may.
+    QueueTimeout {
+        /// The time after which there should be room.
+        retry_after: Duration,
+    },
+    /// There is no replica and none appeared in time, or the waiting room is full.
+    NoReplica,
+    /// The only replica that could answer the request is gone, or does not serve the model.
+    ReplicaGone,
 }
 
 impl Dispatch {
-    /// Without replicas as yet.
+    /// A dispatch without replicas.
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
-        // The standard library seeds it from the operating system's random numbers.
+        // The standard library seeds the hash from the random numbers of the operating system.
         let random = RandomState::new();
         let retry_share = settings.load().retry_share;
         Arc::new(Self {
             replicas: Replicas::new(random.hash_one("router").max(1)),
+            seed: random.hash_one("prompts"),
+            picker: Picker::new(Arc::clone(&settings), metrics.clone()),
             settings,
             metrics,
-            health: Mutex::new(Health::new(HealthConfig::default())),
-            retries: Mutex::new(RetryBudget::new(f64::from(retry_share), RETRIES_SAVED_MAX)),
-            rng: Mutex::new(StdRng::seed_from_u64(random.hash_one("picks"))),
-            picks: AtomicU64::new(1),
-            waiting: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
-            room: AtomicUsize::new(0),
-            recent: Mutex::default(),
-            seed: random.hash_one("prompts"),
+            retries: Mutex::new(RetryBudget::new(retry_share, SAVED_RETRIES_MAX)),
+            queued: AtomicUsize::new(0),
+            queued_without_replica: AtomicUsize::new(0),
+            in_waiting_room: AtomicUsize::new(0),
         })
     }
 
-    /// What answers have shown of replicas.
+    /// The health of the replicas, as their answers have shown it.
     pub fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.picker.health()
     }
 
-    /// The last picks.
-    pub fn recent(&self) -> MutexGuard<'_, Recent> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The log of the last picks.
+    pub fn pick_log(&self) -> MutexGuard<'_, PickLog> {
+        self.picker.log()
     }
 
-    /// The present settings.
+    /// The settings that are in effect now.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// What is counted.
+    /// The metrics of the process.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Requests that wait for room, and for a replica.
-    pub fn waiters(&self) -> (usize, usize) {
-        let queued = self.waiting.load(Ordering::Relaxed).saturating_sub(self.held.load(Ordering::Relaxed));
-        (queued, self.room.load(Ordering::Relaxed))
+    /// The number of requests that wait because all replicas are full.
+    pub fn queued(&self) -> usize {
+        let without_replica = self.queued_without_replica.load(Ordering::Relaxed);
+        self.queued.load(Ordering::Relaxed).saturating_sub(without_replica)
     }
 
-    /// Counts a request, for the budget of retries.
+    /// The number of requests that wait for a replica to appear.
+    pub fn in_waiting_room(&self) -> usize {
+        self.in_waiting_room.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request toward the retry budget.
     pub fn earn_retry(&self) {
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner).earn();
+        self.lock_retries().earn();
     }
 
-    /// Whether a request may be sent once more; if so, that is counted.
+    /// Whether the retry budget permits another retry; if so, the retry is charged to it.
     pub fn spend_retry(&self) -> bool {
-        self.retries.lock().unwrap_or_else(PoisonError::into_inner).spend()
+        self.lock_retries().spend()
     }
 
-    /// The rules have changed.
+    fn lock_retries(&self) -> MutexGuard<'_, RetryBudget> {
+        self.retries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies settings that have changed.
     pub fn reconfigure(self: &Arc<Self>) {
         let retry_share = self.settings.load().retry_share;
-        *self.retries.lock().unwrap_or_else(PoisonError::into_inner) =
-            RetryBudget::new(f64::from(retry_share), RETRIES_SAVED_MAX);
+        *self.lock_retries() = RetryBudget::new(retry_share, SAVED_RETRIES_MAX);
         self.pump_all();
     }
 
-    /// A booked place for a request, waiting for one if there is none.
+    /// Whether any replica of a model accepts requests, as far as is known.
+    pub fn is_available(&self, fleet: &Fleet) -> bool {
+        self.picker.is_available(fleet)
+    }
+
+    /// Books a replica for a request, and waits for one if necessary.
     ///
     /// # Errors
-    /// There is none, in time.
+    /// The request got no replica in time, or may not wait.
     ///
     /// # Cancel safety
-    /// Dropping it takes the request out of the queue, and gives a place that it just got to the next.
+    /// Dropping the future removes the request from the queue. A replica that was just booked for it goes to the next
+    /// request.
     pub async fn place(
         self: &Arc<Self>,
         fleet: &Arc<Fleet>,
-        wanted: Wanted,
-        waiter: queue::Waiter,
-    ) -> Result<Placed, Refused> {
-        if let Some(replica) = wanted.only.clone() {
-            return self.place_at(fleet, &replica, &wanted).await;
+        request: PlacementRequest,
+        queued: QueuedRequest,
+    ) -> Result<Placement, PlacementError> {
+        if let Some(replica) = request.only.clone() {
+            return self.place_at(fleet, &replica, &request).await;
         }
-        // Newcomers queue behind those who wait, but a request that has waited already and comes back does not.
-        if fleet.waiters() == 0 || !wanted.tried.is_empty() {
-            match self.try_place(fleet, &wanted, Search::default(), Instant::now()) {
-                Attempt::Placed(placed) => return Ok(placed),
-                Attempt::Nobody => return self.await_replica(fleet, wanted, waiter).await,
-                Attempt::Full => {}
+        // A new request queues behind those that wait. A request that has waited already and is retried does not.
+        if fleet.waiters() == 0 || !request.tried.is_empty() {
+            match self.picker.book(Search::everywhere(fleet, &request), Instant::now()) {
+                SearchResult::Booked(assignment) => return Ok(Placement::new(self, fleet, assignment)),
+                SearchResult::NoReplica => return self.await_replica(fleet, request, queued).await,
+                SearchResult::Full => {}
             }
-        } else if !self.is_able(fleet) {
-            return self.await_replica(fleet, wanted, waiter).await;
+        } else if !self.is_available(fleet) {
+            return self.await_replica(fleet, request, queued).await;
         }
-        self.await_room(fleet, wanted, waiter).await
+        self.await_room(fleet, request, queued).await
     }
 
-    /// Whether any replica of a model takes requests, as far as is known.
-    pub fn is_able(&self, fleet: &Fleet) -> bool {
-        let now = Instant::now();
-        let settings = self.settings.load();
-        let replicas = fleet.replicas();
-        let is_serving = |replica: &&Arc<Replica>| {
-            let state = replica.ledger.view(now, settings.report_ttl).state;
-            state.is_none_or(|state| state == State::Serving)
-        };
-        let health = self.health();
-        let mut serving = replicas.iter().filter(is_serving).peekable();
-        serving.peek().is_some()
-            && (serving.any(|replica| health.standing(replica.identity, now) != Standing::Ejected)
-                || health.is_panicking(identities(&replicas), now))
-    }
-
-    /// Picks and books, if there is room now.
-    fn try_place(
+    /// Books the only replica that can answer the request. If it has just failed to answer, it may be about to restart.
+    async fn place_at(
         self: &Arc<Self>,
         fleet: &Arc<Fleet>,
-        wanted: &Wanted,
-        search: Search<'_>,
-        now: Instant,
-    ) -> Attempt {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let settings = self.settings.load();
-            let started = Instant::now();
-            for race in 0.. {
-                self.gather(scratch, (fleet, wanted), search, now);
-                match capacity(&wanted.demand, &scratch.candidates) {
-                    Capacity::Later => return Attempt::Full,
-                    // Other replicas may take what this one never will.
-                    Capacity::Never if search.at.is_some() => return Attempt::Full,
-                    Capacity::Now | Capacity::Never => {}
-                }
-                let Ok(index) = self.pick(&settings.policy, &wanted.demand, scratch) else {
-                    return Attempt::Nobody;
-                };
-                let candidate = &scratch.candidates[index];
-                let replica = &scratch.replicas[index];
-                let cost = candidate.cost(&wanted.demand);
-                let booking = if race < RACES_MAX {
-                    replica.ledger.book_if(candidate.view.version, cost, now)
-                } else {
-                    Some(replica.ledger.book(cost, now))
-                };
-                let Some(booking) = booking else { continue };
-                let (took, terms, report_age) =
-                    (started.elapsed(), scratch.terms[index], candidate.view.report_age);
-                let dispatch = Arc::clone(self);
-                later(move || dispatch.metrics.picked(took, &terms, report_age));
-                return Attempt::Placed(self.placed((fleet, wanted), scratch, index, booking));
-            }
-            unreachable!("the last race books")
-        })
-    }
-
-    /// Books at the one replica that will do. There is nothing to wait for here: it says itself if it is full.
-    fn book_at(self: &Arc<Self>, fleet: &Arc<Fleet>, wanted: &Wanted, now: Instant) -> Option<Placed> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            self.gather(scratch, (fleet, wanted), Search::default(), now);
-            let (candidate, replica) = (scratch.candidates.first()?, scratch.replicas.first()?);
-            let booking = replica.ledger.book(candidate.cost(&wanted.demand), now);
-            scratch.terms.clear();
-            scratch.terms.push(Terms::default());
-            Some(self.placed((fleet, wanted), scratch, 0, booking))
-        })
-    }
-
-    /// The candidates for a request as they are known now.
-    fn gather(
-        &self,
-        scratch: &mut Scratch,
-        (fleet, wanted): (&Fleet, &Wanted),
-        search: Search<'_>,
-        now: Instant,
-    ) {
-        let settings = self.settings.load();
-        let bytes_per_token = fleet.expectations().estimates.bytes_per_token();
-        let looks_up = settings.policy.uses_prefixes() && wanted.chain.blocks() > 0;
-        scratch.candidates.clear();
-        scratch.replicas.clear();
-        let all = fleet.replicas();
-        let replicas = search.at.map_or(all.as_slice(), std::slice::from_ref);
-        let will_do = |replica: &Arc<Replica>| match &wanted.only {
-            Some(only) => Arc::ptr_eq(only, replica),
-            None => !wanted.tried.contains(&replica.identity),
-        };
-        let untried = || replicas.iter().filter(|replica| will_do(replica));
-        let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
-        // That all seem to hang says more about the reports than about the replicas. Of one alone it says nothing.
-        let all_hang = search.at.is_none() && untried().all(hangs);
-        let health = self.health();
-        // Found out once, and only if there is a replica for which it matters.
-        let mut is_panicking = None;
-        for replica in untried() {
-            let cached_tokens = if looks_up {
-                let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-                wanted.chain.tokens_of(prefixes.cached_blocks(&wanted.chain), bytes_per_token)
-            } else {
-                0
-            };
-            let weight = match health.standing(replica.identity, now) {
-                _ if hangs(replica) && !all_hang => 0.0,
-                Standing::Ejected
-                    if *is_panicking.get_or_insert_with(|| health.is_panicking(identities(&all), now)) =>
-                {
-                    1.0
-                }
-                standing => standing.weight(),
-            };
-            let is_own = search.reserved.is_some_and(|reserved| Arc::ptr_eq(reserved, replica));
-            scratch.candidates.push(Candidate {
-                identity: replica.identity,
-                view: replica.ledger.view(now, settings.report_ttl),
-                cached_tokens,
-                weight,
-                is_reserved: replica.is_reserved() && !is_own,
-                last_pick: replica.last_pick.load(Ordering::Relaxed),
-            });
-            scratch.replicas.push(Arc::clone(replica));
+        replica: &Arc<Replica>,
+        request: &PlacementRequest,
+    ) -> Result<Placement, PlacementError> {
+        if request.tried.contains(&replica.identity) {
+            tokio::time::sleep(FAILED_REPLICA_PAUSE).await;
         }
-        #[cfg(test)]
-        GATHERED.set(GATHERED.get() + scratch.candidates.len());
-    }
-
-    fn pick(&self, policy: &Policy, demand: &Demand, scratch: &mut Scratch) -> Result<usize, NoReplica> {
-        let Scratch { candidates, terms, .. } = scratch;
-        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
-        match policy.pick(demand, candidates, terms, &mut *rng) {
-            // What is known of the request is an estimate. A replica says for sure, and says it better.
-            Err(NoReplica::NeverFits) => {
-                let least = Demand { prompt_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand };
-                policy.pick(&least, candidates, terms, &mut *rng)
-            }
-            picked => picked,
+        if replica.is_removed() {
+            return Err(PlacementError::ReplicaGone);
         }
+        let assignment = self.picker.book_only(fleet, request, Instant::now());
+        let assignment = assignment.ok_or(PlacementError::ReplicaGone)?;
+        Ok(Placement::new(self, fleet, assignment))
     }
 
-    fn placed(
+    /// Waits in the queue until a replica has room.
+    async fn await_room(
         self: &Arc<Self>,
-        (fleet, wanted): (&Arc<Fleet>, &Wanted),
-        scratch: &Scratch,
-        index: usize,
-        booking: Booking,
-    ) -> Placed {
-        let replica = Arc::clone(&scratch.replicas[index]);
-        replica.last_pick.store(self.picks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        let sent = self.health().sent(replica.identity, Instant::now());
-        if wanted.chain.blocks() > 0 {
-            let reported =
-                scratch.candidates[index].view.reported.map_or(0, |reported| reported.block_tokens);
-            let block_tokens = if reported == 0 { 16 } else { reported };
-            let output = wanted.demand.output_tokens.div_ceil(block_tokens) as usize;
-            let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-            prefixes.record(&wanted.chain, output);
+        fleet: &Arc<Fleet>,
+        request: PlacementRequest,
+        queued: QueuedRequest,
+    ) -> Result<Placement, PlacementError> {
+        let config = self.queue_config();
+        let mut queue_guard = self.enqueue(fleet, request, queued, config, WaitReason::Full)?;
+        queue_guard.wait(deadline(queued, config.queue_timeout)).await;
+        queue_guard.leave()
+    }
+
+    /// Waits in the queue while no replica accepts requests. When a replica appears, the request is served before those
+    /// that come later; if that replica is full, the request continues to wait as in [`Self::await_room`].
+    async fn await_replica(
+        self: &Arc<Self>,
+        fleet: &Arc<Fleet>,
+        mut request: PlacementRequest,
+        queued: QueuedRequest,
+    ) -> Result<Placement, PlacementError> {
+        let entered = Instant::now();
+        let replica_deadline = deadline(queued, self.settings.load().waiting_room_timeout);
+        let room = self.enter_waiting_room()?;
+        if !request.tried.is_empty() {
+            // Only replicas that have just failed are left. Pause before they are tried again.
+            let mut changes = self.replicas.changes();
+            let _ = tokio::time::timeout(FAILED_REPLICA_PAUSE, changes.changed()).await;
+            request.tried.clear();
         }
-        let pick = Pick::new(fleet, &wanted.demand, (&scratch.replicas, &scratch.terms), index);
-        let dispatch = Arc::clone(self);
-        later(move || dispatch.recent().record(pick));
-        Placed::new(self, Arc::clone(fleet), replica, (booking, sent))
+        let config = self.queue_config();
+        // The limit of the waiting room applies, not that of the queue.
+        let unlimited = QueueConfig { queue_requests: usize::MAX, ..config };
+        let mut queue_guard = self.enqueue(fleet, request, queued, unlimited, WaitReason::NoReplica(room))?;
+        if !queue_guard.wait(replica_deadline).await && self.is_available(fleet) {
+            queue_guard.set_full();
+            let queue_deadline = deadline(queued, config.queue_timeout).min(entered + config.queue_timeout);
+            queue_guard.wait(queue_deadline).await;
+        }
+        queue_guard.leave()
+    }
+
+    fn enqueue<'a>(
+        self: &'a Arc<Self>,
+        fleet: &'a Arc<Fleet>,
+        request: PlacementRequest,
+        queued: QueuedRequest,
+        config: QueueConfig,
+        reason: WaitReason<'a>,
+    ) -> Result<QueueGuard<'a>, PlacementError> {
+        let since = Instant::now();
+        let (wake, woken) = oneshot::channel();
+        let pushed = fleet.with_waiting(|waiting| {
+            waiting.queue.configure(config);
+            let ticket = waiting.queue.push(queued, since)?;
+            waiting.waiters.insert(ticket, Waiter { request, wake, since });
+            Ok(ticket)
+        });
+        let ticket = pushed.map_err(|QueueFull { retry_after }| PlacementError::QueueFull { retry_after })?;
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        self.queued_without_replica.fetch_add(usize::from(reason.is_no_replica()), Ordering::AcqRel);
+        let queue_guard = QueueGuard {
+            dispatch: self,
+            fleet,
+            ticket,
+            woken,
+            placement: None,
+            reason,
+            since,
+            has_left: false,
+        };
+        // Room may have appeared between the search and the queue.
+        self.pump_newcomer(fleet, ticket);
+        Ok(queue_guard)
+    }
+
+    fn queue_config(&self) -> QueueConfig {
+        let settings = self.settings.load();
+        QueueConfig {
+            queue_requests: settings.queue_requests as usize,
+            queue_tokens: settings.queue_tokens,
+            queue_timeout: settings.queue_timeout,
+            ..QueueConfig::default()
+        }
+    }
+
+    /// Waits until a replica serves `model`. Returns `None` once it is known that no replica does.
+    ///
+    /// # Errors
+    /// Not every replica has reported its models in time, or the waiting room is full.
+    pub async fn await_model(&self, model: Option<&str>) -> Result<Option<Arc<Fleet>>, PlacementError> {
+        self.await_known(|replicas| match model {
+            Some(model) => replicas.fleet(model),
+            None => replicas.only_fleet(),
+        })
+        .await
+    }
+
+    /// Waits until a replica reports the store with this number. Returns `None` once it is known that no replica has
+    /// it.
+    ///
+    /// # Errors
+    /// Not every replica has reported its store in time, or the waiting room is full.
+    pub async fn await_store(&self, store_id: u64) -> Result<Option<Arc<Replica>>, PlacementError> {
+        self.await_known(|replicas| replicas.by_store(store_id)).await
+    }
+
+    /// Waits until `find` returns something, or every replica has reported.
+    async fn await_known<T>(
+        &self,
+        find: impl Fn(&Replicas) -> Option<T>,
+    ) -> Result<Option<T>, PlacementError> {
+        if let Some(result) = find(&self.replicas) {
+            return Ok(Some(result));
+        }
+        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
+        let mut changes = self.replicas.changes();
+        let mut room = None;
+        loop {
+            if let Some(result) = find(&self.replicas) {
+                return Ok(Some(result));
+            }
+            if self.replicas.are_known() {
+                return Ok(None);
+            }
+            if room.is_none() {
+                room = Some(self.enter_waiting_room()?);
+            }
+            if timeout_at(deadline, changes.changed()).await.is_err() {
+                return Err(PlacementError::NoReplica);
+            }
+        }
+    }
+
+    fn enter_waiting_room(&self) -> Result<WaitingRoomGuard<'_>, PlacementError> {
+        let guard = WaitingRoomGuard(&self.in_waiting_room);
+        let before = self.in_waiting_room.fetch_add(1, Ordering::Relaxed);
+        let limit = self.settings.load().waiting_room as usize;
+        if before >= limit { Err(PlacementError::NoReplica) } else { Ok(guard) }
+    }
+
+    /// Assigns replicas with room to the requests that wait for any model.
+    pub fn pump_all(self: &Arc<Self>) {
+        if self.queued.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        for fleet in self.replicas.fleets().values() {
+            self.pump(fleet, None);
+        }
+    }
+
+    /// Assigns the room that has appeared at `replica` to the requests that wait for a model that it serves.
+    pub fn pump_at(self: &Arc<Self>, replica: &Arc<Replica>) {
+        if self.queued.load(Ordering::Acquire) == 0 || replica.is_removed() {
+            return;
+        }
+        for fleet in self.replicas.fleets_of(replica) {
+            self.pump(&fleet, Some(replica));
+        }
+    }
+
+    /// Assigns replicas to the requests that wait for a model until there is no room: at any replica, or `at` one.
+    fn pump(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>) {
+        while fleet.waiters() > 0 && self.pump_once(fleet, at, Instant::now()) {}
+    }
+
+    /// Tries to place the next requests until one of them leaves the queue. Returns whether there may be more room.
+    fn pump_once(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>, now: Instant) -> bool {
+        let offer = fleet.with_waiting(|waiting| {
+            let upcoming: Vec<Ticket> = waiting.queue.upcoming(BACKFILL_MAX).collect();
+            for (position, &ticket) in upcoming.iter().enumerate() {
+                match self.offer(fleet, waiting, ticket, at, now) {
+                    Offer::Full if position == 0 && at.is_none() => {
+                        self.reserve_for(fleet, waiting, ticket, now);
+                    }
+                    Offer::Full => {}
+                    offer => return offer,
+                }
+            }
+            Offer::Full
+        });
+        self.settle(fleet, offer)
+    }
+
+    /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
+    /// of the queue is tried before it, for room that no event has announced.
+    fn pump_newcomer(self: &Arc<Self>, fleet: &Arc<Fleet>, ticket: Ticket) {
+        let now = Instant::now();
+        let offer = fleet.with_waiting(|waiting| {
+            let first = waiting.queue.head().filter(|&first| first != ticket);
+            if !waiting.queue.is_upcoming(ticket, BACKFILL_MAX) {
+                return Offer::Full;
+            }
+            match first.map_or(Offer::Full, |first| self.offer(fleet, waiting, first, None, now)) {
+                Offer::Full => self.offer(fleet, waiting, ticket, None, now),
+                offer => offer,
+            }
+        });
+        if self.settle(fleet, offer) {
+            self.pump(fleet, None);
+        }
+    }
+
+    /// Tries to place one request that waits.
+    fn offer(
+        &self,
+        fleet: &Arc<Fleet>,
+        waiting: &mut WaitingList,
+        ticket: Ticket,
+        at: Option<&Arc<Replica>>,
+        now: Instant,
+    ) -> Offer {
+        let reserved = waiting.reserved_for(ticket).cloned();
+        let waiter = waiting.waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
+        let Some(waiter) = waiter else {
+            waiting.cancel(ticket, now);
+            return Offer::Left { unclaimed: None };
+        };
+        let search = Search { fleet, request: &waiter.request, at, reserved: reserved.as_ref() };
+        match self.picker.book(search, now) {
+            SearchResult::Booked(assignment) => {
+                let waiter = waiting.dequeue(ticket, now).expect("invariant: the waiter was just there");
+                Offer::Left { unclaimed: waiter.wake.send(assignment).err() }
+            }
+            SearchResult::NoReplica if !waiter.request.tried.is_empty() => {
+                // Only replicas that failed to answer it are left. It must not block the other requests.
+                waiter.request.tried.clear();
+                Offer::TryAgain
+            }
+            SearchResult::NoReplica => Offer::NoReplica,
+            SearchResult::Full => Offer::Full,
+        }
+    }
+
+    /// Completes an offer outside of the lock of the queue. Returns whether the queue has changed.
+    fn settle(self: &Arc<Self>, fleet: &Arc<Fleet>, offer: Offer) -> bool {
+        match offer {
+            Offer::Left { unclaimed } => {
+                // Dropping an unclaimed placement makes room for the next request.
+                drop(unclaimed.map(|assignment| Placement::new(self, fleet, assignment)));
+                true
+            }
+            Offer::TryAgain => true,
+            Offer::Full | Offer::NoReplica => false,
+        }
+    }
+
+    /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
+    /// reserved one cannot take the request any more.
+    fn reserve_for(&self, fleet: &Arc<Fleet>, waiting: &mut WaitingList, ticket: Ticket, now: Instant) {
+        let Some(waiter) = waiting.waiters.get(&ticket) else { return };
+        if now.saturating_duration_since(waiter.since) < RESERVE_AFTER {
+            return;
+        }
+        let reserved = waiting.reserved_for(ticket);
+        if reserved.is_some_and(|reserved| self.picker.can_fit(fleet, &waiter.request, reserved, now)) {
+            return;
+        }
+        let reservation = self.picker.reserve(fleet, &waiter.request, now);
+        waiting.reservation = reservation.map(|reservation| (ticket, reservation));
     }
 }
 
-fn identities(replicas: &[Arc<Replica>]) -> impl Iterator<Item = u64> {
-    replicas.iter().map(|replica| replica.identity)
+/// The time until which a request that begins to wait now may wait.
+fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
+    let latest = Instant::now() + timeout;
+    queued.deadline.map_or(latest, |deadline| deadline.min(latest))
+}
+
+/// The result of an attempt to place a request that waits.
+enum Offer {
+    /// The request has left the queue. An assignment that no task waits for any more is returned.
+    Left { unclaimed: Option<Assignment> },
+    /// The request can be tried again immediately: its list of failed replicas was cleared.
+    TryAgain,
+    /// There is no room for the request.
+    Full,
+    /// No replica accepts requests.
+    NoReplica,
+}
+
+/// Why a request is in the queue.
+enum WaitReason<'a> {
+    /// All replicas are full.
+    Full,
+    /// No replica accepts requests. The request counts toward the limit of the waiting room.
+    NoReplica(
+        #[expect(dead_code, reason = "dropping it makes room for another request")] WaitingRoomGuard<'a>,
+    ),
+}
+
+impl WaitReason<'_> {
+    fn is_no_replica(&self) -> bool {
+        matches!(self, Self::NoReplica(_))
+    }
+}
+
+/// A request in the queue. Dropping it removes the request.
+struct QueueGuard<'a> {
+    dispatch: &'a Arc<Dispatch>,
+    fleet: &'a Arc<Fleet>,
+    ticket: Ticket,
+    woken: oneshot::Receiver<Assignment>,
+    placement: Option<Placement>,
+    reason: WaitReason<'a>,
+    since: Instant,
+    has_left: bool,
+}
+
+impl QueueGuard<'_> {
+    /// Waits for a replica until `deadline`. Returns whether the request has one.
+    async fn wait(&mut self, deadline: Instant) -> bool {
+        if self.placement.is_none() {
+            let assignment = timeout_at(deadline.into(), &mut self.woken).await.ok().and_then(Result::ok);
+            self.placement =
+                assignment.map(|assignment| Placement::new(self.dispatch, self.fleet, assignment));
+        }
+        self.placement.is_some()
+    }
+
+    /// From now on the request waits because all replicas are full.
+    fn set_full(&mut self) {
+        if self.reason.is_no_replica() {
+            self.dispatch.queued_without_replica.fetch_sub(1, Ordering::AcqRel);
+            self.reason = WaitReason::Full;
+        }
+    }
+
+    /// Leaves the queue, with a replica if the request has got one.
+    fn leave(mut self) -> Result<Placement, PlacementError> {
+        self.remove();
+        let placement = self.placement.take().or_else(|| self.late_placement());
+        self.dispatch.metrics.record_queue_wait(self.since.elapsed());
+        placement.ok_or_else(|| {
+            let retry_after = self.fleet.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
+            if self.dispatch.is_available(self.fleet) {
+                PlacementError::QueueTimeout { retry_after }
+            } else {
+                PlacementError::NoReplica
+            }
+        })
+    }
+
+    fn remove(&mut self) {
+        if std::mem::replace(&mut self.has_left, true) {
+            return;
+        }
+        let (waiter, was_first) = self.fleet.with_waiting(|waiting| {
+            let was_first = waiting.queue.head() == Some(self.ticket);
+            (waiting.cancel(self.ticket, Instant::now()), was_first)
+        });
+        self.dispatch.queued.fetch_sub(1, Ordering::AcqRel);
+        let without_replica = usize::from(self.reason.is_no_replica());
+        self.dispatch.queued_without_replica.fetch_sub(without_replica, Ordering::AcqRel);
+        drop(waiter);
+        if was_first {
+            // The requests behind it may have waited only because it was first.
+            self.dispatch.pump(self.fleet, None);
+        }
+    }
+
+    /// The placement that arrived after the last wait. None arrives after [`Self::remove`].
+    fn late_placement(&mut self) -> Option<Placement> {
+        let assignment = self.woken.try_recv().ok()?;
+        Some(Placement::new(self.dispatch, self.fleet, assignment))
+    }
+}
+
+impl Drop for QueueGuard<'_> {
+    fn drop(&mut self) {
+        self.remove();
+        drop(self.late_placement());
+    }
+}
+
+/// A request in the waiting room. Dropping it makes room for another.
+struct WaitingRoomGuard<'a>(&'a AtomicUsize);
+
+impl Drop for WaitingRoomGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How a request ended, as far as the health of its replica is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The replica answered, or failed for a reason that is not its fault.
+    Answered,
+    /// The replica failed to answer.
+    Failed,
+    /// The replica did not answer in time, which is its fault only if it has computed nothing in the meantime.
+    TimedOut,
+    /// Nothing was learned about the replica, for example because the client left.
+    Unknown,
+}
+
+/// A request that is booked at a replica, until the last byte of its answer. Dropping it ends the booking and reports
+/// the outcome to the health check.
+#[derive(Debug)]
+pub struct Placement {
+    /// The replica that the request is booked at.
+    pub replica: Arc<Replica>,
+    /// The model that the request is for.
+    pub fleet: Arc<Fleet>,
+    dispatch: Arc<Dispatch>,
+    /// `None` only while it is dropped.
+    booking: Option<BookingGuard>,
+    sent: SentRequest,
+    at: Instant,
+    outcome: Outcome,
+}
+
+impl Placement {
+    fn new(dispatch: &Arc<Dispatch>, fleet: &Arc<Fleet>, assignment: Assignment) -> Self {
+        let Assignment { replica, booking, sent } = assignment;
+        Self {
+            replica,
+            fleet: Arc::clone(fleet),
+            dispatch: Arc::clone(dispatch),
+            booking: Some(booking),
+            sent,
+            at: Instant::now(),
+            outcome: Outcome::Unknown,
+        }
+    }
+
+    /// The value of the header `x-ovfleet-dispatch`.
+    pub(crate) fn header(&self) -> String {
+        self.booking.as_ref().map_or_else(String::new, BookingGuard::header)
+    }
+
+    /// Records that the answer has begun.
+    pub(crate) fn record_first_token(&self) {
+        self.replica.record_progress(Instant::now());
+        if let Some(booking) = &self.booking {
+            booking.record_first_token();
+        }
+    }
+
+    /// Sets the outcome that is reported when the placement is dropped.
+    pub(crate) fn set_outcome(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Placement {
+    fn drop(&mut self) {
+        let Self { replica, fleet, dispatch, sent, .. } = self;
+        let outcome = match self.outcome {
+            Outcome::TimedOut if replica.has_progressed_since(self.at) => Outcome::Unknown,
+            Outcome::TimedOut => Outcome::Failed,
+            outcome => outcome,
+        };
+        match outcome {
+            Outcome::Answered => {
+                replica.answered.fetch_add(1, Ordering::Relaxed);
+                dispatch.health().succeeded(replica.identity, *sent);
+            }
+            Outcome::Failed => {
+                replica.failed.fetch_add(1, Ordering::Relaxed);
+                let replicas = fleet.replicas();
+                let fleet = replicas.iter().map(|replica| replica.identity);
+                if dispatch.health().failed(replica.identity, *sent, fleet, Instant::now()) {
+                    dispatch.metrics().record_ejection();
+                    tracing::warn!(
+                        replica = replica.discovered.name,
+                        "ejected the replica: its requests fail"
+                    );
+                }
+            }
+            Outcome::Unknown | Outcome::TimedOut => dispatch.health().unknown(replica.identity, *sent),
+        }
+        // End the booking first, so that the waiting requests find the room.
+        self.booking = None;
+        dispatch.pump_at(replica);
+    }
 }
 
 #[cfg(test)]

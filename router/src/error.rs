@@ -1,5 +1,5 @@
-//! Everything that the router itself refuses a request for, and what the client is told of it: one exhaustive
-//! match to status and code, one to the label in metrics. What a replica says is passed on as it is.
+//! The errors with which the router itself answers a request. One exhaustive match maps them to status and code,
+//! another one to the label in metrics. Errors of replicas are passed on unchanged.
 
 use std::time::Duration;
 
@@ -7,68 +7,69 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
-use crate::dispatch::Refused;
-use crate::limits::{OverRate, RateKind};
-use crate::proxy::Body;
-use crate::proxy::fields::Malformed;
+use crate::dispatch::PlacementError;
+use crate::limits::{RateExceeded, RateKind};
+use crate::proxy::fields::MalformedBody;
 use crate::queue::RETRY_AFTER_MIN;
 
-/// Why a request has no answer of a replica.
+/// Why a request has no answer from a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{0}")]
-    Malformed(Malformed),
-    #[error("several models are served here: name one")]
+    Malformed(MalformedBody),
+    #[error("the request must name a model, because the router serves several")]
     MissingModel,
-    #[error("the model {0:?} is not served here")]
+    #[error("the model {0:?} does not exist")]
     UnknownModel(String),
-    /// What a name refers to was kept by a replica that is no more, or was never kept.
-    #[error("{param}: {id:?} is kept by no replica of this model here, or no more")]
-    NotKept { param: &'static str, code: &'static str, id: String },
-    #[error("the replica that kept what the request refers to is gone")]
-    KeeperGone,
+    /// The replica that stored the object is gone, or the object was never stored.
+    #[error("{param}: no replica of this model stores {id:?}")]
+    ObjectNotFound { param: &'static str, code: &'static str, id: String },
+    #[error("the replica that stored the object that the request refers to is gone")]
+    ReplicaGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },
-    #[error("there is nothing at {0}")]
+    #[error("unknown path {0}")]
     UnknownPath(String),
-    #[error("{path} does not take {method}")]
+    #[error("{path} does not support {method}")]
     Method { method: String, path: String },
-    #[error("the request body is larger than {0} bytes")]
+    #[error("the request body is larger than {0} bytes (--max-body-bytes)")]
     BodyTooLarge(u64),
-    #[error("the bodies of all requests together are larger than {0} bytes (--max-buffered-body-bytes)")]
+    #[error("the bodies of all requests together exceed {0} bytes (--max-buffered-body-bytes)")]
     TooManyBodyBytes(u64),
-    /// It did not arrive: the connection broke, or it took too long.
-    #[error("the request body did not arrive: {0}")]
+    /// The body did not arrive: the connection broke, or it took too long.
+    #[error("failed to receive the request body: {0}")]
     Body(String),
-    #[error("no API key was given: send it as `Authorization: Bearer KEY`")]
-    NoKey,
-    #[error("the API key is not known here")]
-    WrongKey,
-    #[error("this key has used what it may of {} a minute", kind_name(.0.kind))]
-    OverRate(OverRate),
-    #[error("as many requests are in work as may be, {0}")]
+    #[error("missing API key: send it as `Authorization: Bearer KEY`")]
+    MissingKey,
+    #[error("invalid API key")]
+    InvalidKey,
+    #[error("the API key has reached its limit of {} per minute", kind_name(.0.kind))]
+    RateExceeded(RateExceeded),
+    #[error("too many concurrent requests (limit: {0})")]
     TooManyRequests(u32),
-    #[error("as many requests wait for a replica as may")]
+    #[error("the queue is full: too many requests wait for a replica")]
     QueueFull { retry_after: Duration },
-    #[error("no replica had room for the request in time")]
+    #[error("timed out in the queue: no replica had room for the request")]
     QueueTimeout { retry_after: Duration },
-    #[error("there is no replica to answer the request")]
+    #[error("no replica is available")]
     NoReplica,
-    /// As often as may be, or as the budget allows.
-    #[error("no replica could answer the request, tried {attempts} times: {last}")]
+    /// The limit of attempts or the budget of retries is exhausted.
+    #[error("all replicas failed to answer the request (attempts: {attempts}, last failure: {last})")]
     AllFailed { attempts: u32, last: &'static str },
-    /// The request may be what ended them.
-    #[error("{0} replicas failed after they had received the request; it is not sent to another")]
-    BrokeReplicas(u32),
-    /// The connection broke under a request that may have stored something.
+    /// The request itself may have caused the failures.
     #[error(
-        "the replica failed after it may have received the request; the request was not repeated, because it may have \
-         changed what is stored"
+        "{0} replicas failed after they had received the request; it is not retried, because it may be the cause"
+    )]
+    BrokeReplicas(u32),
+    /// The connection broke during a request that may have stored something.
+    #[error(
+        "the replica failed after it may have received the request; the request is not retried, because it may have \
+         changed stored objects"
     )]
     OutcomeUnknown,
-    #[error("the request has passed this router before: a replica of the router leads back to it")]
+    #[error("the request has passed this router before: the address of a replica leads back to the router")]
     Loop,
-    #[error("no replica answered in time, tried {attempts} times")]
+    #[error("no replica answered in time (attempts: {attempts})")]
     AllTimedOut { attempts: u32 },
 }
 
@@ -79,7 +80,7 @@ fn kind_name(kind: RateKind) -> &'static str {
     }
 }
 
-/// The header by which OpenAI's clients are told whether to repeat a request.
+/// The header with which OpenAI's clients learn whether to retry a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// OpenAI's error object.
@@ -97,8 +98,8 @@ struct ErrorBody<'a> {
 }
 
 impl Error {
-    /// What the client is told: status, class, code and parameter.
-    fn told(&self) -> (StatusCode, &'static str, &'static str, Option<&'static str>) {
+    /// The status, type, code and parameter in the answer to the client.
+    fn wire(&self) -> (StatusCode, &'static str, &'static str, Option<&'static str>) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
         const RATE: &str = "rate_limit_error";
@@ -106,18 +107,18 @@ impl Error {
             Self::Malformed(_) => (StatusCode::BAD_REQUEST, REQUEST, "malformed", None),
             Self::MissingModel => (StatusCode::BAD_REQUEST, REQUEST, "missing_model", Some("model")),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, "model_not_found", Some("model")),
-            Self::NotKept { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
-            Self::KeeperGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
+            Self::ObjectNotFound { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
+            Self::ReplicaGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
             Self::Header { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_header", None),
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "request_too_large", None),
             Self::TooManyBodyBytes(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "too_many_body_bytes", None),
             Self::Body(_) => (StatusCode::REQUEST_TIMEOUT, REQUEST, "request_incomplete", None),
-            Self::NoKey | Self::WrongKey => {
+            Self::MissingKey | Self::InvalidKey => {
                 (StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", None)
             }
-            Self::OverRate(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "rate_limit_exceeded", None),
+            Self::RateExceeded(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "rate_limit_exceeded", None),
             Self::TooManyRequests(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "too_many_requests", None),
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_full", None),
             Self::QueueTimeout { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_timeout", None),
@@ -130,22 +131,22 @@ impl Error {
         }
     }
 
-    /// What it is called in metrics and logs.
+    /// The label of the error in metrics and logs.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "malformed",
             Self::MissingModel => "missing_model",
             Self::UnknownModel(_) => "unknown_model",
-            Self::NotKept { .. } | Self::KeeperGone => "not_kept",
+            Self::ObjectNotFound { .. } | Self::ReplicaGone => "not_kept",
             Self::Header { .. } => "header",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyBodyBytes(_) => "too_many_body_bytes",
             Self::Body(_) => "body_incomplete",
-            Self::NoKey => "no_key",
-            Self::WrongKey => "wrong_key",
-            Self::OverRate(over) => match over.kind {
+            Self::MissingKey => "no_key",
+            Self::InvalidKey => "wrong_key",
+            Self::RateExceeded(over) => match over.kind {
                 RateKind::Requests => "over_request_rate",
                 RateKind::Tokens => "over_token_rate",
             },
@@ -162,17 +163,17 @@ impl Error {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.told().0
+        self.wire().0
     }
 
-    /// Whether sending the request again could do harm: end one more replica, or store something twice.
+    /// Whether a retry could do harm: crash another replica, or store something twice.
     fn is_final(&self) -> bool {
         matches!(self, Self::BrokeReplicas(_) | Self::OutcomeUnknown | Self::Loop)
     }
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::OverRate(over) => over.retry_after,
+            Self::RateExceeded(over) => over.retry_after,
             Self::QueueFull { retry_after } | Self::QueueTimeout { retry_after } => Some(*retry_after),
             Self::TooManyRequests(_)
             | Self::TooManyBodyBytes(_)
@@ -185,15 +186,15 @@ impl Error {
 
     /// The error object as JSON.
     fn json(&self) -> Vec<u8> {
-        let (_, r#type, code, param) = self.told();
+        let (_, r#type, code, param) = self.wire();
         let message = self.to_string();
         let error = ErrorObject { message: &message, r#type, param, code: Some(code) };
         serde_json::to_vec(&ErrorBody { error }).expect("invariant: an error is JSON")
     }
 
-    /// The whole answer.
-    pub(crate) fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(Body::whole(Bytes::from(self.json())));
+    /// The answer to the client.
+    pub(crate) fn into_response(self) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(self.json()));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -202,15 +203,15 @@ impl Error {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.is_final() {
-            // Official clients repeat a request after a 5xx unless they are told not to.
+            // Official clients retry a request after a 5xx status unless this header forbids it.
             headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         match self {
-            Self::NoKey | Self::WrongKey => {
+            Self::MissingKey | Self::InvalidKey => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             Self::BodyTooLarge(_) | Self::TooManyBodyBytes(_) | Self::Body(_) => {
-                // What is left of the body is not read.
+                // The rest of the body is not read.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}
@@ -219,19 +220,19 @@ impl Error {
     }
 }
 
-impl From<Malformed> for Error {
-    fn from(malformed: Malformed) -> Self {
+impl From<MalformedBody> for Error {
+    fn from(malformed: MalformedBody) -> Self {
         Self::Malformed(malformed)
     }
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::QueueFull { retry_after } => Self::QueueFull { retry_after },
-            Refused::WaitedTooLong { retry_after } => Self::QueueTimeout { retry_after },
-            Refused::NoReplica => Self::NoReplica,
-            Refused::Gone => Self::KeeperGone,
+impl From<PlacementError> for Error {
+    fn from(error: PlacementError) -> Self {
+        match error {
+            PlacementError::QueueFull { retry_after } => Self::QueueFull { retry_after },
+            PlacementError::QueueTimeout { retry_after } => Self::QueueTimeout { retry_after },
+            PlacementError::NoReplica => Self::NoReplica,
+            PlacementError::ReplicaGone => Self::ReplicaGone,
         }
     }
 }

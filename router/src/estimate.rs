@@ -1,7 +1,7 @@
-//! What the router expects of requests it cannot look into: bytes a token, and tokens an answer. Learnt from
-//! the usage that answers report.
+//! Estimates of what the router cannot see in a request: the number of bytes per token, and of tokens per answer. They
+//! are updated from the usage that answers report.
 
-/// Expectations of one model. They start at common values and follow what is observed.
+/// The estimates for one model: moving averages that start at common values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimates {
     bytes_per_token: f64,
@@ -9,7 +9,7 @@ pub struct Estimates {
     tokens_per_event: f64,
 }
 
-/// The part of an expectation that one observation makes up.
+/// The weight of one observation in the moving averages.
 const WEIGHT: f64 = 0.02;
 
 impl Default for Estimates {
@@ -19,7 +19,7 @@ impl Default for Estimates {
 }
 
 impl Estimates {
-    /// Learns from an answer: its prompt had this many bytes and tokens. Nothing is learnt of an empty one.
+    /// Updates the bytes per token with a prompt of this many bytes and tokens. An empty prompt is ignored.
     pub fn observe_prompt(&mut self, bytes: usize, tokens: u32) {
         if bytes > 0 && tokens > 0 {
             let ratio = (bytes as f64 / f64::from(tokens)).clamp(0.5, 16.0);
@@ -27,12 +27,12 @@ impl Estimates {
         }
     }
 
-    /// Learns from an answer: a sequence of it had this many tokens.
+    /// Updates the tokens per answer with a generated sequence.
     pub fn observe_output(&mut self, tokens: u32) {
         self.output_tokens += WEIGHT * (f64::from(tokens) - self.output_tokens);
     }
 
-    /// Learns from a stream that so many events had so many tokens: more than one each where tokens are drafted.
+    /// Updates the tokens per event with a stream. With speculative decoding an event can have several tokens.
     pub fn observe_events(&mut self, events: u32, tokens: u32) {
         if events > 0 && tokens > 0 {
             let ratio = (f64::from(tokens) / f64::from(events)).clamp(0.5, 64.0);
@@ -40,25 +40,25 @@ impl Estimates {
         }
     }
 
-    /// Tokens that so many events of a stream have.
+    /// The estimated number of tokens of so many events.
     #[must_use]
     pub fn tokens_of_events(&self, events: u32) -> u32 {
         (f64::from(events) * self.tokens_per_event).ceil().min(f64::from(u32::MAX)) as u32
     }
 
-    /// Bytes of text that are a token.
+    /// The average number of bytes per token.
     #[must_use]
     pub fn bytes_per_token(&self) -> f64 {
         self.bytes_per_token
     }
 
-    /// Tokens that a text of so many bytes has; at least one.
+    /// The estimated number of tokens of a text of so many bytes, at least 1.
     #[must_use]
     pub fn prompt_tokens(&self, bytes: usize) -> u32 {
         (bytes as f64 / self.bytes_per_token).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
     }
 
-    /// Tokens to expect of an answer that may have at most `tokens_max`.
+    /// The expected number of tokens of an answer that may have at most `tokens_max` tokens.
     #[must_use]
     pub fn output_tokens(&self, tokens_max: Option<u32>) -> u32 {
         (self.output_tokens.round().clamp(1.0, f64::from(u32::MAX)) as u32)
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expectations_follow_what_is_observed() {
+    fn estimates_follow_the_observations() {
         let mut estimates = Estimates::default();
         assert_eq!(estimates.tokens_of_events(7), 7);
         for _ in 0..1000 {

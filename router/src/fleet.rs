@@ -1,86 +1,38 @@
-//! The replicas of one model, and what is known of the model itself: what its requests look like, who waits
-//! for it. Picking and waking is `dispatch`'s.
+//! The replicas of one model, with what the router knows about the model itself: the typical sizes of its requests, and
+//! the requests that wait for it. `dispatch` decides who gets which replica.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tokio::sync::oneshot;
 
-use crate::dispatch::{Placed, Wanted};
 use crate::estimate::Estimates;
 use crate::prefix::BlockBytes;
-use crate::queue::{Queue, QueueConfig, Ticket};
-use crate::replicas::{Replica, Reservation};
+use crate::replica::Replica;
+use crate::waiting::WaitingList;
 
-/// Tokens of a block where no replica has said.
+/// Tokens per block while no replica has reported the number.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// The replicas of one model.
 #[derive(Debug)]
 pub struct Fleet {
-    /// The model's name.
+    /// The name of the model, as clients use it.
     pub model: String,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
     expectations: Mutex<Expectations>,
-    waiting: Mutex<Waiting>,
-    /// How many wait, to be looked at without the lock.
+    waiting: Mutex<WaitingList>,
+    /// The number of waiting requests, which can be read without the lock.
     waiters: AtomicUsize,
 }
 
-/// What its requests are like.
+/// What the router expects of the requests for a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Expectations {
-    /// Bytes a token, tokens an answer.
+    /// The average numbers of bytes per token and of tokens per answer.
     pub estimates: Estimates,
-    /// Bytes of a block of text.
+    /// The number of bytes of text that make up a block.
     pub block_bytes: BlockBytes,
-}
-
-/// Who waits for a replica with room.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) queue: Queue,
-    pub(crate) waiters: HashMap<Ticket, Waiter>,
-    /// The request that has been first for too long, and the replica that drains until the request fits.
-    pub(crate) reservation: Option<(Ticket, Reservation)>,
-}
-
-/// One that waits.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    pub(crate) wanted: Wanted,
-    pub(crate) wake: oneshot::Sender<Placed>,
-    /// When it entered the queue.
-    pub(crate) since: Instant,
-}
-
-impl Waiting {
-    /// Takes out a request that leaves without a place.
-    pub(crate) fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
-        self.release(ticket);
-        self.queue.cancel(ticket, now);
-        self.waiters.remove(&ticket)
-    }
-
-    /// Takes out a request that has got a place.
-    pub(crate) fn take(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
-        self.release(ticket);
-        self.queue.take(ticket, now);
-        self.waiters.remove(&ticket)
-    }
-
-    /// The replica that is reserved for a request.
-    pub(crate) fn reserved_for(&self, ticket: Ticket) -> Option<&Arc<Replica>> {
-        let (holder, reservation) = self.reservation.as_ref()?;
-        (*holder == ticket).then(|| reservation.replica())
-    }
-
-    fn release(&mut self, ticket: Ticket) {
-        self.reservation.take_if(|(holder, _)| *holder == ticket);
-    }
 }
 
 impl Fleet {
@@ -92,68 +44,71 @@ impl Fleet {
             model,
             replicas: ArcSwap::default(),
             expectations: Mutex::new(Expectations { estimates, block_bytes }),
-            waiting: Mutex::new(Waiting {
-                queue: Queue::new(QueueConfig::default()),
-                waiters: HashMap::new(),
-                reservation: None,
-            }),
+            waiting: Mutex::new(WaitingList::new()),
             waiters: AtomicUsize::new(0),
         }
     }
 
-    /// The replicas that serve it.
+    /// The replicas that serve the model.
     pub fn replicas(&self) -> arc_swap::Guard<Arc<Vec<Arc<Replica>>>> {
         self.replicas.load()
     }
 
-    /// Most tokens of a prompt and its answer together that each replica takes, as far as they have said.
+    /// Whether a replica serves the model.
+    pub(crate) fn contains(&self, replica: &Arc<Replica>) -> bool {
+        self.replicas().iter().any(|other| Arc::ptr_eq(other, replica))
+    }
+
+    /// The number of tokens that a prompt and its answer may have together at every replica, as far as the replicas
+    /// have listed it.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         let replicas = self.replicas();
-        replicas.iter().filter_map(|replica| replica.told().lengths.get(&self.model).copied()).min()
+        replicas.iter().filter_map(|replica| replica.status().max_model_lens.get(&self.model).copied()).min()
     }
 
     pub(crate) fn set_replicas(&self, replicas: Vec<Arc<Replica>>) {
         self.replicas.store(Arc::new(replicas));
     }
 
-    /// What its requests are like.
+    /// What the router expects of the next request.
     pub fn expectations(&self) -> Expectations {
         *self.expectations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Learns from an answer: the tokens of its prompt, if that was told, which had so many bytes; and the
-    /// tokens of each of its sequences.
-    pub(crate) fn learn(&self, prompt: Option<(usize, u32)>, output_tokens: Option<u32>) {
+    /// Updates the expectations with a prompt of `bytes` bytes that had `tokens` tokens.
+    pub(crate) fn observe_prompt(&self, bytes: usize, tokens: u32) {
         let block_tokens = self.replicas.load().iter().find_map(|replica| {
-            let tokens = replica.told().load.block_tokens;
+            let tokens = replica.status().load.block_tokens;
             (tokens > 0).then_some(tokens)
         });
-        let mut expectations = self.expectations.lock().unwrap_or_else(PoisonError::into_inner);
-        let Expectations { estimates, block_bytes } = &mut *expectations;
-        if let Some((bytes, tokens)) = prompt {
+        self.with_expectations(|Expectations { estimates, block_bytes }| {
             estimates.observe_prompt(bytes, tokens);
-            block_bytes.follow(block_tokens.unwrap_or(BLOCK_TOKENS_DEFAULT), estimates.bytes_per_token());
-        }
-        if let Some(tokens) = output_tokens {
-            estimates.observe_output(tokens);
-        }
+            block_bytes.update(block_tokens.unwrap_or(BLOCK_TOKENS_DEFAULT), estimates.bytes_per_token());
+        });
     }
 
-    /// Learns from a stream: so many events had so many tokens.
-    pub(crate) fn learn_events(&self, events: u32, tokens: u32) {
-        let mut expectations = self.expectations.lock().unwrap_or_else(PoisonError::into_inner);
-        expectations.estimates.observe_events(events, tokens);
+    /// Updates the expectations with a generated sequence of `tokens` tokens.
+    pub(crate) fn observe_output(&self, tokens: u32) {
+        self.with_expectations(|expectations| expectations.estimates.observe_output(tokens));
     }
 
-    /// How many requests wait.
+    /// Updates the expectations with a stream whose `events` events had `tokens` tokens.
+    pub(crate) fn observe_events(&self, events: u32, tokens: u32) {
+        self.with_expectations(|expectations| expectations.estimates.observe_events(events, tokens));
+    }
+
+    fn with_expectations(&self, update: impl FnOnce(&mut Expectations)) {
+        update(&mut self.expectations.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The number of requests that wait for a replica of the model.
     pub fn waiters(&self) -> usize {
         self.waiters.load(Ordering::Acquire)
     }
 
-    /// Changes who waits.
-    pub(crate) fn with_waiting<T>(&self, change: impl FnOnce(&mut Waiting) -> T) -> T {
-        let mut waiting: MutexGuard<'_, Waiting> =
-            self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Runs `change` on the list of waiting requests, under its lock.
+    pub(crate) fn with_waiting<T>(&self, change: impl FnOnce(&mut WaitingList) -> T) -> T {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut waiting);
         self.waiters.store(waiting.queue.len(), Ordering::Release);
         result

@@ -1,12 +1,12 @@
-//! What this router has sent to one replica and what the replica has said: one consistent picture of both.
+//! Combines what this router has sent to one replica with what the replica has reported into one consistent view.
 //!
-//! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. A
-//! report takes it over as soon as the report's own figures include it (the replica names the numbers), so
-//! that nothing counts twice and nothing is forgotten between two reports. The booking is an RAII guard: on
-//! whatever way a request ends, its booking ends with it.
+//! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
+//! figures of a load report include the dispatch (the report lists the numbers), the booking stops counting as load. So
+//! no dispatch counts twice, and none is missing between two reports. The booking is an RAII guard: however a request
+//! ends, its booking ends with it.
 //!
-//! Reports and bookings are under one lock, which is held for the few instructions of each call: a report is
-//! never seen without what it acknowledges. No clock is read here; time comes as a parameter.
+//! Reports and bookings share one lock, which is held only for the few instructions of each call: a view never contains
+//! a report without the dispatches that it acknowledges. No clock is read here; time is a parameter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,105 +16,103 @@ use proto::v1alpha1::{Dispatches, Load, State};
 
 use crate::sync::{Mutex, MutexGuard};
 
-/// A replica that does not tell what its reports include: a report that comes this long after a dispatch is
-/// taken to include it.
-const INCLUDED_AFTER: Duration = Duration::from_millis(100);
+/// The time after which a report is assumed to include a dispatch, if the replica does not list the dispatches that its
+/// reports include.
+const ASSUMED_INCLUDED_AFTER: Duration = Duration::from_millis(100);
 
-/// The backstop: a dispatch that no report took over for this long is taken to have been lost on its way. It
-/// stays in flight until its booking ends, but is not load any more.
+/// The time after which a dispatch that no report has included is assumed to be lost on its way. It stays in flight
+/// until its booking ends, but no longer counts as load.
 pub const UNREPORTED_MAX: Duration = Duration::from_secs(30);
 
-/// What a dispatch costs the replica, as estimated when it is picked.
+/// The load that a dispatch puts on the replica, as estimated when the replica is picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Tokens of the prompt that are not expected in the replica's cache.
+    /// The number of prompt tokens that are not expected to be in the replica's cache.
     pub uncached_tokens: u32,
-    /// Blocks of the cache that it will take: for what of the prompt is not cached there, and for the output
-    /// that is expected.
+    /// The number of cache blocks that it needs, for the prompt tokens that are not cached and for the expected output.
     pub blocks: u32,
-    /// Sequences: the choices asked for.
+    /// The number of sequences, which is the number of requested choices.
     pub sequences: u32,
 }
 
-/// Sums over the dispatches of this router to a replica.
+/// The load of the dispatches of this router to a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Booked {
-    /// Requests whose booking has not ended.
+pub struct BookedLoad {
+    /// The number of requests whose booking has not ended.
     pub in_flight: u32,
-    /// Blocks that those without a first token were expected to take: they may not have them yet even where a report
-    /// includes them.
+    /// The number of blocks that the requests without a first token need. They may not have these blocks yet, even if a
+    /// report includes the requests.
     pub blocks_without_token: u64,
-    /// Prompt tokens not cached, of those in flight without a first token: the work ahead as far as this
-    /// router knows by itself.
+    /// The number of uncached prompt tokens of the requests in flight without a first token.
     pub uncached_in_flight: u64,
-    /// Requests that no report includes yet,
+    /// The number of requests that no report includes yet.
     pub unreported: u32,
-    /// their sequences,
+    /// The number of sequences of the requests that no report includes yet.
     pub sequences_unreported: u64,
-    /// their prompt tokens that are not cached, as long as they have no first token,
+    /// The number of uncached prompt tokens of these requests, as long as they have no first token.
     pub uncached_unreported: u64,
-    /// and their blocks.
+    /// The number of blocks that these requests need.
     pub blocks_unreported: u64,
 }
 
-/// The figures of a report that picking goes by. The meaning of each is in `replica.proto`.
+/// The figures of a load report that the policies use. `replica.proto` defines them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Reported {
-    /// Blocks of the cache in all,
+pub struct ReportedLoad {
+    /// The number of blocks of the KV cache.
     pub blocks_total: u32,
-    /// those that sequences hold,
+    /// The number of blocks that sequences use.
     pub blocks_active: u32,
-    /// and those that nobody holds and whose content is kept.
+    /// The number of blocks in the prefix cache that no sequence uses.
     pub blocks_evictable: u32,
-    /// Tokens of a block.
+    /// The number of tokens per block, or 0 if it was not reported.
     pub block_tokens: u32,
-    /// Sequences that run.
+    /// The number of running sequences.
     pub running: u32,
-    /// Sequences that wait.
+    /// The number of waiting sequences.
     pub waiting: u32,
-    /// Tokens to compute before each of these has its next.
+    /// The number of tokens to compute before each of these sequences has its next token.
     pub uncomputed_tokens: u64,
-    /// Most sequences that run at once; 0 if it is not told.
+    /// The largest number of sequences that run at the same time, or 0 if it was not reported.
     pub sequences_max: u32,
-    /// Most requests that are taken at once; 0 if it is not told.
+    /// The largest number of requests that the replica accepts at the same time, or 0 if it was not reported.
     pub requests_max: u32,
-    /// Tokens of prompts computed a second; 0 while not known.
+    /// The measured prefill speed, or 0 while it is unknown.
     pub prefill_tokens_per_second: f32,
-    /// Tokens generated a second; 0 while not known.
+    /// The measured decode speed, or 0 while it is unknown.
     pub decode_tokens_per_second: f32,
-    /// Whether the next request has to wake it.
+    /// Whether the next request has to wake the replica.
     pub is_asleep: bool,
 }
 
-/// A replica at one moment: its last report, and what that does not include.
+/// The state of a replica at one moment: its last report, and the requests that the report does not include.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct View {
-    /// The last report; `None` if there is none, or it is too old to go by.
-    pub reported: Option<Reported>,
-    /// The age of the last report, however old.
+    /// The last report, or `None` if there is none or it is too old.
+    pub reported: Option<ReportedLoad>,
+    /// The age of the last report, even if it is too old.
     pub report_age: Option<Duration>,
-    /// The time since the reported speeds changed: the replica has computed nothing since.
+    /// The time since the reported speeds last changed. The replica has computed nothing since then.
     pub speed_age: Option<Duration>,
-    /// The state in the last report that is not too old; `None` without one.
+    /// The state in the last report, or `None` if there is none or it is too old.
     pub state: Option<State>,
-    /// What this router has sent.
-    pub booked: Booked,
-    /// Rises with every booking: for [`Ledger::book_if`].
+    /// The load of the dispatches of this router.
+    pub booked: BookedLoad,
+    /// A number that rises with every booking, for [`Ledger::book_if`].
     pub version: u64,
 }
 
-/// What [`Ledger::observe`] made of a report.
+/// What [`Ledger::observe`] did with a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Observed {
-    /// It replaces the former one.
-    Taken,
-    /// It is the first of a new process: what was concluded from the former one's is void.
+pub enum ReportOutcome {
+    /// The report replaced the previous one.
+    Accepted,
+    /// The report is the first of a new process. Everything that was concluded from earlier reports is void.
     NewEpoch,
-    /// A later one is known already: it is ignored.
+    /// The report was ignored because a later one has arrived before.
     Outdated,
 }
 
-/// One replica's bookings and its last report. All calls are quick; they may come from any thread.
+/// The bookings and the last report of one replica. Calls are short and may come from any thread.
 #[derive(Debug)]
 pub struct Ledger {
     router: u64,
@@ -127,7 +125,7 @@ struct Inner {
     next: u64,
     version: u64,
     entries: BTreeMap<u64, Entry>,
-    booked: Booked,
+    booked: BookedLoad,
     last: Option<LastReport>,
 }
 
@@ -137,63 +135,63 @@ struct LastReport {
     number: u64,
     at: Instant,
     state: State,
-    figures: Reported,
+    figures: ReportedLoad,
     /// When the speeds in the figures were first reported.
     speeds_at: Instant,
-    /// What of the figures' uncomputed tokens is of this router's dispatches.
-    own_uncached: u64,
+    /// The part of the reported uncomputed tokens that belongs to dispatches of this router.
+    router_uncached: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     cost: Cost,
     at: Instant,
-    /// No report includes it.
-    unreported: bool,
-    /// Its prompt is not known to have been computed.
-    without_token: bool,
+    /// No report includes the dispatch.
+    is_unreported: bool,
+    /// The prompt is not known to have been computed.
+    is_without_token: bool,
 }
 
-/// A dispatch in flight; dropping it ends it, on whatever path.
+/// A dispatch in flight. Dropping it ends the dispatch.
 #[derive(Debug)]
-#[must_use = "a booking that is dropped is over"]
-pub struct Booking {
+#[must_use = "dropping a booking ends it"]
+pub struct BookingGuard {
     ledger: Arc<Ledger>,
     number: u64,
 }
 
 impl Ledger {
-    /// An empty ledger of the router that goes by this number (see [`Dispatches`]).
+    /// An empty ledger. `router` is the number of this router (see [`Dispatches`]).
     #[must_use]
     pub fn new(router: u64) -> Arc<Self> {
         Arc::new(Self { router, state: Mutex::new(Inner { next: 1, ..Inner::default() }) })
     }
 
-    /// Books a dispatch.
-    pub fn book(self: &Arc<Self>, cost: Cost, now: Instant) -> Booking {
+    /// Books a dispatch unconditionally.
+    pub fn book(self: &Arc<Self>, cost: Cost, now: Instant) -> BookingGuard {
         let number = self.lock().book(cost, now);
-        Booking { ledger: Arc::clone(self), number }
+        BookingGuard { ledger: Arc::clone(self), number }
     }
 
-    /// Books a dispatch unless another one was booked since the view of this `version`: two that pick at once
-    /// do not both take the same idle replica without the second knowing of the first.
-    pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<Booking> {
+    /// Books a dispatch unless another one was booked since the view with this `version`. So two threads that pick at
+    /// the same time do not both choose the same idle replica.
+    pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<BookingGuard> {
         let mut inner = self.lock();
         if inner.version != version {
             return None;
         }
         let number = inner.book(cost, now);
         drop(inner);
-        Some(Booking { ledger: Arc::clone(self), number })
+        Some(BookingGuard { ledger: Arc::clone(self), number })
     }
 
-    /// Takes a report in, which arrived at `now`.
-    pub fn observe(&self, load: &Load, now: Instant) -> Observed {
+    /// Applies a report that arrived at `now`.
+    pub fn observe(&self, load: &Load, now: Instant) -> ReportOutcome {
         self.lock().observe(self.router, load, now)
     }
 
-    /// The replica as it is known at `now`. A report older than `ttl` does not exist. Prompts that a report says are to
-    /// be computed, and of which the first token has come since, are not among its uncomputed tokens any more.
+    /// The view of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude the
+    /// prompts whose first token has arrived since the report.
     #[must_use]
     pub fn view(&self, now: Instant, ttl: Duration) -> View {
         let inner = self.lock();
@@ -209,14 +207,14 @@ impl Ledger {
         }
     }
 
-    /// Takes for lost what no report has included for [`UNREPORTED_MAX`], and returns how many requests these
-    /// are. To be called now and then.
+    /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. It must be
+    /// called periodically.
     pub fn expire(&self, now: Instant) -> u32 {
         let mut inner = self.lock();
         let Inner { entries, booked, .. } = &mut *inner;
         let mut expired = 0;
         for entry in entries.values_mut() {
-            if entry.unreported && now.saturating_duration_since(entry.at) >= UNREPORTED_MAX {
+            if entry.is_unreported && now.saturating_duration_since(entry.at) >= UNREPORTED_MAX {
                 booked.include(entry);
                 expired += 1;
             }
@@ -229,8 +227,8 @@ impl Ledger {
     }
 }
 
-impl Booking {
-    /// The dispatch's number with this replica, for the header (see [`Dispatches`]).
+impl BookingGuard {
+    /// The number of the dispatch at this replica (see [`Dispatches`]).
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
@@ -242,17 +240,17 @@ impl Booking {
         format!("{:016x}/{}", self.ledger.router, self.number)
     }
 
-    /// The replica has answered with the first token: its prompt is computed. Idempotent.
-    pub fn first_token(&self) {
+    /// Records that the first token has arrived, so the prompt is computed. Repeated calls have no effect.
+    pub fn record_first_token(&self) {
         let mut inner = self.ledger.lock();
         let Inner { entries, booked, .. } = &mut *inner;
         if let Some(entry) = entries.get_mut(&self.number) {
-            booked.first_token(entry);
+            booked.record_first_token(entry);
         }
     }
 }
 
-impl Drop for Booking {
+impl Drop for BookingGuard {
     fn drop(&mut self) {
         let mut inner = self.ledger.lock();
         if let Some(mut entry) = inner.entries.remove(&self.number) {
@@ -266,46 +264,47 @@ impl Inner {
         let number = self.next;
         self.next += 1;
         self.version += 1;
-        let entry = Entry { cost, at: now, unreported: true, without_token: true };
+        let entry = Entry { cost, at: now, is_unreported: true, is_without_token: true };
         self.booked.add(&entry);
         self.entries.insert(number, entry);
         number
     }
 
-    fn observe(&mut self, router: u64, load: &Load, now: Instant) -> Observed {
-        let former = self.last.as_ref();
-        let new_epoch = former.is_some_and(|last| last.epoch != load.epoch);
-        if former.is_some_and(|last| last.epoch == load.epoch && last.number >= load.report) {
-            return Observed::Outdated;
+    fn observe(&mut self, router: u64, load: &Load, now: Instant) -> ReportOutcome {
+        let previous = self.last.as_ref();
+        let is_new_epoch = previous.is_some_and(|last| last.epoch != load.epoch);
+        if previous.is_some_and(|last| last.epoch == load.epoch && last.number >= load.report) {
+            return ReportOutcome::Outdated;
         }
         let dispatches = load.dispatches.as_ref().filter(|dispatches| dispatches.router == router);
         match dispatches {
             Some(dispatches) => self.include(dispatches),
-            None => self.include_before(now.checked_sub(INCLUDED_AFTER)),
+            None => self.include_before(now.checked_sub(ASSUMED_INCLUDED_AFTER)),
         }
-        let own_uncached = self.booked.uncached_reported();
-        let figures = Reported::of(load);
-        let speeds_at = self.last.as_ref().filter(|last| !new_epoch && last.figures.has_speeds_of(&figures));
+        let router_uncached = self.booked.uncached_reported();
+        let figures = ReportedLoad::of(load);
+        let speeds_at =
+            self.last.as_ref().filter(|last| !is_new_epoch && last.figures.has_speeds_of(&figures));
         self.last = Some(LastReport {
             speeds_at: speeds_at.map_or(now, |last| last.speeds_at),
-            own_uncached,
+            router_uncached,
             epoch: load.epoch,
             number: load.report,
             at: now,
             state: load.state(),
             figures,
         });
-        if new_epoch { Observed::NewEpoch } else { Observed::Taken }
+        if is_new_epoch { ReportOutcome::NewEpoch } else { ReportOutcome::Accepted }
     }
 
-    /// The figures of the last report, less what is known to have been computed since.
-    fn figures_since(&self, last: &LastReport) -> Reported {
-        let others = last.figures.uncomputed_tokens.saturating_sub(last.own_uncached);
+    /// The figures of the last report, without the prompts that are known to have been computed since.
+    fn figures_since(&self, last: &LastReport) -> ReportedLoad {
+        let others = last.figures.uncomputed_tokens.saturating_sub(last.router_uncached);
         let left = others + self.booked.uncached_reported();
-        Reported { uncomputed_tokens: last.figures.uncomputed_tokens.min(left), ..last.figures }
+        ReportedLoad { uncomputed_tokens: last.figures.uncomputed_tokens.min(left), ..last.figures }
     }
 
-    /// The report just taken includes these.
+    /// Marks the dispatches that a report includes.
     fn include(&mut self, dispatches: &Dispatches) {
         let Self { entries, booked, .. } = self;
         for range in dispatches.ranges.iter().filter(|range| range.first <= range.last) {
@@ -324,8 +323,8 @@ impl Inner {
     }
 }
 
-impl Booked {
-    /// Prompt tokens not cached, of those without a first token that reports include.
+impl BookedLoad {
+    /// The number of uncached prompt tokens of the requests without a first token that reports include.
     fn uncached_reported(&self) -> u64 {
         self.uncached_in_flight - self.uncached_unreported
     }
@@ -341,39 +340,39 @@ impl Booked {
         self.blocks_unreported += u64::from(blocks);
     }
 
-    /// A report includes `entry` from now on. Idempotent.
+    /// Marks `entry` as included in a report. Repeated calls have no effect.
     fn include(&mut self, entry: &mut Entry) {
-        if !std::mem::take(&mut entry.unreported) {
+        if !std::mem::take(&mut entry.is_unreported) {
             return;
         }
         self.unreported -= 1;
         self.sequences_unreported -= u64::from(entry.cost.sequences);
         self.blocks_unreported -= u64::from(entry.cost.blocks);
-        if entry.without_token {
+        if entry.is_without_token {
             self.uncached_unreported -= u64::from(entry.cost.uncached_tokens);
         }
     }
 
-    /// The prompt of `entry` is computed. Idempotent.
-    fn first_token(&mut self, entry: &mut Entry) {
-        if !std::mem::take(&mut entry.without_token) {
+    /// Marks the prompt of `entry` as computed. Repeated calls have no effect.
+    fn record_first_token(&mut self, entry: &mut Entry) {
+        if !std::mem::take(&mut entry.is_without_token) {
             return;
         }
         self.uncached_in_flight -= u64::from(entry.cost.uncached_tokens);
         self.blocks_without_token -= u64::from(entry.cost.blocks);
-        if entry.unreported {
+        if entry.is_unreported {
             self.uncached_unreported -= u64::from(entry.cost.uncached_tokens);
         }
     }
 
     fn remove(&mut self, entry: &mut Entry) {
-        self.first_token(entry);
+        self.record_first_token(entry);
         self.include(entry);
         self.in_flight -= 1;
     }
 }
 
-impl Reported {
+impl ReportedLoad {
     fn has_speeds_of(&self, other: &Self) -> bool {
         let speeds = |reported: &Self| {
             [reported.prefill_tokens_per_second, reported.decode_tokens_per_second].map(f32::to_bits)
@@ -390,7 +389,7 @@ impl Reported {
             block_tokens: load.block_tokens,
             running: load.running,
             waiting: load.waiting,
-            // More is nonsense, and sums of it are to stay sums.
+            // A larger number is not plausible, and sums of such numbers must not overflow.
             uncomputed_tokens: load.uncomputed_tokens.min(u64::from(u32::MAX)),
             sequences_max: load.sequences_max,
             requests_max: load.requests_max,

@@ -1,16 +1,16 @@
-//! The router: each request goes to the replica judged to answer soonest.
+//! The router: it sends each request to the replica that is expected to answer it first.
 //!
 //! ```text
-//! report ─► ledger ─► view ─┐
-//! prompt ─► prefix ─────────┼─► Candidate ─► policy::pick ─► Booking (RAII) ─► the request is sent
-//! outcomes ─► health ───────┘
+//! load reports ─► ledger ─► View ─┐
+//! prompts ──────► prefix ─────────┼─► Candidate ─► policy::pick ─► booking (RAII) ─► the request is sent
+//! outcomes ─────► health ─────────┘
 //! ```
 //!
-//! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: they read no clock and
-//! draw no random number of their own, both are parameters.
-
-//! The rest is the process: `discovery` and `load` find and hear replicas, `dispatch` books places, `proxy`
-//! passes requests and answers on, `admin` shows all of it.
+//! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are
+//! parameters.
+//!
+//! The other modules are the process: `discovery` finds replicas, `load` receives their reports, `dispatch` books
+//! replicas for requests, `proxy` passes requests and answers on, and `admin` serves the pages for operators.
 
 pub mod access;
 mod admin;
@@ -18,13 +18,14 @@ pub mod app;
 pub mod args;
 pub mod body_budget;
 pub mod config;
+mod deferred;
 pub mod discovery;
 pub mod dispatch;
+mod endpoint;
 mod error;
 pub mod estimate;
 pub mod fleet;
 pub mod health;
-mod later;
 pub mod ledger;
 pub mod limits;
 mod listen;
@@ -34,12 +35,14 @@ pub mod policy;
 pub mod prefix;
 pub mod proxy;
 pub mod queue;
+pub mod replica;
 pub mod replicas;
 mod run;
 mod sync;
 mod telemetry;
 pub mod tenant;
 pub mod trace;
+mod waiting;
 mod watch_replicas;
 
 pub use app::App;

@@ -1,42 +1,43 @@
-//! How much a key may ask for: requests and tokens per minute, each in a bucket that fills up steadily.
+//! Rate limits per API key: requests and tokens per minute, each in a token bucket.
 //!
-//! Tokens are taken by an estimate when a request comes and settled by the true number when it ends: whoever
-//! used more than estimated waits the longer for the next one. No clock is read here.
+//! A request is charged for an estimated number of tokens when it arrives, and the charge is corrected to the real
+//! number when it ends. A client that used more than estimated waits longer for its next request. No clock is read
+//! here.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Most keys with a bucket; beyond it those that are full again are forgotten, which changes nothing for them.
+/// The number of keys with buckets above which full buckets are removed, which changes nothing for their keys.
 pub const KEYS_MAX: usize = 1 << 16;
 
-/// What a key may use. `None`: as much as it likes.
+/// The rate limits of a key. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Requests a minute, and at once after a pause.
-    pub requests_per_minute: Option<u32>,
-    /// Tokens a minute, of prompts and answers together, and at once after a pause.
-    pub tokens_per_minute: Option<u32>,
+    /// The number of requests per minute, which is also the largest burst.
+    pub key_requests: Option<u32>,
+    /// The number of prompt and completion tokens per minute, which is also the largest burst.
+    pub key_tokens: Option<u32>,
 }
 
-/// Which limit a request is over.
+/// The rate limit that a request exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverRate {
-    /// What there is too much of.
+pub struct RateExceeded {
+    /// The quantity that exceeds its limit.
     pub kind: RateKind,
-    /// The time after which it is within the limit if nothing else comes; `None` if it never is.
+    /// The time after which the request is within the limit, or `None` if the request alone exceeds it.
     pub retry_after: Option<Duration>,
 }
 
-/// What a rate counts.
+/// The quantity that a rate limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateKind {
-    /// Requests.
+    /// The number of requests.
     Requests,
-    /// Tokens.
+    /// The number of tokens.
     Tokens,
 }
 
-/// The buckets of all keys.
+/// The token buckets of all keys.
 #[derive(Debug, Default)]
 pub struct RateLimits {
     buckets: HashMap<u64, Buckets>,
@@ -49,11 +50,11 @@ struct Buckets {
 }
 
 impl RateLimits {
-    /// Takes a request of about `tokens` tokens of the key that goes by this number, or nothing.
+    /// Charges a request of about `tokens` tokens to a key.
     ///
     /// # Errors
-    /// [`OverRate`]; nothing was taken.
-    pub fn take(&mut self, key: u64, rates: Rates, tokens: u32, now: Instant) -> Result<(), OverRate> {
+    /// The request exceeds a limit. Nothing was charged.
+    pub fn charge(&mut self, key: u64, rates: Rates, tokens: u32, now: Instant) -> Result<(), RateExceeded> {
         if rates == Rates::default() {
             return Ok(());
         }
@@ -61,13 +62,13 @@ impl RateLimits {
             self.buckets.retain(|_, buckets| !buckets.is_full(now));
         }
         let buckets = self.buckets.entry(key).or_insert_with(|| Buckets {
-            requests: Bucket::full(rates.requests_per_minute, now),
-            tokens: Bucket::full(rates.tokens_per_minute, now),
+            requests: Bucket::full(rates.key_requests, now),
+            tokens: Bucket::full(rates.key_tokens, now),
         });
         let Buckets { requests, tokens: token_bucket } = buckets;
-        requests.refill(rates.requests_per_minute, now);
-        token_bucket.refill(rates.tokens_per_minute, now);
-        let over = |kind, retry_after| OverRate { kind, retry_after };
+        requests.refill(rates.key_requests, now);
+        token_bucket.refill(rates.key_tokens, now);
+        let over = |kind, retry_after| RateExceeded { kind, retry_after };
         requests.check(1.0).map_err(|after| over(RateKind::Requests, after))?;
         token_bucket.check(f64::from(tokens)).map_err(|after| over(RateKind::Tokens, after))?;
         requests.level -= 1.0;
@@ -75,11 +76,11 @@ impl RateLimits {
         Ok(())
     }
 
-    /// Corrects what was taken for a request that used `used` tokens instead of the `taken` ones.
-    pub fn settle(&mut self, key: u64, taken: u32, used: u32) {
+    /// Corrects the charge of a request that used `used` tokens instead of `charged`.
+    pub fn settle(&mut self, key: u64, charged: u32, used: u32) {
         if let Some(Buckets { tokens, .. }) = self.buckets.get_mut(&key) {
-            // Into debt if need be: the next request waits until that is paid.
-            tokens.level = (tokens.level + f64::from(taken) - f64::from(used)).min(tokens.size);
+            // The level can become negative. Then the next request waits until it is positive again.
+            tokens.level = (tokens.level + f64::from(charged) - f64::from(used)).min(tokens.size);
         }
     }
 }
@@ -93,10 +94,10 @@ impl Buckets {
     }
 }
 
-/// What may be used now, and how it grows.
+/// A token bucket: `level` is what can be used now.
 #[derive(Debug)]
 struct Bucket {
-    /// Infinite without a limit.
+    /// The capacity, which is infinite without a limit.
     size: f64,
     level: f64,
     at: Instant,
@@ -112,7 +113,7 @@ impl Bucket {
         self.flow(now);
         let size = per_minute.map_or(f64::INFINITY, f64::from);
         if size != self.size {
-            // The configuration changed. What was used stays used.
+            // The limit was reconfigured. What was used stays used.
             self.level = if self.size.is_finite() { size - (self.size - self.level) } else { size };
             self.size = size;
         }

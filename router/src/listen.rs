@@ -1,7 +1,7 @@
-//! Clients' connections: accepted in one place, served by the thread that has the fewest.
+//! Accepts the connections of clients, and assigns each to the thread with the fewest connections.
 //!
-//! Each thread has a runtime and connections to replicas of its own, so that a request and its answer stay on
-//! one processor and wake nobody else.
+//! Each thread has its own runtime and its own connections to replicas, so that a request and its answer stay on one
+//! processor and wake no other thread.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -25,28 +25,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Pages;
 use crate::app::App;
-use crate::later::Keeper;
+use crate::deferred::DeferredTasks;
 use crate::proxy::{Body, Worker, serve};
 
 mod connection;
 
-use connection::{Activity, Ending, Limits};
+use connection::{Activity, ConnectionLimits, ShutdownSignals};
 
-/// Accepted connections that wait for a thread to take them.
+/// Number of accepted connections that wait for a thread.
 const HANDOVER_MAX: usize = 256;
 /// Number of concurrent streams of an HTTP/2 connection.
 ///
 /// Beyond it: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
 const H2_STREAMS_MAX: u32 = 256;
-/// Bytes that a client may send ahead on a stream, and that a stream buffers for its client,
+/// The flow-control window of an HTTP/2 stream in bytes, and the size of its send buffer.
 const H2_STREAM_BYTES: u32 = 256 * 1024;
-/// and those that it may send ahead on all streams of a connection.
+/// The flow-control window of an HTTP/2 connection in bytes.
 const H2_CONNECTION_BYTES: u32 = 1024 * 1024;
-/// hyper does not take less.
+/// The smallest buffer that hyper accepts for HTTP/1.
 const H1_BUFFER_MIN: usize = 8192;
-/// How often those who wait for an answer look whether it is time to give up.
-const TICK: Duration = Duration::from_millis(500);
-/// How often idle connections to replicas are looked through.
+/// The interval at which requests that wait for an answer check their deadlines.
+const TICK_INTERVAL: Duration = Duration::from_millis(500);
+/// The interval at which old idle connections to replicas are closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// The time without traffic after which an HTTP/2 connection is probed with a ping.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -55,23 +55,26 @@ const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Beyond it: the connection is closed.
 const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bytes that the kernel buffers of a connection in each direction. It would let them grow to megabytes for each
-/// client that does not read, or that sends ahead.
+/// Size of the kernel's buffer of a connection in each direction. By default it grows to megabytes for each client that
+/// does not read or that sends ahead.
 const SOCKET_BUFFER_BYTES: u32 = 256 * 1024;
-/// Connections that wait to be accepted.
+/// Number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// While no more connections may be open, how often those without a request are told to make room.
+/// The interval at which connections without a request are asked to close while the limit of connections is reached.
 const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A client's connection, and its place among those that may be open.
-type Accepted = (std::net::TcpStream, OwnedSemaphorePermit);
+/// A connection of a client, with its permit under `--max-connections`.
+struct AcceptedConnection {
+    stream: std::net::TcpStream,
+    permit: OwnedSemaphorePermit,
+}
 
-/// What is served on a listener.
+/// The service that a port provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Surface {
-    /// The API, with health, metrics and the console beside it.
+    /// The API, the probes, the metrics and the console.
     Api,
-    /// Health and metrics alone.
+    /// Only the probes and the metrics.
     Admin,
     /// The gRPC service for the operator.
     Grpc,
@@ -87,10 +90,10 @@ impl Surface {
     }
 }
 
-/// Takes `port` of `host`.
+/// Listens on `port` of `host`.
 ///
 /// # Errors
-/// It is taken already, or may not be.
+/// The port is in use, or not permitted.
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(host, port);
     let listen = || {
@@ -105,28 +108,28 @@ pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     listen().with_context(|| format!("failed to listen on {address}"))
 }
 
-/// The threads that serve.
+/// The threads that serve connections.
 pub(crate) struct Threads {
     threads: Vec<Thread>,
-    /// Ends what is left of them.
-    cut: CancellationToken,
-    /// Tells connections without a request that others wait for their place.
+    /// Aborts the remaining requests.
+    abort: CancellationToken,
+    /// Asks connections without a request to close, because other connections wait to be accepted.
     pressure: Arc<Notify>,
-    /// Nothing is ever sent: it closes when the last of them ends, however that does.
+    /// Closes when the last thread ends. Nothing is ever sent.
     running: mpsc::Receiver<Infallible>,
 }
 
 struct Thread {
-    inbox: mpsc::Sender<Accepted>,
+    inbox: mpsc::Sender<AcceptedConnection>,
     connections: Arc<AtomicUsize>,
     handle: JoinHandle<()>,
 }
 
 impl Threads {
-    /// Starts `count` threads, which end when `stop` is cancelled and what they serve is finished.
+    /// Starts `count` threads. They end when `stop` is cancelled and their requests are finished.
     ///
     /// # Errors
-    /// The operating system has none left.
+    /// The operating system could not start a thread.
     pub(crate) fn start(
         app: &App,
         surface: Surface,
@@ -134,22 +137,22 @@ impl Threads {
         stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
         let pressure = Arc::new(Notify::new());
-        let cut = CancellationToken::new();
+        let abort = CancellationToken::new();
         let (runs, running) = mpsc::channel(1);
         let start = |number| {
             let (inbox, connections_in) = mpsc::channel(HANDOVER_MAX);
             let connections = Arc::new(AtomicUsize::new(0));
-            // Signals and processes are of no concern here, and looking for them would cost something each time.
+            // Without signals and processes, which the threads do not use, the runtime has less work per wake-up.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));
-            let (stop, cut, runs) = (stop.clone(), cut.clone(), runs.clone());
-            let ending = Ending { stop, pressure: Arc::clone(&pressure) };
+            let (stop, abort, runs) = (stop.clone(), abort.clone(), runs.clone());
+            let shutdown = ShutdownSignals { stop, pressure: Arc::clone(&pressure) };
             let name = format!("{}-{number}", surface.name());
             let handle = std::thread::Builder::new().name(name).spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = serve_connections(app, surface, connections_in, &count, ending) => {}
-                        () = cut.cancelled() => {}
+                        () = serve_connections(app, surface, connections_in, &count, shutdown) => {}
+                        () = abort.cancelled() => {}
                     }
                 });
                 drop(runs);
@@ -157,17 +160,17 @@ impl Threads {
             Ok::<_, std::io::Error>(Thread { inbox, connections, handle })
         };
         let threads: Result<Vec<_>, _> = (0..count).map(start).collect();
-        Ok(Self { threads: threads.context("failed to start a thread")?, cut, pressure, running })
+        Ok(Self { threads: threads.context("failed to start a thread")?, abort, pressure, running })
     }
 
-    /// Waits until all is served after `stop`.
+    /// Waits until all requests are finished after `stop`.
     pub(crate) async fn finished(&mut self) {
         let _ = self.running.recv().await;
     }
 
-    /// Cuts off what is not finished.
-    pub(crate) fn cut_off(self) {
-        self.cut.cancel();
+    /// Aborts the remaining requests, and waits for the threads to end.
+    pub(crate) fn abort(self) {
+        self.abort.cancel();
         for thread in self.threads {
             drop(thread.inbox);
             if thread.handle.join().is_err() {
@@ -176,55 +179,54 @@ impl Threads {
         }
     }
 
-    /// Hands connections to threads until `stop`.
+    /// Accepts connections and assigns them to threads until `stop`.
     pub(crate) async fn accept(
         &self,
         listener: TcpListener,
-        connections_max: usize,
+        max_connections: usize,
         stop: &CancellationToken,
     ) {
-        let room = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
+        let room = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
         loop {
             let next = async {
-                let permit = self.free_place(&room).await;
+                let permit = self.acquire_permit(&room).await;
                 (accept(&listener).await, permit)
             };
             let (connection, permit) = tokio::select! {
                 next = next => next,
                 () = stop.cancelled() => return,
             };
-            let Ok(connection) = connection.into_std() else { continue };
+            let Ok(stream) = connection.into_std() else { continue };
             let least = self.threads.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed));
             if let Some(thread) = least {
                 thread.connections.fetch_add(1, Ordering::Relaxed);
-                // A thread that is gone has been told to end.
-                let _ = thread.inbox.send((connection, permit)).await;
+                // Sending fails only if the thread has ended, which closes the connection.
+                let _ = thread.inbox.send(AcceptedConnection { stream, permit }).await;
             }
         }
     }
-}
 
-impl Threads {
-    /// A place for one more connection. While there is none, connections without a request are told to make room.
-    async fn free_place(&self, room: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+    /// Waits for the permit of one more connection. While there is none, connections without a request are asked to
+    /// close.
+    async fn acquire_permit(&self, room: &Arc<Semaphore>) -> OwnedSemaphorePermit {
         loop {
             let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
             match permit {
-                Ok(permit) => return permit.expect("invariant: it is never closed"),
+                Ok(permit) => return permit.expect("invariant: the semaphore is never closed"),
                 Err(_) => self.pressure.notify_waiters(),
             }
         }
     }
 }
 
-/// The next connection.
+/// Accepts the next connection.
 async fn accept(listener: &TcpListener) -> TcpStream {
-    /// When the process has no more file handles, some will be free soon.
+    /// The pause after an error: if the process has no more file descriptors, some will be free soon.
     const PAUSE: Duration = Duration::from_millis(50);
     loop {
         match listener.accept().await {
             Ok((connection, _)) => {
-                // Tokens are small and must not wait for each other.
+                // Tokens are small and must not wait for acknowledgements.
                 if connection.set_nodelay(true).is_ok() {
                     return connection;
                 }
@@ -237,7 +239,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// How connections are served.
+/// The settings for connections.
 fn builder(app: &App) -> auto::Builder<TokioExecutor> {
     let settings = app.settings();
     let head_bytes = usize::try_from(settings.max_header_bytes.0).unwrap_or(usize::MAX);
@@ -260,9 +262,9 @@ fn builder(app: &App) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Wakes those who wait for an answer, which costs a request less than a timer of its own.
+/// Wakes the requests that wait for an answer periodically, which is cheaper than one timer per request.
 async fn tick(worker: Arc<Worker>) {
-    let mut ticks = tokio::time::interval(TICK);
+    let mut ticks = tokio::time::interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -270,7 +272,7 @@ async fn tick(worker: Arc<Worker>) {
     }
 }
 
-/// What answers the requests of a thread.
+/// The service that answers the requests of a thread.
 enum Service {
     Api(Arc<Worker>),
     Pages(Pages),
@@ -291,64 +293,62 @@ impl Service {
                 let Ok(response) = serve(Arc::clone(worker), client, request).await;
                 response
             }
-            Self::Pages(pages) => pages.answer(request).await,
+            Self::Pages(pages) => pages.answer(request).await.map(Body::page),
         }
     }
 }
 
-/// Serves connections on one thread.
-///
-/// Connections are served by the thread that calls [`Self::serve`], which must be the one that made this.
+/// Serves connections on one thread: the one that created it, which must also call [`Self::serve`].
 pub struct ConnectionServer {
     app: App,
     builder: auto::Builder<TokioExecutor>,
     service: Service,
-    ending: Ending,
-    _keeper: Keeper,
-    /// Runs while requests are finished after `ending`. Dropping it aborts it.
+    shutdown: ShutdownSignals,
+    _deferred: DeferredTasks,
+    /// Runs until the last request is finished. Dropping it aborts the task.
     _ticking: JoinSet<()>,
 }
 
 impl ConnectionServer {
-    /// Serves the API until `stop`.
+    /// A server of the API that runs until `stop`.
     ///
     /// # Panics
-    /// Outside of a runtime; it must be one of this thread alone.
+    /// The call is outside of a runtime. The runtime must belong to this thread alone.
     #[must_use]
     pub fn new(app: &App, stop: CancellationToken) -> Self {
-        Self::start(app.clone(), Surface::Api, Ending { stop, pressure: Arc::default() })
+        Self::start(app.clone(), Surface::Api, ShutdownSignals { stop, pressure: Arc::default() })
     }
 
-    fn start(app: App, surface: Surface, ending: Ending) -> Self {
+    fn start(app: App, surface: Surface, shutdown: ShutdownSignals) -> Self {
         let builder = builder(&app);
         let service = Service::new(app.clone(), surface);
         let mut ticking = JoinSet::new();
         if let Service::Api(worker) = &service {
             ticking.spawn(tick(Arc::clone(worker)));
         }
-        Self { app, builder, service, ending, _keeper: Keeper::start(), _ticking: ticking }
+        Self { app, builder, service, shutdown, _deferred: DeferredTasks::start(), _ticking: ticking }
     }
 
-    /// Serves the connection of the client at this address to its end.
+    /// Serves the connection of the client at this address until it ends.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the connection and frees all that its requests hold.
+    /// Dropping the future closes the connection and frees everything that its requests use.
     pub async fn serve<C>(self: Arc<Self>, client: IpAddr, connection: C)
     where
         C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let activity = Activity::new();
-        let (server, watched) = (Arc::clone(&self), Arc::clone(&activity));
+        let (server, activity_of_service) = (Arc::clone(&self), Arc::clone(&activity));
         let service = service_fn(move |request| {
-            let (server, request_under_way) = (Arc::clone(&server), watched.begin());
+            let (server, active_request) = (Arc::clone(&server), activity_of_service.begin());
             async move {
                 let response = server.service.answer(client, request).await;
-                Ok::<_, Infallible>(response.map(|body| request_under_way.answer(body)))
+                Ok::<_, Infallible>(response.map(|body| active_request.answer(body)))
             }
         });
-        let limits = Limits::of(&self.app);
+        let limits = ConnectionLimits::of(&self.app);
         let connection = self.builder.serve_connection(TokioIo::new(connection), service);
-        connection::supervise(connection, &activity, limits, &self.ending).await;
+        connection::supervise(connection, &activity, limits, &self.shutdown).await;
     }
 
     /// Closes connections to replicas that have been idle for too long.
@@ -359,25 +359,25 @@ impl ConnectionServer {
     }
 }
 
-/// Serves the connections that come in until `ending`, then finishes the requests that are under way.
+/// Serves connections until `shutdown`, and then finishes the active requests.
 async fn serve_connections(
     app: App,
     surface: Surface,
-    mut inbox: mpsc::Receiver<Accepted>,
+    mut inbox: mpsc::Receiver<AcceptedConnection>,
     count: &AtomicUsize,
-    ending: Ending,
+    shutdown: ShutdownSignals,
 ) {
-    let stop = ending.stop.clone();
-    let server = Arc::new(ConnectionServer::start(app, surface, ending));
+    let stop = shutdown.stop.clone();
+    let server = Arc::new(ConnectionServer::start(app, surface, shutdown));
     let mut connections = JoinSet::new();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
-        let (connection, permit) = tokio::select! {
+        let AcceptedConnection { stream, permit } = tokio::select! {
             accepted = inbox.recv() => match accepted {
                 Some(accepted) => accepted,
                 None => break,
             },
-            // Clears away those that have ended.
+            // A connection has ended.
             Some(_) = connections.join_next() => {
                 count.fetch_sub(1, Ordering::Relaxed);
                 continue;
@@ -388,7 +388,7 @@ async fn serve_connections(
             }
             () = stop.cancelled() => break,
         };
-        let (Ok(client), Ok(connection)) = (connection.peer_addr(), TcpStream::from_std(connection)) else {
+        let (Ok(client), Ok(connection)) = (stream.peer_addr(), TcpStream::from_std(stream)) else {
             count.fetch_sub(1, Ordering::Relaxed);
             continue;
         };
@@ -410,7 +410,7 @@ mod tests {
     use crate::Args;
 
     #[tokio::test]
-    async fn what_a_client_is_sent_does_not_wait_for_acknowledgements() {
+    async fn data_for_a_client_does_not_wait_for_acknowledgements() {
         let listener = bind(IpAddr::from([127, 0, 0, 1]), 0).unwrap();
         let address = listener.local_addr().unwrap();
         let (_client, accepted) = tokio::join!(TcpStream::connect(address), accept(&listener));
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn threads_have_finished_once_the_last_has_ended() {
+    async fn threads_have_finished_when_the_last_one_has_ended() {
         let stop = CancellationToken::new();
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
         let mut threads = Threads::start(&app, Surface::Api, 2, &stop).unwrap();
@@ -426,6 +426,6 @@ mod tests {
         assert!((&mut finished).now_or_never().is_none());
         stop.cancel();
         finished.await;
-        threads.cut_off();
+        threads.abort();
     }
 }

@@ -1,5 +1,5 @@
-//! Listens to what replicas report: one stream each, opened again with patience when it breaks. Replicas that
-//! report nothing are asked for their models over HTTP.
+//! Receives the load reports of replicas: one stream per replica, which is reopened with a backoff when it breaks. From
+//! replicas that do not report their load it requests the list of models over HTTP.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,11 +16,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
 use tonic::transport::Endpoint;
 
-use crate::discovery::Found;
+use crate::discovery::DiscoveredReplica;
 use crate::dispatch::Dispatch;
 use crate::proxy::request_body::RequestBody;
 use crate::proxy::upstream::{Link, rejects_router};
-use crate::replicas::Replica;
+use crate::replica::Replica;
+use crate::replicas::ReplicasUpdate;
 
 /// Time in which a replica must open a stream of load reports.
 ///
@@ -30,11 +31,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// Beyond it: the router opens the stream again.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// The pause before a stream is opened again: at first,
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// and at most, since it doubles.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How often a replica that reports nothing is asked for its models.
+/// The first pause before a stream is reopened. It doubles with each failure.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// The longest pause before a stream is reopened.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// The interval between requests for the models of a replica that does not report its load.
 const MODELS_INTERVAL: Duration = Duration::from_secs(2);
 /// Size of the list of models that a replica returns.
 ///
@@ -44,25 +45,25 @@ const MODELS_BYTES_MAX: usize = 256 * 1024;
 ///
 /// Beyond it: the router opens the stream again.
 const REPORT_BYTES_MAX: usize = 256 * 1024;
-/// How often the ledgers are looked through for dispatches that were lost.
+/// The interval at which lost dispatches are removed from the ledgers.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
-/// How often requests that wait are compared with all replicas, for room that no report announces.
+/// The interval at which requests that wait are compared with all replicas, for room that no report announces.
 const PUMP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Follows what discovery finds, and listens to each replica for as long as it is there.
+/// Follows discovery, and receives the reports of each replica until the replica is removed.
 ///
 /// # Cancel safety
-/// Dropping it ends all it has begun.
-pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>) {
+/// Dropping the future ends all tasks that it has started.
+pub async fn run(dispatch: Arc<Dispatch>, mut discovered: watch::Receiver<Vec<DiscoveredReplica>>) {
     let mut tasks = JoinSet::new();
     let mut listening: Vec<(Arc<Replica>, AbortHandle)> = Vec::new();
     let mut expiries = interval(EXPIRE_INTERVAL);
     let mut pumps = interval(PUMP_INTERVAL);
     loop {
-        let present = found.borrow_and_update().clone();
-        let (new, gone) = dispatch.replicas.update(&present);
-        for replica in &gone {
-            tracing::info!(replica = replica.found.name, "a replica is gone");
+        let present = discovered.borrow_and_update().clone();
+        let ReplicasUpdate { added, removed } = dispatch.replicas.update(&present);
+        for replica in &removed {
+            tracing::info!(replica = replica.discovered.name, "a replica was removed");
             dispatch.health().remove(replica.identity);
         }
         listening.retain(|(replica, task)| {
@@ -72,17 +73,17 @@ pub async fn run(dispatch: Arc<Dispatch>, mut found: watch::Receiver<Vec<Found>>
             }
             stays
         });
-        for replica in new {
-            tracing::info!(replica = replica.found.name, "a replica is there");
+        for replica in added {
+            tracing::info!(replica = replica.discovered.name, "a replica was added");
             dispatch.health().add(replica.identity);
-            let (dispatch, listened) = (Arc::clone(&dispatch), Arc::clone(&replica));
-            let task = tasks.spawn(async move { listen(&dispatch, &listened).await });
+            let (dispatch, reporter) = (Arc::clone(&dispatch), Arc::clone(&replica));
+            let task = tasks.spawn(async move { listen(&dispatch, &reporter).await });
             listening.push((replica, task));
         }
         dispatch.pump_all();
         loop {
             tokio::select! {
-                changed = found.changed() => match changed {
+                changed = discovered.changed() => match changed {
                     Ok(()) => break,
                     Err(_) => return,
                 },
@@ -104,48 +105,56 @@ fn expire(dispatch: &Dispatch) {
     for replica in dispatch.replicas.all().iter() {
         let expired = replica.ledger.expire(Instant::now());
         if expired > 0 {
-            dispatch.metrics().expired(expired);
-            tracing::debug!(replica = replica.found.name, expired, "dispatches that no report included");
+            dispatch.metrics().record_expired_dispatches(expired);
+            tracing::debug!(
+                replica = replica.discovered.name,
+                expired,
+                "removed dispatches that no load report included"
+            );
         }
     }
 }
 
-/// Listens to a replica until it is not wanted any more.
+/// Receives the reports of a replica until the task is aborted.
 async fn listen(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) {
-    let mut pause = PAUSE_MIN;
+    let mut backoff = BACKOFF_MIN;
     loop {
-        let began = Instant::now();
-        let ended = match replica.found.grpc {
-            Some(address) => reports(dispatch, replica, address).await,
-            None => models(dispatch, replica).await,
+        let started = Instant::now();
+        let ended = match replica.discovered.grpc {
+            Some(address) => receive_reports(dispatch, replica, address).await,
+            None => poll_models(dispatch, replica).await,
         };
         let problem = ended.err().map_or_else(|| "the stream ended".to_owned(), |error| format!("{error:#}"));
         {
-            let mut told = replica.told();
-            if told.is_connected || told.problem.is_none() {
-                tracing::warn!(replica = replica.found.name, problem, "the load is not reported");
+            let mut status = replica.status();
+            if status.is_connected || status.problem.is_none() {
+                tracing::warn!(
+                    replica = replica.discovered.name,
+                    problem,
+                    "the replica does not report its load"
+                );
             }
-            told.is_connected = false;
-            told.problem = Some(problem);
+            status.is_connected = false;
+            status.problem = Some(problem);
         }
-        if began.elapsed() > PAUSE_MAX {
-            pause = PAUSE_MIN;
+        if started.elapsed() > BACKOFF_MAX {
+            backoff = BACKOFF_MIN;
         }
-        // Not all routers at the same moment.
-        tokio::time::sleep(pause.mul_f64(jitter(began))).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        // The jitter spreads the attempts of several routers.
+        tokio::time::sleep(backoff.mul_f64(jitter(started))).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
-/// From a half to one and a half.
+/// A random factor between 0.5 and 1.5.
 fn jitter(moment: Instant) -> f64 {
     use std::hash::{BuildHasher as _, RandomState};
     let random = RandomState::new().hash_one(moment);
     0.5 + (random >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Takes in a stream of reports until it breaks.
-async fn reports(
+/// Receives a stream of reports until it breaks.
+async fn receive_reports(
     dispatch: &Arc<Dispatch>,
     replica: &Arc<Replica>,
     address: SocketAddr,
@@ -159,23 +168,27 @@ async fn reports(
     let mut request = tonic::Request::new(WatchLoadRequest { router: dispatch.replicas.router() });
     dispatch.replicas.authenticate(request.metadata_mut().as_mut());
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
-    let mut stream = opened.context("it did not answer in time")?.context("failed to listen")?.into_inner();
+    let mut stream = opened
+        .context("the replica did not answer in time")?
+        .context("failed to open the stream")?
+        .into_inner();
     {
-        let mut told = replica.told();
-        told.is_connected = true;
-        told.problem = None;
+        let mut status = replica.status();
+        status.is_connected = true;
+        status.problem = None;
     }
-    let mut described = std::pin::pin!(describe(dispatch, replica));
+    let mut lengths = std::pin::pin!(request_model_lengths(dispatch, replica));
     loop {
         let message = tokio::select! {
             message = tokio::time::timeout(SILENCE_MAX, stream.message()) => message,
-            () = &mut described => continue,
+            () = &mut lengths => continue,
         };
-        let Some(load) = message.context("it says nothing any more")?.context("the stream broke")? else {
+        let Some(load) = message.context("the replica stopped reporting")?.context("the stream broke")?
+        else {
             return Ok(());
         };
-        let Some(changed) = dispatch.replicas.observe(replica, load, Instant::now()) else { continue };
-        if changed.is_new_process {
+        let Some(changes) = dispatch.replicas.observe(replica, load, Instant::now()) else { continue };
+        if changes.is_new_process {
             dispatch.health().reset(replica.identity);
         }
         dispatch.pump_at(replica);
@@ -193,58 +206,63 @@ struct Model {
     max_model_len: Option<u64>,
 }
 
-/// What of their lists is passed on.
-fn lengths(models: &[Model]) -> BTreeMap<String, u64> {
+/// The lengths that the models list.
+fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
     models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
 }
 
-/// Asks a replica that reports for what its reports do not say of its models, until it has answered. Never ends.
-async fn describe(dispatch: &Dispatch, replica: &Replica) {
+/// Requests the lengths of the models of a replica, which its load reports do not contain, until it has answered. The
+/// future never completes.
+async fn request_model_lengths(dispatch: &Dispatch, replica: &Replica) {
     loop {
-        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(dispatch, replica)).await;
-        if let Ok(Ok((models, _))) = asked
+        let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatch, replica)).await;
+        if let Ok(Ok((models, _))) = answer
             && !models.is_empty()
         {
-            replica.told().lengths = lengths(&models);
+            replica.status().max_model_lens = max_model_lens(&models);
             return std::future::pending().await;
         }
         tokio::time::sleep(MODELS_INTERVAL).await;
     }
 }
 
-/// Asks for the models again and again.
-async fn models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Result<()> {
+/// Requests the models periodically.
+async fn poll_models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
-        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ask_models(dispatch, replica)).await;
-        let (models, keeper) = asked.context("it did not answer in time")??;
-        replica.told().lengths = lengths(&models);
+        let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatch, replica)).await;
+        let (models, store_id) = answer.context("the replica did not answer in time")??;
+        replica.status().max_model_lens = max_model_lens(&models);
         let names = models.into_iter().map(|model| model.id).collect();
-        dispatch.replicas.observe_models(replica, names, keeper);
+        dispatch.replicas.observe_models(replica, names, store_id);
         dispatch.pump_at(replica);
         tokio::time::sleep(MODELS_INTERVAL).await;
     }
 }
 
-/// The header by which a replica that does not report says which number is in the names of what it keeps.
-const KEEPER: &str = "x-ovfleet-keeper";
+/// The header with the number of the store of a replica that does not report its load.
+const STORE_ID: &str = "x-ovfleet-keeper";
 
-/// Its models, and the number in the names of what it keeps; 0 if it does not say.
-async fn ask_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
-    let mut link = Link::connect(replica.found.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
+/// Requests the models of a replica, and the number of its store, which is 0 if it has none.
+async fn request_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
+    let mut link =
+        Link::connect(replica.discovered.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
     let mut request = Request::new(RequestBody::default());
     *request.uri_mut() = Uri::from_static("/v3/models");
     request.headers_mut().insert(header::HOST, replica.authority.clone());
     dispatch.replicas.authenticate(request.headers_mut());
-    let head = link.send(request).await.context("failed to ask")?;
-    anyhow::ensure!(!rejects_router(&head), "it rejected the replica token of this router");
-    anyhow::ensure!(head.status.is_success(), "it answered {}", head.status);
+    let head = link.send(request).await.context("failed to request the models")?;
+    anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
+    anyhow::ensure!(head.status.is_success(), "the replica answered {}", head.status);
     let mut body = Vec::new();
     while let Some(bytes) = link.next().await {
-        body.extend_from_slice(&bytes.context("the answer broke off")?);
-        anyhow::ensure!(body.len() <= MODELS_BYTES_MAX, "its list of models is too long");
+        body.extend_from_slice(&bytes.context("the connection broke during the answer")?);
+        anyhow::ensure!(
+            body.len() <= MODELS_BYTES_MAX,
+            "the list of models is larger than {MODELS_BYTES_MAX} bytes"
+        );
     }
-    let list: ModelList = serde_json::from_slice(&body).context("this is no list of models")?;
-    let keeper = head.headers.get(KEEPER).and_then(|keeper| keeper.to_str().ok());
-    let keeper = keeper.and_then(|keeper| u64::from_str_radix(keeper, 16).ok()).unwrap_or(0);
-    Ok((list.data, keeper))
+    let list: ModelList = serde_json::from_slice(&body).context("failed to parse the list of models")?;
+    let store_id = head.headers.get(STORE_ID).and_then(|value| value.to_str().ok());
+    let store_id = store_id.and_then(|value| u64::from_str_radix(value, 16).ok()).unwrap_or(0);
+    Ok((list.data, store_id))
 }

@@ -1,6 +1,6 @@
-//! What Prometheus is told. `docs/reference/metrics-router.md` lists every name; a test compares.
+//! The metrics for Prometheus. `docs/reference/metrics-router.md` lists all names, and a test checks the list.
 //!
-//! Decisions are counted as they are made; what is so at a moment is read when somebody asks.
+//! Counters and histograms are updated by the events that they count. Gauges are set when the metrics are read.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,12 +15,24 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::app::App;
-use crate::health::Standing;
+use crate::endpoint::Endpoint;
+use crate::health::{Health, HealthState};
 use crate::policy::Terms;
-use crate::proxy::Endpoint;
+use crate::replica::Replica;
 
-/// All metrics of the process. Clones are of the same.
+/// The values that gauges have when the metrics are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GaugeSources<'a> {
+    pub(crate) is_ready: bool,
+    pub(crate) requests_in_work: usize,
+    pub(crate) requests_queued: usize,
+    pub(crate) requests_without_replica: usize,
+    pub(crate) replicas: &'a [Arc<Replica>],
+    pub(crate) health: &'a Health,
+    pub(crate) report_ttl: Duration,
+}
+
+/// All metrics of the process. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
 
@@ -30,8 +42,7 @@ struct Inner {
     requests: Family<RequestLabels, Counter>,
     retries: Family<ReasonLabels, Counter>,
     pick_latency: Histogram,
-    /// Of the chosen replica, by term: score, ahead, own, company, place, blocks, pressure.
-    terms: [(Histogram, Term); 7],
+    terms: TermHistograms,
     report_age: Histogram,
     queue_wait: Histogram,
     first_byte: Histogram,
@@ -47,10 +58,68 @@ struct Inner {
     ready: Gauge,
 }
 
-/// What a histogram of terms is of.
-type Term = fn(&Terms) -> f64;
+/// The terms of the scores of the picked replicas.
+#[derive(Debug)]
+struct TermHistograms {
+    score: Histogram,
+    queued_prefill: Histogram,
+    prefill: Histogram,
+    decode_interference: Histogram,
+    sequence_wait: Histogram,
+    block_wait: Histogram,
+    cache_pressure: Histogram,
+}
 
-/// What is so of each replica.
+impl TermHistograms {
+    fn new() -> Self {
+        Self {
+            score: long(),
+            queued_prefill: long(),
+            prefill: long(),
+            decode_interference: long(),
+            sequence_wait: long(),
+            block_wait: long(),
+            cache_pressure: long(),
+        }
+    }
+
+    fn observe(&self, terms: &Terms) {
+        self.score.observe(terms.score);
+        self.queued_prefill.observe(terms.queued_prefill);
+        self.prefill.observe(terms.prefill);
+        self.decode_interference.observe(terms.decode_interference);
+        self.sequence_wait.observe(terms.sequence_wait);
+        self.block_wait.observe(terms.block_wait);
+        self.cache_pressure.observe(terms.cache_pressure);
+    }
+
+    /// The name, the help and the histogram of each term.
+    fn names(&self) -> [(&'static str, &'static str, &Histogram); 7] {
+        [
+            ("score", "Score of the picked replica: its estimated time to the first token", &self.score),
+            (
+                "queued_prefill",
+                "Part of the score: time to compute the prompts that are ahead",
+                &self.queued_prefill,
+            ),
+            ("prefill", "Part of the score: time to compute the prompt of the request", &self.prefill),
+            (
+                "decode_interference",
+                "Part of the score: delay by sequences that decode in the same steps",
+                &self.decode_interference,
+            ),
+            ("sequence_wait", "Part of the score: time until a sequence can start", &self.sequence_wait),
+            ("block_wait", "Part of the score: time until enough blocks are free", &self.block_wait),
+            (
+                "cache_pressure",
+                "Part of the score: penalty for a cache that is nearly full",
+                &self.cache_pressure,
+            ),
+        ]
+    }
+}
+
+/// The gauges of each replica.
 #[derive(Debug, Default)]
 struct ReplicaGauges {
     in_flight: Family<ReplicaLabels, Gauge>,
@@ -65,7 +134,7 @@ struct ReplicaGauges {
     trusted: Family<ReplicaLabels, Gauge>,
 }
 
-/// Which requests.
+/// The labels of the counter of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     endpoint: &'static str,
@@ -85,12 +154,12 @@ struct ReplicaLabels {
     replica: String,
 }
 
-/// 1 ms to 4 minutes.
+/// A histogram from 1 ms to 4 minutes.
 fn long() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 19))
 }
 
-/// 1 us to 32 ms.
+/// A histogram from 1 us to 32 ms.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.000_001, 2.0, 16))
 }
@@ -102,7 +171,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics at zero.
+    /// Metrics that are all zero.
     #[must_use]
     pub fn new() -> Self {
         let mut inner = Inner {
@@ -110,15 +179,7 @@ impl Metrics {
             requests: Family::default(),
             retries: Family::default(),
             pick_latency: short(),
-            terms: [
-                (long(), |terms| terms.score),
-                (long(), |terms| terms.ahead),
-                (long(), |terms| terms.own),
-                (long(), |terms| terms.company),
-                (long(), |terms| terms.place),
-                (long(), |terms| terms.blocks),
-                (long(), |terms| terms.pressure),
-            ],
+            terms: TermHistograms::new(),
             report_age: long(),
             queue_wait: long(),
             first_byte: long(),
@@ -134,7 +195,7 @@ impl Metrics {
             ready: Gauge::default(),
         };
         inner.registry = registry(&inner);
-        // An alert is about the increase of these, and Prometheus sees none when a series appears with its first count.
+        // An alert uses the increase of these series, and Prometheus sees no increase in a series that begins at 1.
         for endpoint in Endpoint::ALL {
             let labels = RequestLabels { endpoint: endpoint.name(), outcome: "broken", status: "2xx" };
             drop(inner.requests.get_or_create(&labels));
@@ -142,8 +203,8 @@ impl Metrics {
         Self(Arc::new(inner))
     }
 
-    /// Counts an answered or refused request.
-    pub fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
+    /// Counts a request that was answered or rejected.
+    pub fn record_request(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         let status = match status.as_u16() {
             ..300 => "2xx",
             300..400 => "3xx",
@@ -153,57 +214,54 @@ impl Metrics {
         self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
     }
 
-    /// Counts a request sent once more, by what had failed.
-    pub fn retried(&self, reason: &'static str) {
+    /// Counts a retry, by the reason of the failure.
+    pub fn record_retry(&self, reason: &'static str) {
         self.0.retries.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    pub(crate) fn picked(&self, took: Duration, terms: &Terms, report_age: Option<Duration>) {
+    pub(crate) fn record_pick(&self, latency: Duration, terms: &Terms, report_age: Option<Duration>) {
         let inner = &*self.0;
-        inner.pick_latency.observe(took.as_secs_f64());
-        for (histogram, value) in &inner.terms {
-            histogram.observe(value(terms));
-        }
+        inner.pick_latency.observe(latency.as_secs_f64());
+        inner.terms.observe(terms);
         if let Some(age) = report_age {
             inner.report_age.observe(age.as_secs_f64());
         }
         inner.cached_prompt_tokens.inc_by(u64::from(terms.cached_tokens));
     }
 
-    pub(crate) fn prompt(&self, tokens: u32) {
+    pub(crate) fn record_prompt(&self, tokens: u32) {
         self.0.prompt_tokens.inc_by(u64::from(tokens));
     }
 
-    pub(crate) fn queue_wait(&self, time: Duration) {
+    pub(crate) fn record_queue_wait(&self, time: Duration) {
         self.0.queue_wait.observe(time.as_secs_f64());
     }
 
-    pub(crate) fn first_byte(&self, after: Duration) {
+    pub(crate) fn record_first_byte(&self, after: Duration) {
         self.0.first_byte.observe(after.as_secs_f64());
     }
 
-    pub(crate) fn ended(&self, after: Duration) {
+    pub(crate) fn record_duration(&self, after: Duration) {
         self.0.duration.observe(after.as_secs_f64());
     }
 
-    pub(crate) fn ejected(&self) {
+    pub(crate) fn record_ejection(&self) {
         self.0.ejections.inc();
     }
 
-    pub(crate) fn expired(&self, dispatches: u32) {
+    pub(crate) fn record_expired_dispatches(&self, dispatches: u32) {
         self.0.expired_dispatches.inc_by(u64::from(dispatches));
     }
 
     /// All metrics, as OpenMetrics text.
-    pub fn scrape(&self, app: &App) -> String {
+    pub(crate) fn scrape(&self, sources: &GaugeSources<'_>) -> String {
         let inner = &*self.0;
         let count = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-        inner.ready.set(i64::from(app.is_ready()));
-        inner.requests_in_work.set(count(app.requests()));
-        let (queued, room) = app.dispatch().waiters();
-        inner.requests_queued.set(count(queued));
-        inner.requests_without_replica.set(count(room));
-        inner.replicas.refresh(app);
+        inner.ready.set(i64::from(sources.is_ready));
+        inner.requests_in_work.set(count(sources.requests_in_work));
+        inner.requests_queued.set(count(sources.requests_queued));
+        inner.requests_without_replica.set(count(sources.requests_without_replica));
+        inner.replicas.refresh(sources);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &inner.registry)
             .expect("invariant: writing to a string does not fail");
@@ -212,43 +270,55 @@ impl Metrics {
 }
 
 impl ReplicaGauges {
+    /// The name, the help and the gauges of each figure.
     fn all(&self) -> [(&'static str, &'static str, &Family<ReplicaLabels, Gauge>); 9] {
         [
-            ("replica_in_flight", "Requests that this router has under way at the replica", &self.in_flight),
-            ("replica_unreported", "Those of them that its last report does not include", &self.unreported),
-            ("replica_running", "Sequences that run, as reported", &self.running),
-            ("replica_waiting", "Sequences that wait, as reported", &self.waiting),
-            ("replica_blocks_active", "Blocks of the KV cache that sequences hold", &self.blocks_active),
+            (
+                "replica_in_flight",
+                "Requests that this router has sent to the replica and that have not ended",
+                &self.in_flight,
+            ),
+            (
+                "replica_unreported",
+                "Requests in flight that the last load report does not include",
+                &self.unreported,
+            ),
+            ("replica_running", "Running sequences, as reported", &self.running),
+            ("replica_waiting", "Waiting sequences, as reported", &self.waiting),
+            ("replica_blocks_active", "KV cache blocks in use by running sequences", &self.blocks_active),
             (
                 "replica_blocks_evictable",
-                "Blocks nobody holds, kept for their content",
+                "KV cache blocks of the prefix cache that no sequence uses",
                 &self.blocks_evictable,
             ),
-            ("replica_blocks_free", "Blocks that are empty", &self.blocks_free),
-            ("replica_asleep", "1 if the next request has to wake it, as reported", &self.asleep),
-            ("replica_trusted", "1 if it may be picked, 0 while it is ejected", &self.trusted),
+            ("replica_blocks_free", "KV cache blocks that are empty", &self.blocks_free),
+            (
+                "replica_asleep",
+                "1 if the replica has released its memory and the next request wakes it, as reported",
+                &self.asleep,
+            ),
+            ("replica_trusted", "1 if the replica may get requests, 0 while it is ejected", &self.trusted),
         ]
     }
 
-    fn refresh(&self, app: &App) {
+    fn refresh(&self, sources: &GaugeSources<'_>) {
         for (_, _, family) in self.all() {
             family.clear();
         }
         self.report_age.clear();
         let now = Instant::now();
-        let ttl = app.settings().report_ttl;
-        for replica in app.dispatch().replicas.all().iter() {
-            let labels = ReplicaLabels { replica: replica.found.name.clone() };
+        for replica in sources.replicas {
+            let labels = ReplicaLabels { replica: replica.discovered.name.clone() };
             let set = |family: &Family<ReplicaLabels, Gauge>, value: i64| {
                 family.get_or_create(&labels).set(value);
             };
-            let view = replica.ledger.view(now, ttl);
-            let standing = app.dispatch().health().standing(replica.identity, now);
+            let view = replica.ledger.view(now, sources.report_ttl);
+            let state = sources.health.state(replica.identity, now);
             set(&self.in_flight, view.booked.in_flight.into());
             set(&self.unreported, view.booked.unreported.into());
-            set(&self.trusted, i64::from(standing != Standing::Ejected));
+            set(&self.trusted, i64::from(state != HealthState::Ejected));
             if let Some(reported) = view.reported {
-                let empty = replica.told().load.blocks_free;
+                let empty = replica.status().load.blocks_free;
                 set(&self.running, reported.running.into());
                 set(&self.waiting, reported.waiting.into());
                 set(&self.blocks_active, reported.blocks_active.into());
@@ -266,62 +336,60 @@ impl ReplicaGauges {
 fn registry(inner: &Inner) -> Registry {
     let mut registry = Registry::with_prefix("ovfleet_router");
     let info = vec![("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())];
-    registry.register("build", "What is running", Info::new(info));
+    registry.register("build", "The version of the router", Info::new(info));
     registry.register(
         "requests",
-        "Requests by endpoint, outcome and class of status",
+        "Requests that ended, by endpoint, outcome and status class",
         inner.requests.clone(),
     );
-    registry.register("retries", "Requests sent once more, by what had failed", inner.retries.clone());
+    registry.register("retries", "Retried requests, by the reason of the failure", inner.retries.clone());
     let counters = [
-        ("prompt_tokens", "Tokens of prompts, as estimated", &inner.prompt_tokens),
+        ("prompt_tokens", "Estimated prompt tokens of all requests", &inner.prompt_tokens),
         (
             "cached_prompt_tokens",
-            "Those expected in the cache of the replica picked",
+            "Prompt tokens that were expected in the prefix cache of the picked replica",
             &inner.cached_prompt_tokens,
         ),
-        ("ejections", "Times a replica was ejected because it failed", &inner.ejections),
+        ("ejections", "Times that a replica was ejected because its requests failed", &inner.ejections),
         (
             "expired_dispatches",
-            "Requests that no load report ever included: the drift of the ledger",
+            "Requests that were sent to a replica but appeared in none of its load reports",
             &inner.expired_dispatches,
         ),
     ];
     for (name, help, counter) in counters {
         registry.register(name, help, counter.clone());
     }
-    let term_names = ["score", "ahead", "own", "company", "place", "blocks", "pressure"];
-    let term_helps = [
-        "Estimated time to the first token at the replica picked, or what else was compared",
-        "Of it, for the prompts that are ahead",
-        "Of it, for the request's own prompt",
-        "Of it, for the tokens of sequences that generate meanwhile",
-        "Of it, until a sequence may begin",
-        "Of it, until blocks are free",
-        "Of it, the weight of a cache that fills up",
-    ];
-    for ((name, help), (histogram, _)) in term_names.into_iter().zip(term_helps).zip(&inner.terms) {
+    for (name, help, histogram) in inner.terms.names() {
         registry.register_with_unit(format!("pick_{name}"), help, Unit::Seconds, histogram.clone());
     }
     let seconds = [
         (
             "pick_latency",
-            "Of a pick, from the first look at the candidates to the booking",
+            "Time to pick and book a replica, including the collection of the candidates",
             &inner.pick_latency,
         ),
-        ("report_age", "Of the load report of the replica picked", &inner.report_age),
-        ("queue_wait", "Of requests that waited for room", &inner.queue_wait),
-        ("time_to_first_byte", "From a request's arrival to the first byte of its answer", &inner.first_byte),
-        ("request_duration", "From a request's arrival to its answer's end", &inner.duration),
+        ("report_age", "Age of the last load report of the picked replica", &inner.report_age),
+        ("queue_wait", "Time that queued requests waited for a replica", &inner.queue_wait),
+        (
+            "time_to_first_byte",
+            "Time from the arrival of a request to the first byte of its answer",
+            &inner.first_byte,
+        ),
+        ("request_duration", "Time from the arrival of a request to the end of its answer", &inner.duration),
     ];
     for (name, help, histogram) in seconds {
         registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
     }
     let gauges = [
-        ("requests_in_work", "Requests from arrival to their answer's end", &inner.requests_in_work),
-        ("requests_queued", "Requests that wait for room", &inner.requests_queued),
-        ("requests_without_replica", "Requests that wait for a replica", &inner.requests_without_replica),
-        ("ready", "1 if requests should be sent here", &inner.ready),
+        ("requests_in_work", "Requests that have arrived and not ended", &inner.requests_in_work),
+        ("requests_queued", "Requests that wait because all replicas are full", &inner.requests_queued),
+        (
+            "requests_without_replica",
+            "Requests that wait because no replica is available",
+            &inner.requests_without_replica,
+        ),
+        ("ready", "1 if the router accepts requests and a replica is available", &inner.ready),
     ];
     for (name, help, gauge) in gauges {
         registry.register(name, help, gauge.clone());
@@ -331,7 +399,7 @@ fn registry(inner: &Inner) -> Registry {
     }
     registry.register_with_unit(
         "replica_report_age",
-        "Since its last load report",
+        "Time since the last load report of the replica",
         Unit::Seconds,
         inner.replicas.report_age.clone(),
     );

@@ -1,11 +1,12 @@
-//! Which beginnings of prompts a replica has in its cache, as far as the router can tell from what it sent.
+//! Estimates which prefixes of prompts a replica has in its cache, from the requests that the router has sent to it.
 //!
-//! A prompt is cut into blocks, and each block's hash takes in the one before: equal hashes mean equal prompts
-//! up to there. A text is cut by bytes, of as many as a block of tokens has on average, since the router does
-//! not tokenise. What was sent to a replica is remembered in the order in which the replica would forget it
-//! (least recently used first, ends before beginnings), and no more of it than the replica's cache holds.
+//! A prompt is divided into blocks, and the hash of each block includes the hash of the block before: equal hashes mean
+//! equal prompts up to there. The router does not tokenize, so it divides a text into blocks of as many bytes as a
+//! block of tokens has on average. The index of a replica evicts blocks in the order in which the replica does (least
+//! recently used first, the end of a prompt before its beginning), and holds no more blocks than the cache of the
+//! replica.
 //!
-//! A wrong guess costs time, never correctness: the replica looks into its own cache.
+//! A wrong estimate costs time and never correctness, because the replica looks into its own cache.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -17,46 +18,46 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Beyond it: the rest of the prompt counts as not cached.
 pub const CHAIN_BLOCKS_MAX: usize = 4096;
 
-/// Number of cached blocks that the router remembers of each replica, however large its cache is.
+/// Number of cached blocks that the router tracks for each replica, however large its cache is.
 ///
-/// Beyond it: the least recently used blocks are forgotten.
+/// Beyond it: the least recently used blocks are removed from the index.
 pub const INDEX_BLOCKS_MAX: usize = 1 << 15;
 
-/// The hashes of a prompt's leading full blocks, each of all that goes before it.
+/// The hashes of the leading full blocks of a prompt. Each hash includes all blocks before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     hashes: Vec<u64>,
-    /// Of text, bytes; of tokens, tokens.
+    /// The length of a block in the unit of the chain.
     block_len: usize,
     unit: Unit,
 }
 
-/// What a prompt is counted in.
+/// The unit of the length of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes of text.
+    /// The prompt is text, counted in bytes.
     #[default]
     Bytes,
-    /// Tokens.
+    /// The prompt is a list of tokens.
     Tokens,
 }
 
-/// What a replica's cache depends on beside the prompt's text: prompts that differ in it share no blocks.
+/// The properties of a request, apart from the prompt itself, in which prompts must agree to share cached blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptContext<'a> {
-    /// The model, which may be an adapter on the same replicas.
+    /// The name of the model, which may be an adapter on the same replicas.
     pub model: &'a str,
-    /// The tenant that replicas are told, whose cached blocks no other shares; empty if there is none.
+    /// The tenant of the request, or empty if there is none.
     pub tenant: &'a [u8],
-    /// The salt that separates the cached blocks of clients.
+    /// The salt that a client has set to separate its cached blocks.
     pub cache_salt: &'a [u8],
-    /// The tools, which templates put before the messages.
+    /// The tools, which chat templates insert before the messages.
     pub tools: &'a [u8],
 }
 
 impl PromptContext<'_> {
-    /// The seed of the chains of such prompts. `secret` is the router's own and random, so that nobody can prepare
-    /// prompts that collide.
+    /// The seed of the chains of such prompts. `secret` is a random number of the router, so that clients cannot
+    /// construct prompts whose hashes collide.
     #[must_use]
     pub fn seed(&self, secret: u64) -> u64 {
         let Self { model, tenant, cache_salt, tools } = *self;
@@ -97,19 +98,19 @@ impl Chain {
         Self { hashes, block_len: block_tokens, unit: Unit::Tokens }
     }
 
-    /// Full blocks.
+    /// The number of full blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.hashes.len()
     }
 
-    /// How much of the prompt `blocks` leading blocks are, and in what unit.
+    /// The length of `blocks` leading blocks, and its unit.
     #[must_use]
     pub fn len_of(&self, blocks: usize) -> (usize, Unit) {
         (blocks * self.block_len, self.unit)
     }
 
-    /// The tokens that `blocks` leading blocks have, at this many bytes a token where it is text.
+    /// The number of tokens of `blocks` leading blocks. For text it is estimated from `bytes_per_token`.
     #[must_use]
     pub fn tokens_of(&self, blocks: usize, bytes_per_token: f64) -> u32 {
         let (length, unit) = self.len_of(blocks);
@@ -131,40 +132,40 @@ fn linked<H: FnOnce(u64) -> u64>(seed: u64, blocks: impl Iterator<Item = H>) -> 
         .collect()
 }
 
-/// How many bytes a block of text has. It stays the same while the measured bytes a token move a little: with
-/// another length all hashes are others, and everything that is remembered is of no more use.
+/// The number of bytes in a block of text. It changes only if the measured number of bytes per token changes a lot,
+/// because another length changes all hashes and so makes the index useless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockBytes(usize);
 
 impl BlockBytes {
-    /// For replicas with blocks of `block_tokens`.
+    /// The number for replicas whose blocks have `block_tokens` tokens.
     #[must_use]
     pub fn new(block_tokens: u32, bytes_per_token: f64) -> Self {
-        let wanted = (f64::from(block_tokens.max(1)) * bytes_per_token).clamp(8.0, 65536.0);
-        Self(1 << wanted.log2().round() as u32)
+        let target = (f64::from(block_tokens.max(1)) * bytes_per_token).clamp(8.0, 65536.0);
+        Self(1 << target.log2().round() as u32)
     }
 
-    /// Follows what is measured, once it is off by more than the rounding explains.
-    pub fn follow(&mut self, block_tokens: u32, bytes_per_token: f64) {
-        let wanted = f64::from(block_tokens.max(1)) * bytes_per_token;
-        let off = wanted / self.0 as f64;
-        if !(1.0 / 1.7..=1.7).contains(&off) {
+    /// Adapts the number if the measurement differs by more than the rounding explains.
+    pub fn update(&mut self, block_tokens: u32, bytes_per_token: f64) {
+        let target = f64::from(block_tokens.max(1)) * bytes_per_token;
+        let ratio = target / self.0 as f64;
+        if !(1.0 / 1.7..=1.7).contains(&ratio) {
             *self = Self::new(block_tokens, bytes_per_token);
         }
     }
 
-    /// The bytes.
+    /// The number of bytes.
     #[must_use]
     pub fn get(self) -> usize {
         self.0
     }
 }
 
-/// What one replica is believed to have in its cache. Bounded by [`INDEX_BLOCKS_MAX`].
+/// The blocks that one replica is expected to have in its cache, up to [`INDEX_BLOCKS_MAX`].
 #[derive(Debug)]
 pub struct PrefixIndex {
-    slots: HashMap<u64, u32, BuildHasherDefault<Hashed>>,
-    /// A ring in the order of use: `next` of the sentinel (node 0) was used last.
+    slots: HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>,
+    /// A ring in the order of use: the `next` node of the sentinel (node 0) was used most recently.
     nodes: Vec<Node>,
     unused: Vec<u32>,
     capacity: usize,
@@ -172,7 +173,7 @@ pub struct PrefixIndex {
 
 #[derive(Clone, Copy, Debug)]
 struct Node {
-    /// `None`: a block of output, which is in the cache but in no prompt so far.
+    /// `None` for a block of output, which is in the cache but has not been part of a prompt yet.
     hash: Option<u64>,
     previous: u32,
     next: u32,
@@ -193,19 +194,19 @@ impl Default for PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// The leading blocks of `chain` that are believed to be cached.
+    /// The number of leading blocks of `chain` that are expected to be cached.
     #[must_use]
     pub fn cached_blocks(&self, chain: &Chain) -> usize {
-        // A block is never forgotten before those that follow it.
+        // A block is never evicted before the blocks that follow it.
         chain.hashes.partition_point(|hash| self.slots.contains_key(hash))
     }
 
-    /// Remembers that `chain` was sent there, with an answer expected of `output_blocks`.
+    /// Records that a prompt with this chain was sent to the replica. Its answer is expected to fill `output_blocks`.
     pub fn record(&mut self, chain: &Chain, output_blocks: usize) {
         for _ in 0..output_blocks.min(self.capacity) {
             self.insert(None);
         }
-        // From the end, so that the beginning is the last to be forgotten.
+        // Insert from the end, so that the beginning is evicted last.
         for &hash in chain.hashes.iter().rev() {
             match self.slots.get(&hash) {
                 Some(&slot) => {
@@ -218,19 +219,19 @@ impl PrefixIndex {
         self.shrink();
     }
 
-    /// Keeps no more than the replica can have: the blocks that it reports to be active or evictable, and those
-    /// of requests that have none yet.
+    /// Limits the index to the blocks that the replica can have: those that it reports as active or evictable, and
+    /// those of requests that have no blocks yet.
     pub fn trim(&mut self, blocks: usize) {
         self.capacity = blocks.min(INDEX_BLOCKS_MAX);
         self.shrink();
     }
 
-    /// Forgets everything: another process has its place.
+    /// Clears the index, because another process has taken the place of the replica.
     pub fn reset(&mut self) {
         *self = Self { capacity: self.capacity, ..Self::default() };
     }
 
-    /// Blocks remembered, those of output included.
+    /// The number of blocks in the index, including those of output.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.nodes.len() - 1 - self.unused.len()
@@ -280,11 +281,11 @@ impl PrefixIndex {
     }
 }
 
-/// Keys that are hashes already.
+/// A hasher for keys that are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
-struct Hashed(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for Hashed {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }

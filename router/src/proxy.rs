@@ -1,222 +1,110 @@
-//! A request's way through the router: read, judged, placed, sent, and its answer passed back as it comes.
+//! The path of a request through the router: it is received, placed at a replica and sent there, and its answer is
+//! passed to the client as it arrives.
 //!
 //! ```text
-//! client ─► read ─► Fields ─► Dispatch::place ─► attempt ─► Relay ─► client
-//!                                  ▲                │
-//!                                  └── elsewhere ◄──┘  only before the first byte
+//! client ─► receive ─► Fields ─► Dispatch::place ─► attempt ─► Relay ─► client
+//!                                      ▲               │
+//!                                      └─── retry ◄────┘  only until the client has received the first byte
 //! ```
 //!
-//! Bodies are passed on as they are, with two exceptions: a stream that breaks ends with an event that says so, and
-//! where a token quota applies the router requests the usage of a stream and removes it from the events again.
+//! Bodies are passed on unchanged, with two exceptions: a stream that breaks ends with an error event, and where a
+//! token quota applies the router requests the usage of a stream and removes it from the events again.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
-use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
-use tokio::sync::Notify;
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use hyper::body::Incoming;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::access::Client;
-use crate::admin::Admin;
 use crate::app::App;
-use crate::body_budget::{BudgetExceeded, BudgetLimits};
-use crate::dispatch::{Placed, Wanted};
+use crate::deferred::run_deferred;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::fleet::Fleet;
-use crate::later;
 use crate::limits::Rates;
 use crate::policy::Demand;
 use crate::prefix::{Chain, PromptContext};
-use crate::queue::{Class, Waiter};
-use crate::replicas::Replicas;
+use crate::queue::{Class, QueuedRequest, UnknownClass};
 use crate::tenant;
+use crate::waiting::PlacementRequest;
 
 mod attempt;
 mod body;
 mod failure;
 pub mod fields;
 mod headers;
-mod kept;
 mod metering;
+mod outgoing;
+mod receive;
 mod record;
 mod relay;
-mod repeat;
 pub(crate) mod request_body;
 mod request_id;
 mod retry;
+mod retry_safety;
 mod sse;
+mod stored_object;
 pub(crate) mod upstream;
 mod usage;
+mod worker;
 
 pub(crate) use body::Body;
 use fields::Fields;
-use headers::{Forwarding, Via};
-use record::{Record, Spent};
-use repeat::Repeat;
+use headers::ForwardingContext;
+use outgoing::OutgoingRequest;
+use record::{RequestRecord, TokensUsed};
 use request_body::RequestBody;
-use request_id::RequestIds;
 use retry::Destination;
-use upstream::Pool;
+use retry_safety::RetrySafety;
+pub(crate) use worker::Worker;
 
-/// The header by which a client says how urgent a request is.
+/// The header with which a client sets the priority class of a request.
 const PRIORITY: &str = "x-ovfleet-priority";
-/// The header by which a client says how long it waits for a place, in seconds.
+/// The header with which a client limits the time that its request waits for a replica, in seconds.
 const TIMEOUT: &str = "x-ovfleet-timeout";
-/// The header by which a client names its session.
+/// The header with which a client names its session.
 const SESSION: &str = "x-session-id";
 
-/// What a thread that serves requests has.
-#[derive(Debug)]
-pub(crate) struct Worker {
-    pub(crate) app: App,
-    pub(crate) admin: Admin,
-    pub(crate) pool: Pool,
-    /// Wakes those who wait for an answer, twice a second.
-    pub(crate) tick: Notify,
-    via: Via,
-    request_ids: RequestIds,
+/// Answers a request of any kind from the client at this address.
+pub(crate) async fn serve(
+    worker: Arc<Worker>,
+    client_address: IpAddr,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let Some(endpoint) = Endpoint::from_path(request.uri().path()) else {
+        // The metrics include the requests that this thread has answered.
+        run_deferred();
+        return Ok(worker.admin.answer(request).await.map(Body::page));
+    };
+    let request_id = worker.request_ids.of(request.headers());
+    let mut record = RequestRecord::new(&worker.app, endpoint, &request_id, request.headers());
+    let arrival = Arrival { endpoint, client_address, request_id };
+    let answer = forward(&worker, &arrival, request, &mut record).await;
+    let mut answer = answer.unwrap_or_else(|error| {
+        record.rejected(&error);
+        error.into_response().map(Body::whole)
+    });
+    answer.headers_mut().insert(headers::REQUEST_ID, arrival.request_id);
+    Ok(answer)
 }
 
-impl Worker {
-    /// A thread without connections to replicas as yet.
-    pub(crate) fn new(app: App) -> Self {
-        Self {
-            admin: Admin::new(app.clone()),
-            pool: Pool::default(),
-            tick: Notify::new(),
-            via: Via::new(app.dispatch().replicas.router()),
-            request_ids: RequestIds::new(),
-            app,
-        }
-    }
-}
-
-/// Which part of the API a request is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Endpoint {
-    Chat,
-    Completions,
-    Responses,
-    Conversations,
-    Models,
-    Other,
-}
-
-impl Endpoint {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Chat, Self::Completions, Self::Responses, Self::Conversations, Self::Models, Self::Other];
-
-    /// By the path; `None` if that is not of the API.
-    fn of(path: &str) -> Option<Self> {
-        // vLLM has these two without a prefix.
-        if matches!(path, "/tokenize" | "/detokenize") {
-            return Some(Self::Other);
-        }
-        let rest = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v1/"))?;
-        Some(match rest {
-            "chat/completions" => Self::Chat,
-            "completions" => Self::Completions,
-            "responses" => Self::Responses,
-            "conversations" => Self::Conversations,
-            "models" => Self::Models,
-            rest if rest.starts_with("responses/") => Self::Responses,
-            rest if rest.starts_with("conversations/") => Self::Conversations,
-            rest if rest.starts_with("models/") => Self::Models,
-            _ => Self::Other,
-        })
-    }
-
-    /// In metrics and logs.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat_completions",
-            Self::Completions => "completions",
-            Self::Responses => "responses",
-            Self::Conversations => "conversations",
-            Self::Models => "models",
-            Self::Other => "other",
-        }
-    }
-}
-
-/// What is known of a request before it is read.
+/// What is known about a request before it is read.
 struct Arrival {
     endpoint: Endpoint,
     client_address: IpAddr,
     request_id: HeaderValue,
 }
 
-/// Answers a request of the client at this address, whatever it is for.
-pub(crate) async fn serve(
-    worker: Arc<Worker>,
-    client_address: IpAddr,
-    request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
-    let Some(endpoint) = Endpoint::of(request.uri().path()) else {
-        // Who asks after requests that were answered on this thread finds them counted.
-        later::catch_up();
-        return Ok(worker.admin.answer(request).await);
-    };
-    let request_id = worker.request_ids.of(request.headers());
-    let arrival = Arrival { endpoint, client_address, request_id };
-    let mut record = Record::new(&worker.app, &arrival, request.headers());
-    let answer = forward(&worker, &arrival, request, &mut record).await;
-    let mut answer = answer.unwrap_or_else(|error| {
-        record.refused(&error);
-        error.into_response()
-    });
-    answer.headers_mut().insert(headers::REQUEST_ID, arrival.request_id);
-    Ok(answer)
-}
-
-/// A request as it is sent to replicas.
-pub(crate) struct Outgoing {
-    endpoint: Endpoint,
-    request_id: HeaderValue,
-    method: Method,
-    uri: Uri,
-    /// Those that all replicas get.
-    headers: HeaderMap,
-    body: RequestBody,
-    /// Whether it may be sent again once a replica may have received it.
-    repeat: Repeat,
-    /// Its answer is streamed.
-    stream: bool,
-    /// The router requested the usage, and the client did not.
-    hides_usage: bool,
-    /// Bytes of its prompt, and its choices, to learn by.
-    prompt_bytes: usize,
-    choices: u32,
-}
-
-impl Outgoing {
-    /// The request for this replica, which is one of `replicas`.
-    fn request(&self, placed: &Placed, replicas: &Replicas) -> Request<RequestBody> {
-        let mut request = Request::new(self.body.clone());
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
-        let headers = request.headers_mut();
-        *headers = self.headers.clone();
-        headers.insert(header::HOST, placed.replica.authority.clone());
-        if let Ok(dispatch) = HeaderValue::try_from(placed.header()) {
-            headers.insert(headers::DISPATCH, dispatch);
-        }
-        replicas.authenticate(headers);
-        request
-    }
-}
-
 async fn forward(
     worker: &Arc<Worker>,
     arrival: &Arrival,
     request: Request<Incoming>,
-    record: &mut Record,
+    record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
     let (app, endpoint) = (&worker.app, arrival.endpoint);
     let client = app.access().client(request.headers())?;
@@ -224,40 +112,38 @@ async fn forward(
         return Err(Error::Loop);
     }
     if endpoint == Endpoint::Models && matches!(*request.method(), Method::GET | Method::HEAD) {
-        let answer = worker.admin.models(app, request.uri().path());
-        if answer.is_ok() {
-            record.whole(StatusCode::OK, Spent::Nothing);
-        }
-        return answer;
+        let answer = worker.admin.models(app, request.uri().path())?;
+        record.completed(StatusCode::OK, TokensUsed::None);
+        return Ok(answer.map(Body::whole));
     }
     record.admitted(app.admit()?, client.clone());
     let (mut parts, body) = request.into_parts();
     tenant::set_header(&mut parts.headers, client.as_ref(), app.settings().key_isolation);
-    let waiter = waiter(&parts)?;
-    let body = read(app, body).await?;
+    let queued = queued_request(&parts)?;
+    let body = receive::receive(app, body).await?;
     let fields = routing_fields(endpoint, &parts, &body)?;
-    let kept = match kept::named(parts.uri.path(), &fields) {
-        Some(named) => Some(kept::find(app, named, fields.model.as_deref()).await?),
-        None => None,
+    let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
+        Some(object) => {
+            let (fleet, replica) = stored_object::locate(app, object, fields.model.as_deref()).await?;
+            (fleet, Some(replica))
+        }
+        None => (fleet_of(app, &fields).await?, None),
     };
-    let (fleet, only) = match kept {
-        Some((fleet, replica)) => (fleet, Some(replica)),
-        None => (fleet(app, &fields).await?, None),
-    };
-    let wanted = Wanted { only, ..wanted(app, &fleet, &parts, &fields) };
+    let placement_request = PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields) };
+    let demand = placement_request.demand;
     let has_token_quota = match &client {
-        Some(client) => take(app, client, &wanted.demand, record)?,
+        Some(client) => charge(app, client, &demand, record)?,
         None => false,
     };
     let metered = match endpoint {
-        Endpoint::Chat | Endpoint::Completions if has_token_quota && fields.stream => {
+        Endpoint::Chat | Endpoint::Completions if has_token_quota && fields.is_stream => {
             metering::request_usage(&body, &fields)
         }
-        // Responses report it in any case.
+        // The streams of the Responses API always report the usage.
         _ => None,
     };
-    let waiter = Waiter { tokens: wanted.demand.prompt_tokens, ..waiter };
-    let forwarding = Forwarding {
+    let queued = QueuedRequest { tokens: demand.prompt_tokens, ..queued };
+    let forwarding = ForwardingContext {
         client_address: arrival.client_address,
         request_id: &arrival.request_id,
         via: &worker.via,
@@ -265,103 +151,39 @@ async fn forward(
         trace: record.trace(),
         has_body: !body.is_empty(),
     };
-    let repeat = Repeat::of(&parts.method, parts.uri.path(), &fields);
-    let outgoing = Outgoing {
+    let retry_safety = RetrySafety::of(&parts.method, parts.uri.path(), &fields);
+    let outgoing = OutgoingRequest {
         endpoint,
         request_id: arrival.request_id.clone(),
-        repeat,
-        stream: fields.stream,
+        retry_safety,
+        is_stream: fields.is_stream,
         hides_usage: metered.is_some(),
         prompt_bytes: fields.prompt.len(),
-        choices: wanted.demand.sequences,
+        choices: demand.sequences,
         headers: headers::for_replica(&mut parts, forwarding),
         uri: parts.uri.path_and_query().cloned().map_or(Uri::default(), Uri::from),
         method: parts.method,
         body: metered.unwrap_or_else(|| RequestBody::whole(body)),
     };
-    retry::until_answered(worker, Destination { fleet, wanted, waiter }, &outgoing, record).await
+    let destination = Destination { fleet, request: placement_request, queued };
+    retry::send_until_answered(worker, destination, &outgoing, record).await
 }
 
-/// What the headers say of how it may wait.
-fn waiter(parts: &Parts) -> Result<Waiter, Error> {
+/// How the request may wait, according to its headers.
+fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
-    let class = text(PRIORITY).map_or(Ok(Class::default()), str::parse).map_err(
-        |error: crate::queue::UnknownClass| Error::Header { header: PRIORITY, problem: error.to_string() },
-    )?;
-    let deadline = text(TIMEOUT)
-        .map(|seconds| {
-            let seconds = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            let deadline = seconds.and_then(|seconds| Instant::now().checked_add(seconds));
-            deadline
-                .ok_or(Error::Header { header: TIMEOUT, problem: "this is no number of seconds".to_owned() })
+    let class = text(PRIORITY)
+        .map_or(Ok(Class::default()), str::parse)
+        .map_err(|error: UnknownClass| Error::Header { header: PRIORITY, problem: error.to_string() })?;
+    let parse_deadline = |seconds: &str| {
+        let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        timeout.and_then(|timeout| Instant::now().checked_add(timeout)).ok_or_else(|| Error::Header {
+            header: TIMEOUT,
+            problem: format!("{seconds:?} is not a number of seconds"),
         })
-        .transpose()?;
-    Ok(Waiter { class, tokens: 0, arrived: Instant::now(), deadline })
-}
-
-/// The body, no larger and no slower than the limits have it.
-async fn read(app: &App, mut body: Incoming) -> Result<Bytes, Error> {
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
-    }
-    let settings = app.settings();
-    let (limit, time) = (settings.max_body_bytes.0, settings.read_timeout);
-    drop(settings);
-    if body.size_hint().lower() > limit {
-        return Err(Error::BodyTooLarge(limit));
-    }
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let end = tokio::time::Instant::now() + time;
-    let received = tokio::time::timeout_at(end, receive(app, &mut body, announced, limit)).await;
-    let received = received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {time:?}"))));
-    if received.is_err() {
-        // Whether the rest arrives or not, the error stands.
-        let _ = tokio::time::timeout_at(end, discard(&mut body)).await;
-    }
-    received
-}
-
-/// Size of the part of a rejected body that the router reads and discards. A client that is still sending does not read
-/// the answer, and closing the connection early would discard the answer with the unread data.
-///
-/// Beyond it: the router answers without reading the rest and closes the connection.
-const DISCARDED_BYTES_MAX: usize = 64 << 20;
-
-/// The body, counted against the limit for it and the one for all bodies as it comes.
-async fn receive(app: &App, body: &mut Incoming, announced: usize, limit: u64) -> Result<Bytes, Error> {
-    let total = app.settings().max_buffered_body_bytes.0;
-    let limits = BudgetLimits::new(total, limit);
-    let mut received = app.bodies().body(announced);
-    while let Some(part) = next_part(body).await? {
-        if received.len() + part.len() as u64 > limit {
-            return Err(Error::BodyTooLarge(limit));
-        }
-        received.push(part, limits).map_err(|BudgetExceeded| Error::TooManyBodyBytes(total))?;
-    }
-    Ok(received.into_bytes())
-}
-
-/// Reads the rest of a body, up to [`DISCARDED_BYTES_MAX`].
-async fn discard(body: &mut Incoming) -> Result<(), Error> {
-    let mut discarded = 0;
-    while let Some(part) = next_part(body).await? {
-        discarded += part.len();
-        if discarded > DISCARDED_BYTES_MAX {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// The next part of a body. Trailers are of no use here.
-async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
-        if let Ok(part) = frame.into_data() {
-            return Ok(Some(part));
-        }
-    }
-    Ok(None)
+    };
+    let deadline = text(TIMEOUT).map(parse_deadline).transpose()?;
+    Ok(QueuedRequest { class, tokens: 0, arrived: Instant::now(), deadline })
 }
 
 fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Result<Fields<'a>, Error> {
@@ -377,42 +199,35 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
         Endpoint::Chat | Endpoint::Completions | Endpoint::Responses if !is_encoded => {
             Ok(fields::read(body)?)
         }
-        // Whatever replicas take beside these: a model may be named in it, or not.
+        // Other endpoints may or may not name a model in a JSON body.
         _ if is_json() && !is_encoded => Ok(fields::read(body).unwrap_or_default()),
         _ => Ok(Fields::default()),
     }
 }
 
 /// The replicas of the model that the request names.
-async fn fleet(app: &App, fields: &Fields<'_>) -> Result<Arc<Fleet>, Error> {
+async fn fleet_of(app: &App, fields: &Fields<'_>) -> Result<Arc<Fleet>, Error> {
     let model = fields.model.as_deref();
-    let known = match model {
-        Some(model) => app.dispatch().replicas.fleet(model),
-        None => app.dispatch().replicas.only_fleet(),
-    };
-    if let Some(fleet) = known {
-        return Ok(fleet);
-    }
-    let found = app.dispatch().await_model(model).await?;
-    found.ok_or_else(|| {
+    let fleet = app.dispatch().await_model(model).await?;
+    fleet.ok_or_else(|| {
         model.map_or(Error::MissingModel, |model| {
             Error::UnknownModel(model.chars().take(fields::MODEL_SHOWN_MAX).collect())
         })
     })
 }
 
-fn wanted(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> Wanted {
+fn placement_request(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> PlacementRequest {
     let expectations = fleet.expectations();
     let estimates = &expectations.estimates;
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
     let demand = Demand {
         prompt_tokens: estimates.prompt_tokens(fields.prompt.len() + fields.tools.len()),
-        output_tokens: estimates.output_tokens(fields.answer_tokens_max),
-        output_tokens_max: fields.answer_tokens_max,
-        sequences: fields.choices.max(fields.candidates).unwrap_or(1).max(1),
+        output_tokens: estimates.output_tokens(fields.output_tokens_max),
+        output_tokens_max: fields.output_tokens_max,
+        sequences: fields.choices.max(fields.best_of).unwrap_or(1).max(1),
         session: session.map(xxh3_64),
     };
-    app.metrics().prompt(demand.prompt_tokens);
+    app.metrics().record_prompt(demand.prompt_tokens);
     let chain = if app.settings().policy.uses_prefixes() {
         let tenant = parts.headers.get(tenant::HEADER).map_or(&[][..], HeaderValue::as_bytes);
         let context =
@@ -421,15 +236,15 @@ fn wanted(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> Wante
     } else {
         Chain::default()
     };
-    Wanted { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
+    PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
-/// Takes the request from what its client may use; returns whether the client's tokens are limited.
-fn take(app: &App, client: &Client, demand: &Demand, record: &mut Record) -> Result<bool, Error> {
+/// Charges the request to the rate limits of its client. Returns whether the tokens of the client are limited.
+fn charge(app: &App, client: &Client, demand: &Demand, record: &mut RequestRecord) -> Result<bool, Error> {
     let settings = app.settings();
-    let rates = Rates { requests_per_minute: settings.key_requests, tokens_per_minute: settings.key_tokens };
+    let rates = Rates { key_requests: settings.key_requests, key_tokens: settings.key_tokens };
     let tokens = demand.prompt_tokens.saturating_add(demand.output_tokens.saturating_mul(demand.sequences));
-    app.access().take(client, rates, tokens)?;
-    record.taken(tokens, demand);
-    Ok(rates.tokens_per_minute.is_some())
+    app.access().charge(client, rates, tokens)?;
+    record.charged(tokens, demand);
+    Ok(rates.key_tokens.is_some())
 }

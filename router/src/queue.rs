@@ -1,103 +1,102 @@
-//! Requests that wait in the router for a replica with room: which is next, which has waited too long, and
-//! what to tell those who come when it is full.
+//! The queue of requests that wait in the router for a replica with room: which is next, which has waited for too long,
+//! and when a client should retry if the queue is full.
 //!
-//! A request is served as if it had come later by what its class yields to the others: so that a class goes
-//! before those below it, but nothing waits for ever behind those that keep coming. The room for requests that
-//! no replica exists for is a second queue of this kind with limits of its own. It is a state machine: time is
-//! a parameter, nobody is woken here.
+//! A request is served as if it had arrived later, by a delay that depends on its priority class. So a class is served
+//! before the classes below it, but no request waits forever behind requests that keep arriving. The queue is a state
+//! machine: time is a parameter, and nothing is woken here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// Limits of a queue. None is zero.
+/// The limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Most requests that wait.
-    pub requests_max: usize,
-    /// Most tokens of prompts that wait. One request is taken however long it is.
-    pub tokens_max: u64,
-    /// The longest that a request waits.
-    pub wait_max: Duration,
-    /// By how much a class yields to the one above it.
-    pub class_step: Duration,
+    /// The largest number of requests in the queue.
+    pub queue_requests: usize,
+    /// The largest number of prompt tokens in the queue. A request that waits alone may have more.
+    pub queue_tokens: u64,
+    /// The longest time that a request waits.
+    pub queue_timeout: Duration,
+    /// The delay of a priority class relative to the class above it.
+    pub class_delay: Duration,
 }
 
 impl Default for QueueConfig {
     fn default() -> Self {
         Self {
-            requests_max: 2000,
-            tokens_max: 4_000_000,
-            wait_max: Duration::from_secs(60),
-            class_step: Duration::from_secs(10),
+            queue_requests: 2000,
+            queue_tokens: 4_000_000,
+            queue_timeout: Duration::from_secs(60),
+            class_delay: Duration::from_secs(10),
         }
     }
 }
 
-/// How urgent a request is, by the client's word.
+/// The priority class of a request, as set by the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Somebody waits for it.
+    /// A person waits for the answer.
     Interactive,
-    /// Nothing was said.
+    /// The default class of requests.
     #[default]
     Standard,
-    /// It has time.
+    /// The request is not urgent.
     Bulk,
 }
 
-/// The name is none of a class.
+/// The name is not the name of a priority class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no class has the name {0:?}: interactive, standard or bulk")]
+#[error("unknown priority class {0:?}: use interactive, standard or bulk")]
 pub struct UnknownClass(String);
 
-/// A place in the queue.
+/// Identifies a request in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// A request that is to wait.
+/// The properties of a request that determine how it waits.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiter {
-    /// Its class.
+pub struct QueuedRequest {
+    /// The priority class of the request.
     pub class: Class,
-    /// Tokens of its prompt, as estimated.
+    /// The estimated number of tokens of its prompt.
     pub tokens: u32,
-    /// When it arrived at the router: a request that comes back to the queue has its former place.
+    /// When the request arrived at the router. A request that returns to the queue keeps its position.
     pub arrived: Instant,
-    /// When its client has no more use for an answer, if it said.
+    /// When the client gives up, if it has set a timeout.
     pub deadline: Option<Instant>,
 }
 
-/// The queue is full.
+/// The queue has no room for another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// When there should be room, going by how fast the queue has emptied lately.
+    /// The time after which there should be room, from the recent drain rate of the queue.
     pub retry_after: Duration,
 }
 
-/// The queue.
+/// A queue of requests.
 #[derive(Debug)]
 pub struct Queue {
     config: QueueConfig,
     next: u64,
     entries: BTreeMap<Ticket, Entry>,
-    /// In the order of service.
+    /// The requests in the order in which they are served.
     order: BTreeSet<(Instant, Ticket)>,
     deadlines: BTreeSet<(Instant, Ticket)>,
     tokens: u64,
-    drain: Drain,
+    drain_rate: DrainRate,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    waiter: Waiter,
+    request: QueuedRequest,
     since: Instant,
     rank: Instant,
     deadline: Instant,
 }
 
 impl Queue {
-    /// An empty queue.
+    /// A queue without requests.
     #[must_use]
     pub fn new(config: QueueConfig) -> Self {
         Self {
@@ -107,39 +106,39 @@ impl Queue {
             order: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             tokens: 0,
-            drain: Drain::default(),
+            drain_rate: DrainRate::default(),
         }
     }
 
-    /// Other limits from now on. Who waits already goes on waiting by the former ones.
+    /// Replaces the limits. Requests that wait already keep their deadlines.
     pub fn configure(&mut self, config: QueueConfig) {
         self.config = config;
     }
 
-    /// Lets a request wait.
+    /// Adds a request to the queue.
     ///
     /// # Errors
-    /// [`QueueFull`].
-    pub fn push(&mut self, waiter: Waiter, now: Instant) -> Result<Ticket, QueueFull> {
-        let QueueConfig { requests_max, tokens_max, wait_max, class_step } = self.config;
-        let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(waiter.tokens) > tokens_max;
-        if self.entries.len() >= requests_max || is_too_much {
+    /// The queue is full.
+    pub fn push(&mut self, request: QueuedRequest, now: Instant) -> Result<Ticket, QueueFull> {
+        let QueueConfig { queue_requests, queue_tokens, queue_timeout, class_delay } = self.config;
+        let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(request.tokens) > queue_tokens;
+        if self.entries.len() >= queue_requests || is_too_much {
             return Err(QueueFull { retry_after: self.retry_after(now) });
         }
-        self.drain.flow(!self.entries.is_empty(), now);
+        self.drain_rate.advance(!self.entries.is_empty(), now);
         let ticket = Ticket(self.next);
         self.next += 1;
-        let deadline = now + wait_max;
-        let deadline = waiter.deadline.map_or(deadline, |wanted| wanted.min(deadline));
-        let rank = waiter.arrived + class_step * waiter.class as u32;
-        self.entries.insert(ticket, Entry { waiter, since: now, rank, deadline });
+        let deadline = now + queue_timeout;
+        let deadline = request.deadline.map_or(deadline, |given| given.min(deadline));
+        let rank = request.arrived + class_delay * request.class as u32;
+        self.entries.insert(ticket, Entry { request, since: now, rank, deadline });
         self.order.insert((rank, ticket));
         self.deadlines.insert((deadline, ticket));
-        self.tokens += u64::from(waiter.tokens);
+        self.tokens += u64::from(request.tokens);
         Ok(ticket)
     }
 
-    /// Who is next. It stays in the queue until [`Self::take`].
+    /// The next request to serve. It stays in the queue until [`Self::dequeue`].
     #[must_use]
     pub fn head(&self) -> Option<Ticket> {
         self.order.first().map(|&(_, ticket)| ticket)
@@ -156,65 +155,65 @@ impl Queue {
         self.upcoming(count).any(|upcoming| upcoming == ticket)
     }
 
-    /// Takes a request out to be sent, and returns how long it waited; `None` if it is not there any more.
-    pub fn take(&mut self, ticket: Ticket, now: Instant) -> Option<Duration> {
-        let tokens = self.entries.get(&ticket)?.waiter.tokens;
-        self.drain.flow(true, now);
-        self.drain.add(tokens);
+    /// Removes a request that is served. Returns how long it waited, or `None` if it is not in the queue.
+    pub fn dequeue(&mut self, ticket: Ticket, now: Instant) -> Option<Duration> {
+        let tokens = self.entries.get(&ticket)?.request.tokens;
+        self.drain_rate.advance(true, now);
+        self.drain_rate.add(tokens);
         self.remove(ticket).map(|entry| now.saturating_duration_since(entry.since))
     }
 
-    /// Takes a request out whose client has gone. It may have left already.
+    /// Removes a request that is not served, if it is still in the queue.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) {
-        self.drain.flow(!self.entries.is_empty(), now);
+        self.drain_rate.advance(!self.entries.is_empty(), now);
         self.remove(ticket);
     }
 
-    /// Takes out one of those that have waited too long, until there is none.
+    /// Removes one request whose deadline has passed. Returns `None` if there is none.
     pub fn expire(&mut self, now: Instant) -> Option<Ticket> {
         let &(deadline, ticket) = self.deadlines.first()?;
         if deadline > now {
             return None;
         }
-        self.drain.flow(true, now);
+        self.drain_rate.advance(true, now);
         self.remove(ticket).map(|_| ticket)
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// The earliest deadline in the queue.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// When what waits now will have been sent, going by the last while; at least a second, which is also the
-    /// answer while nothing is known, and at most [`RETRY_AFTER_MAX`].
+    /// The expected time until all requests in the queue are served, from the recent drain rate. It is between
+    /// [`RETRY_AFTER_MIN`], which is also the result while no rate is known, and [`RETRY_AFTER_MAX`].
     #[must_use]
     pub fn retry_after(&self, now: Instant) -> Duration {
-        self.drain.time_for(self.entries.len(), self.tokens, now).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+        self.drain_rate.time_for(self.entries.len(), self.tokens, now).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
     }
 
-    /// Requests that wait.
+    /// The number of requests in the queue.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none waits.
+    /// Whether the queue has no requests.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Tokens of the prompts that wait.
+    /// The number of prompt tokens in the queue.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// How long the one that has waited longest has.
+    /// The longest time that a request in the queue has waited.
     #[must_use]
     pub fn age(&self, now: Instant) -> Option<Duration> {
-        // Tickets are in the order of arrival.
+        // Tickets are numbered in the order of arrival.
         self.entries.first_key_value().map(|(_, entry)| now.saturating_duration_since(entry.since))
     }
 
@@ -222,23 +221,23 @@ impl Queue {
         let entry = self.entries.remove(&ticket)?;
         self.order.remove(&(entry.rank, ticket));
         self.deadlines.remove(&(entry.deadline, ticket));
-        self.tokens -= u64::from(entry.waiter.tokens);
+        self.tokens -= u64::from(entry.request.tokens);
         Some(entry)
     }
 }
 
-/// The least `Retry-After` that a client is given.
+/// The smallest `Retry-After` of any answer.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 /// Greatest `Retry-After` of a request that finds the queue full or waits too long in it.
 ///
 /// Beyond it: the header has this value even if the wait may be longer.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// How fast the queue empties, over the time in which there was something in it.
+/// The rate at which requests are served, over the time in which the queue was not empty.
 #[derive(Clone, Copy, Debug, Default)]
-struct Drain {
+struct DrainRate {
     at: Option<Instant>,
-    /// Seconds, requests and tokens, all fading with the same time constant: their ratios are rates.
+    /// Seconds, requests and tokens, which decay with the same time constant: their ratios are rates.
     seconds: f64,
     requests: f64,
     tokens: f64,
@@ -247,16 +246,16 @@ struct Drain {
 /// The time constant of the drain rate, in seconds.
 const DRAIN_WINDOW: f64 = 30.0;
 
-impl Drain {
-    /// Time has passed, in which there was something in the queue or not.
-    fn flow(&mut self, counts: bool, now: Instant) {
+impl DrainRate {
+    /// Advances the time. It counts only if the queue was not empty.
+    fn advance(&mut self, was_waiting: bool, now: Instant) {
         let passed = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
         self.at = Some(now);
-        if counts {
-            let kept = (-passed / DRAIN_WINDOW).exp();
-            self.seconds = self.seconds * kept + passed;
-            self.requests *= kept;
-            self.tokens *= kept;
+        if was_waiting {
+            let decay = (-passed / DRAIN_WINDOW).exp();
+            self.seconds = self.seconds * decay + passed;
+            self.requests *= decay;
+            self.tokens *= decay;
         }
     }
 
@@ -265,18 +264,19 @@ impl Drain {
         self.tokens += f64::from(tokens);
     }
 
-    /// The time in which so much leaves: by requests or by tokens, whichever takes longer.
+    /// The expected time to serve so many requests and tokens, whichever takes longer.
     fn time_for(mut self, requests: usize, tokens: u64, now: Instant) -> Duration {
-        self.flow(requests > 0, now);
-        let time = |amount: f64, left: f64| if left > 0.0 { amount / left * self.seconds } else { f64::NAN };
-        // NaN: nothing has left so far, so there is nothing to go by.
+        self.advance(requests > 0, now);
+        let time =
+            |amount: f64, served: f64| if served > 0.0 { amount / served * self.seconds } else { f64::NAN };
+        // NaN means that nothing was served yet, so the rate is unknown.
         let seconds = time(requests as f64, self.requests).max(time(tokens as f64, self.tokens));
         Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER_MIN)
     }
 }
 
 impl Class {
-    /// The name, as in the header.
+    /// The name of the class, as in the header.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! The process from start to end: the port first, so that a mistake there costs no time; then replicas are
-//! looked for while requests already come; until a signal; then what is left of them.
+//! Runs the process: binds the ports first, so that an error there is reported immediately; then discovers replicas
+//! while it accepts requests; and on a signal finishes the active requests.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,20 +16,20 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 use crate::args::Args;
 use crate::config::{self, CommandLine};
-use crate::discovery::{self, Sources};
+use crate::discovery::{self, PortNames, Sources};
 use crate::listen::{self, Surface, Threads};
 use crate::trace::Tracer;
 use crate::{load, telemetry};
 
-/// How often files are looked at.
-const FILES_INTERVAL: Duration = Duration::from_millis(500);
+/// The interval at which files are checked for changes.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl CommandLine {
-    /// Runs the router until it is asked to end. Ends the process itself only if the command line is not
-    /// understood or asks for help.
+    /// Runs the router until a signal stops it. It exits the process only if the command line is invalid or requests
+    /// help.
     ///
     /// # Errors
-    /// It could not start, or it was asked to end twice.
+    /// The router could not start, or a second signal arrived while it was stopping.
     pub fn run(self) -> anyhow::Result<()> {
         let mut args = self.parse();
         let text = args.config.as_deref().map(config::read).transpose()?;
@@ -37,12 +37,12 @@ impl CommandLine {
             args = self.with_file(&path, text)?;
         }
         telemetry::start(&args.log, args.log_format)?;
-        // Requests have threads of their own; this one looks after all the rest.
+        // Requests have threads of their own. This thread runs everything else.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("failed to start the asynchronous runtime")?;
-        let outcome = runtime.block_on(run(Files { line: self, text, keys: None }, args));
+        let outcome = runtime.block_on(run(Files { command_line: self, text, keys: None }, args));
         runtime.shutdown_background();
         outcome
     }
@@ -50,30 +50,31 @@ impl CommandLine {
 
 async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     if args.replicas.is_empty() && args.replicas_dns.is_empty() && args.replicas_service.is_empty() {
-        bail!("no replicas: give --replica, --replicas-dns or --replicas-service");
+        bail!("no source of replicas: set --replica, --replicas-dns or --replicas-service");
     }
     let mut signals = Signals::new()?;
     let listener = listen::bind(args.host, args.port)?;
-    let beside = [(Surface::Admin, args.admin_port), (Surface::Grpc, args.grpc_port)];
-    let beside = beside.into_iter().filter_map(|(surface, port)| Some((surface, port?)));
-    let beside: anyhow::Result<Vec<_>> =
-        beside.map(|(surface, port)| Ok((surface, listen::bind(args.host, port)?))).collect();
-    let beside = beside?;
+    let side_ports = [(Surface::Admin, args.admin_port), (Surface::Grpc, args.grpc_port)];
+    let side_ports = side_ports.into_iter().filter_map(|(surface, port)| Some((surface, port?)));
+    let side_listeners: anyhow::Result<Vec<_>> =
+        side_ports.map(|(surface, port)| Ok((surface, listen::bind(args.host, port)?))).collect();
+    let side_listeners = side_listeners?;
     let threads = match args.threads {
         Some(threads) => threads as usize,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
     let tracer =
         args.otlp_endpoint.as_deref().map(|endpoint| Tracer::new(endpoint, args.trace_share)).transpose()?;
-    let (connections_max, drain_timeout) = (args.max_connections as usize, args.drain_timeout);
-    let (sources, wanted) = watch::channel(Sources::of(&args));
+    let (max_connections, drain_timeout) = (args.max_connections as usize, args.drain_timeout);
+    let (sources, sources_receiver) = watch::channel(Sources::from_args(&args));
     let app = App::new(args, tracer);
     files.read_keys(&app)?;
     if let Some(path) = &app.settings().replica_token_file {
         app.dispatch().replicas.set_token_file(ReplicaTokenFile::open(path)?);
     }
-    let address_of =
-        |wanted| beside.iter().find(|(surface, _)| *surface == wanted).map(|(_, port)| port.local_addr());
+    let address_of = |searched| {
+        side_listeners.iter().find(|(surface, _)| *surface == searched).map(|(_, port)| port.local_addr())
+    };
     let http = listener.local_addr()?;
     match address_of(Surface::Grpc).transpose()? {
         Some(grpc) => tracing::info!("listening on http://{http}, gRPC on {grpc}"),
@@ -85,34 +86,34 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let mut threads = Threads::start(&app, Surface::Api, threads, &stop)?;
-    let beside = Beside::start(&app, beside)?;
-    let mut beside_runs = std::pin::pin!(beside.run());
+    let side_servers = SideServers::start(&app, side_listeners)?;
+    let mut side_servers = std::pin::pin!(side_servers.run());
     let mut services = JoinSet::new();
-    let (found, replicas) = watch::channel(Vec::new());
-    services.spawn(discovery::run(wanted, found));
+    let (discovered, replicas) = watch::channel(Vec::new());
+    services.spawn(discovery::run(sources_receiver, discovered));
     services.spawn(load::run(std::sync::Arc::clone(app.dispatch()), replicas));
-    services.spawn(follow_files(files, app.clone(), sources));
-    services.spawn(tell_ready(app.clone()));
+    services.spawn(watch_files(files, app.clone(), sources));
+    services.spawn(log_when_ready(app.clone()));
     tokio::select! {
-        () = threads.accept(listener, connections_max, &stop) => {}
-        () = &mut beside_runs => {}
+        () = threads.accept(listener, max_connections, &stop) => {}
+        () = &mut side_servers => {}
         () = signals.next() => {}
         Some(ended) = services.join_next() => {
-            return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a part of the router ended")));
+            return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a background task of the router ended")));
         }
     }
     app.stop();
     stop.cancel();
-    // Probes are answered until the end.
+    // The other ports answer probes until the end.
     let outcome = tokio::select! {
         outcome = drain(&app, &mut threads, drain_timeout, &mut signals) => outcome,
-        () = &mut beside_runs => Ok(()),
+        () = &mut side_servers => Ok(()),
     };
-    threads.cut_off();
-    // It blocks, and what it sends goes through this thread's runtime.
+    threads.abort();
+    // Flushing blocks, and the spans are sent by the runtime of this thread.
     tokio::task::spawn_blocking(move || app.tracer().map(Tracer::flush))
         .await
-        .context("failed to send spans")?;
+        .context("failed to send the last spans")?;
     outcome
 }
 
@@ -120,15 +121,15 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
 ///
 /// Beyond it: further connections wait, and connections without a request are closed after one second to make room
 /// for them.
-const BESIDE_CONNECTIONS_MAX: usize = 64;
+const SIDE_CONNECTIONS_MAX: usize = 64;
 
-/// The ports beside the API's, each with a thread and connections of its own.
-struct Beside {
+/// The servers on the ports other than that of the API. Each has its own thread and connections.
+struct SideServers {
     listeners: Vec<(TcpListener, Threads)>,
     stop: CancellationToken,
 }
 
-impl Beside {
+impl SideServers {
     fn start(app: &App, listeners: Vec<(Surface, TcpListener)>) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
         let start = |(surface, listener): (Surface, TcpListener)| {
@@ -138,40 +139,40 @@ impl Beside {
         Ok(Self { listeners: listeners?, stop })
     }
 
-    /// Accepts connections for as long as it is polled.
+    /// Accepts connections until the future is dropped.
     async fn run(self) {
         let Self { listeners, stop } = self;
         let (listeners, threads): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
-        let accept = |(listener, threads)| Threads::accept(threads, listener, BESIDE_CONNECTIONS_MAX, &stop);
+        let accept = |(listener, threads)| Threads::accept(threads, listener, SIDE_CONNECTIONS_MAX, &stop);
         join_all(listeners.into_iter().zip(&threads).map(accept)).await;
         std::future::pending().await
     }
 }
 
 impl Sources {
-    fn of(args: &Args) -> Self {
+    fn from_args(args: &Args) -> Self {
         Self {
             fixed: args.replicas.clone(),
             dns: args.replicas_dns.clone(),
             services: args.replicas_service.clone(),
             dns_interval: args.dns_interval,
-            port_names: [args.http_port_name.clone(), args.grpc_port_name.clone()],
+            port_names: PortNames { http: args.http_port_name.clone(), grpc: args.grpc_port_name.clone() },
         }
     }
 }
 
-/// Says so, once, when the first model is served.
-async fn tell_ready(app: App) {
+/// Logs when the first model is served.
+async fn log_when_ready(app: App) {
     let mut changes = app.dispatch().replicas.changes();
     while !app.is_ready() {
-        // The sender is in `app`.
+        // This cannot fail, because `app` owns the sender.
         let _ = changes.changed().await;
     }
     tracing::info!("ready");
     std::future::pending().await
 }
 
-/// Finishes what is under way, no longer than `timeout`.
+/// Finishes the active requests, within `timeout`.
 async fn drain(
     app: &App,
     threads: &mut Threads,
@@ -179,22 +180,22 @@ async fn drain(
     signals: &mut Signals,
 ) -> anyhow::Result<()> {
     let started = Instant::now();
-    tracing::info!(requests = app.requests(), ?timeout, "asked to end: finishing what is under way");
+    tracing::info!(requests = app.requests(), ?timeout, "stopping: waiting for active requests");
     tokio::select! {
         () = threads.finished() => {}
         () = tokio::time::sleep(timeout) => {
-            tracing::warn!(requests = app.requests(), "out of time: cutting off what is left");
+            tracing::warn!(requests = app.requests(), "drain timeout reached: aborting the remaining requests");
             return Ok(());
         }
-        () = signals.next() => bail!("asked to end twice: cut off what was under way"),
+        () = signals.next() => bail!("second signal: aborted the remaining requests"),
     }
     tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
     Ok(())
 }
 
-/// The files that are read again when they change, as they were read last.
+/// The files that are reloaded when they change, with their last content.
 struct Files {
-    line: CommandLine,
+    command_line: CommandLine,
     text: Option<String>,
     keys: Option<String>,
 }
@@ -202,21 +203,25 @@ struct Files {
 impl Files {
     fn read_keys(&mut self, app: &App) -> anyhow::Result<()> {
         let Some(path) = app.settings().api_keys.clone() else { return Ok(()) };
-        let keys =
-            app.access().read(&path).with_context(|| format!("failed to read keys of {}", path.display()))?;
+        let keys = app
+            .access()
+            .read(&path)
+            .with_context(|| format!("failed to read the API keys from {}", path.display()))?;
         self.keys = config::read(&path).ok();
-        tell_keys(keys);
+        log_key_count(keys);
         Ok(())
     }
 
-    /// Reads `path` again, and gives its text if that has changed.
+    /// Reads `path` again, and returns its content if it has changed.
     fn changed(known: &mut Option<String>, path: &Path) -> Option<String> {
         let text = match config::read(path) {
             Ok(text) => text,
             Err(error) => {
-                // Said once: what was known is forgotten, so that the file counts as changed when it is back.
+                // The warning appears once. Without a known content the file counts as changed when it can be read
+                // again.
                 if known.take().is_some() {
-                    tracing::warn!(error = %anyhow::Error::from(error), "a file is gone: what it said stays");
+                    let error = anyhow::Error::from(error);
+                    tracing::warn!(%error, "failed to read a file again: its previous content stays in effect");
                 }
                 return None;
             }
@@ -229,11 +234,11 @@ impl Files {
     }
 }
 
-/// Takes over what changes in files, and refuses what makes no sense with the reason.
-async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources>) {
+/// Applies changes of files, and logs an error if a file has become invalid.
+async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>) {
     loop {
-        tokio::time::sleep(FILES_INTERVAL).await;
-        reload_token(&app);
+        tokio::time::sleep(FILE_CHECK_INTERVAL).await;
+        reload_replica_token(&app);
         let (config, keys) = {
             let settings = app.settings();
             (settings.config.clone(), settings.api_keys.clone())
@@ -241,23 +246,23 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
         if let Some(path) = config
             && let Some(text) = Files::changed(&mut files.text, &path)
         {
-            match files.line.with_file(&path, &text) {
+            match files.command_line.with_file(&path, &text) {
                 Ok(args) => {
-                    tell_fixed(&app.settings(), &args);
+                    warn_about_restart(&app.settings(), &args);
                     sources.send_if_modified(|present| {
-                        let wanted = Sources::of(&args);
-                        let differs = *present != wanted;
-                        *present = wanted;
+                        let changed = Sources::from_args(&args);
+                        let differs = *present != changed;
+                        *present = changed;
                         differs
                     });
                     app.set_settings(args);
-                    tracing::info!(path = %path.display(), "the configuration has changed");
+                    tracing::info!(path = %path.display(), "reloaded the configuration");
                 }
                 Err(error) => {
                     let error = anyhow::Error::from(error);
                     tracing::error!(
                         error = format!("{error:#}"),
-                        "the configuration is wrong: the old one stays"
+                        "failed to reload the configuration: the previous one stays in effect"
                     );
                 }
             }
@@ -266,12 +271,12 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
             && Files::changed(&mut files.keys, &path).is_some()
         {
             match app.access().read(&path) {
-                Ok(keys) => tell_keys(keys),
+                Ok(keys) => log_key_count(keys),
                 Err(error) => {
                     let error = anyhow::Error::from(error);
                     tracing::error!(
                         error = format!("{error:#}"),
-                        "the API keys are wrong: the old ones stay"
+                        "failed to reload the API keys: the previous ones stay in effect"
                     );
                 }
             }
@@ -279,8 +284,8 @@ async fn follow_files(mut files: Files, app: App, sources: watch::Sender<Sources
     }
 }
 
-/// Reads the file of replica tokens again.
-fn reload_token(app: &App) {
+/// Reloads the file of replica tokens if it has changed.
+fn reload_replica_token(app: &App) {
     let Some(file) = app.dispatch().replicas.token_file() else { return };
     match file.reload() {
         Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
@@ -292,38 +297,38 @@ fn reload_token(app: &App) {
     }
 }
 
-/// Says how many keys are valid, and warns if that is none.
-fn tell_keys(keys: usize) {
+/// Logs the number of valid keys, and warns if there are none.
+fn log_key_count(keys: usize) {
     if keys == 0 {
-        tracing::warn!("the file of API keys has no key: every request is refused");
+        tracing::warn!("the file of API keys contains no key: all requests are rejected");
     } else {
-        tracing::info!(keys, "only requests with a key are served");
+        tracing::info!(keys, "requests require an API key");
     }
 }
 
-/// Says which changes have to wait for the next start.
-fn tell_fixed(present: &Args, wanted: &Args) {
+/// Warns about changed flags that take effect only after a restart.
+fn warn_about_restart(present: &Args, changed: &Args) {
     let differs = [
-        ("host", present.host != wanted.host),
-        ("port", present.port != wanted.port),
-        ("admin-port", present.admin_port != wanted.admin_port),
-        ("grpc-port", present.grpc_port != wanted.grpc_port),
-        ("threads", present.threads != wanted.threads),
-        ("replica-token-file", present.replica_token_file != wanted.replica_token_file),
-        ("max-header-bytes", present.max_header_bytes != wanted.max_header_bytes),
-        ("max-connections", present.max_connections != wanted.max_connections),
-        ("drain-timeout", present.drain_timeout != wanted.drain_timeout),
-        ("log", present.log != wanted.log),
-        ("log-format", present.log_format != wanted.log_format),
-        ("otlp-endpoint", present.otlp_endpoint != wanted.otlp_endpoint),
-        ("trace-share", present.trace_share.to_bits() != wanted.trace_share.to_bits()),
+        ("host", present.host != changed.host),
+        ("port", present.port != changed.port),
+        ("admin-port", present.admin_port != changed.admin_port),
+        ("grpc-port", present.grpc_port != changed.grpc_port),
+        ("threads", present.threads != changed.threads),
+        ("replica-token-file", present.replica_token_file != changed.replica_token_file),
+        ("max-header-bytes", present.max_header_bytes != changed.max_header_bytes),
+        ("max-connections", present.max_connections != changed.max_connections),
+        ("drain-timeout", present.drain_timeout != changed.drain_timeout),
+        ("log", present.log != changed.log),
+        ("log-format", present.log_format != changed.log_format),
+        ("otlp-endpoint", present.otlp_endpoint != changed.otlp_endpoint),
+        ("trace-share", present.trace_share.to_bits() != changed.trace_share.to_bits()),
     ];
-    for (option, _) in differs.iter().filter(|(_, differs)| *differs) {
-        tracing::warn!(option, "this option takes effect on the next start");
+    for (flag, _) in differs.iter().filter(|(_, differs)| *differs) {
+        tracing::warn!(flag, "the change of this flag takes effect after a restart");
     }
 }
 
-/// The signals that ask the process to end.
+/// The signals that stop the process.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -1,4 +1,3 @@
-//! What threads share state by. The ledger takes it from here, so that its model check can put loom's types in
-//! this place.
+//! The lock that the ledger uses. The model check of the ledger replaces this module with the types of loom.
 
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! Logs: how they are written. Never prompts, never answers, never keys: names, counts and times.
+//! Sets up the logs. They contain names, counts and times, and never prompts, answers or keys.
 
 use std::io::IsTerminal as _;
 
@@ -7,15 +7,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::LogFormat;
 
-/// Begins to write logs to standard error.
+/// Starts to write logs to standard error.
 ///
 /// # Errors
-/// `filter` is none.
+/// `filter` is invalid.
 pub(crate) fn start(filter: &str, format: LogFormat) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter).with_context(|| format!("{filter:?} is no log filter"))?;
-    let colours = std::io::stderr().is_terminal();
+    let filter = EnvFilter::try_new(filter).with_context(|| format!("invalid log filter {filter:?}"))?;
+    let is_terminal = std::io::stderr().is_terminal();
     let logs =
-        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal).with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => logs.with_target(false).try_init(),
         LogFormat::Json => logs.json().flatten_event(true).try_init(),

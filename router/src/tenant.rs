@@ -1,33 +1,21 @@
-//! Tells replicas which tenant a request belongs to, so that clients with different API keys share neither stored
-//! responses nor cached prompts. The tenant is a digest: replicas and their logs never see a key.
+//! Adds the tenant of a request to its headers, so that clients with different API keys share neither stored responses
+//! nor cached prompts on replicas. The tenant is a digest: replicas and their logs never see a key.
 
-use clap::ValueEnum;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256};
 
 use crate::access::Client;
+use crate::args::KeyIsolation;
 
 /// The header that names the tenant to replicas.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-ovfleet-tenant");
-/// Bytes of a tenant.
+/// Number of bytes of a tenant.
 const BYTES: usize = 16;
 
-/// Which requests belong to the same tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyIsolation {
-    /// Those with the same key.
-    Key,
-    /// Those whose keys have the same name in the file of keys, so that a key can be replaced without losing what is
-    /// stored. A key without a name is a tenant of its own.
-    Name,
-    /// All requests, whatever their keys.
-    None,
-}
-
-/// Replaces whatever the client says about its tenant. Without a key there is no tenant.
+/// Sets the header with the tenant, in place of any that the client has sent. Without a key there is no tenant.
 pub(crate) fn set_header(headers: &mut HeaderMap, client: Option<&Client>, isolation: KeyIsolation) {
     headers.remove(&HEADER);
-    // Else a client could have its own tenant removed as a header that concerns its connection only.
+    // Otherwise a client could have the header removed by declaring it hop-by-hop.
     remove_from_connection(headers);
     if let Some(tenant) = client.and_then(|client| tenant(headers, client, isolation)) {
         headers.insert(HEADER, tenant);
@@ -52,18 +40,18 @@ fn tenant(headers: &HeaderMap, client: &Client, isolation: KeyIsolation) -> Opti
     Some(HeaderValue::try_from(digits).expect("invariant: hexadecimal digits are a header value"))
 }
 
-/// Whether the file of keys names the client. The names of others are the numbers of lines, which change when the file
-/// does, so that a number can later belong to somebody else.
+/// Whether the file of keys names the client. Generated names are line numbers, which can belong to another client
+/// after the file has changed.
 fn is_named(client: &Client) -> bool {
     let number = client.name.strip_prefix("key-");
     !number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The key of a request that has been admitted with it.
+/// The key of an authenticated request.
 fn key(headers: &HeaderMap) -> &[u8] {
     const SCHEME: usize = "bearer ".len();
-    let given = headers.get(header::AUTHORIZATION).map_or(&[][..], HeaderValue::as_bytes);
-    given.get(SCHEME..).unwrap_or_default().trim_ascii()
+    let value = headers.get(header::AUTHORIZATION).map_or(&[][..], HeaderValue::as_bytes);
+    value.get(SCHEME..).unwrap_or_default().trim_ascii()
 }
 
 fn remove_from_connection(headers: &mut HeaderMap) {
@@ -73,9 +61,9 @@ fn remove_from_connection(headers: &mut HeaderMap) {
     if !listed.iter().flat_map(|value| value.split(',')).any(is_tenant) {
         return;
     }
-    let kept: Vec<&str> =
+    let others: Vec<&str> =
         listed.iter().flat_map(|value| value.split(',')).filter(|name| !is_tenant(name)).collect();
-    match HeaderValue::try_from(kept.join(",")) {
+    match HeaderValue::try_from(others.join(",")) {
         Ok(value) => headers.insert(header::CONNECTION, value),
         Err(_) => headers.remove(header::CONNECTION),
     };
@@ -101,22 +89,22 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_tenants_and_so_are_names_if_the_file_has_them() {
-        use KeyIsolation::{Key, Name, None as Shared};
+    fn a_key_or_its_name_determines_the_tenant() {
+        use KeyIsolation::{Key, Name};
         let alice = set("a", "alice", Key).unwrap();
         assert!(alice.len() == 32 && alice.bytes().all(|byte| byte.is_ascii_hexdigit()), "{alice}");
         assert_eq!(set("a", "other", Key), Some(alice.clone()), "the name does not matter");
         assert_ne!(set("b", "alice", Key), Some(alice));
         assert_eq!(set("a", "alice", Name), set("b", "alice", Name));
         assert_ne!(set("a", "alice", Name), set("a", "bob", Name));
-        assert_ne!(set("a", "key-4", Name), set("b", "key-4", Name), "a line's number is no name");
+        assert_ne!(set("a", "key-4", Name), set("b", "key-4", Name), "a line number is not a name");
         assert_ne!(set("key-x", "alice", Key), set("a", "key-x", Name));
-        assert_eq!(set("a", "alice", Shared), None);
-        assert_eq!(set("a", "", Key), None, "whatever the client claims");
+        assert_eq!(set("a", "alice", KeyIsolation::None), None);
+        assert_eq!(set("a", "", Key), None, "the header of the client is removed");
     }
 
     #[test]
-    fn a_client_cannot_have_its_tenant_removed_as_a_header_of_the_connection() {
+    fn a_client_cannot_declare_the_tenant_a_hop_by_hop_header() {
         let mut headers = HeaderMap::new();
         for value in ["close, X-Ovfleet-Tenant", "x-mine ,x-ovfleet-tenant"] {
             headers.append(header::CONNECTION, HeaderValue::from_static(value));

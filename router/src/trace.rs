@@ -1,6 +1,6 @@
-//! Spans for who follows requests through more than one process: a trace that a client has begun goes on, and
-//! a share of the others is begun here. Without a place to send spans to, nothing of this runs, and headers
-//! pass as they are.
+//! Traces requests with OpenTelemetry. A trace that a client has started continues, and a fraction of the other
+//! requests starts a new one. Without an endpoint for spans nothing is traced, and trace headers are passed on
+//! unchanged.
 
 use anyhow::Context as _;
 use http::{HeaderMap, HeaderValue};
@@ -13,29 +13,30 @@ use opentelemetry_otlp::WithExportConfig as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 
-/// Sends spans.
+/// Sends the spans of requests.
 #[derive(Debug)]
 pub struct Tracer {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
 
-/// A request, as a trace shows it.
+/// The span of a request.
 #[derive(Debug)]
 pub(crate) struct Span(opentelemetry_sdk::trace::Span);
 
 impl Tracer {
-    /// Sends to `endpoint`, of those that come without a trace this share. To be called within a runtime.
+    /// A tracer that sends spans to `endpoint`. `trace_share` is the fraction of requests without a trace that start a
+    /// new one. It must be called within a runtime.
     ///
     /// # Errors
-    /// `endpoint` is no URL.
-    pub fn new(endpoint: &str, share: f32) -> anyhow::Result<Self> {
+    /// `endpoint` is not a URL.
+    pub fn new(endpoint: &str, trace_share: f32) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
             .with_endpoint(endpoint)
             .build()
             .with_context(|| format!("failed to send spans to {endpoint}"))?;
-        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(share))));
+        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(trace_share))));
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
             .with_sampler(sampler)
@@ -45,7 +46,7 @@ impl Tracer {
         Ok(Self { provider, tracer })
     }
 
-    /// Begins the span of a request.
+    /// Starts the span of a request.
     pub(crate) fn start(&self, name: &'static str, headers: &HeaderMap) -> Span {
         let parent = headers.get("traceparent").and_then(|value| value.to_str().ok()).and_then(parse);
         let context = Context::new();
@@ -57,7 +58,7 @@ impl Tracer {
         Span(self.tracer.build_with_context(builder, &context))
     }
 
-    /// Sends what is left.
+    /// Sends the remaining spans.
     pub(crate) fn flush(&self) {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "failed to send the last spans");
@@ -66,7 +67,7 @@ impl Tracer {
 }
 
 impl Span {
-    /// The header for who is asked next.
+    /// The trace header for the replica.
     pub(crate) fn header(&self) -> HeaderValue {
         let context = self.0.span_context();
         let flags = context.trace_flags() & TraceFlags::SAMPLED;
@@ -74,7 +75,7 @@ impl Span {
         HeaderValue::from_str(&text).expect("invariant: digits and dashes are a header")
     }
 
-    /// Ends it with what became of the request.
+    /// Ends the span with attributes about the request.
     pub(crate) fn end(mut self, attributes: &[(&'static str, &str)]) {
         for &(name, value) in attributes {
             self.0.set_attribute(KeyValue::new(name, value.to_owned()));
@@ -83,7 +84,7 @@ impl Span {
     }
 }
 
-/// The header `traceparent` as W3C has it, version 00 or what later ones keep of it.
+/// Parses the header `traceparent` of W3C Trace Context, version 00 or the compatible part of a later version.
 fn parse(header: &str) -> Option<SpanContext> {
     let mut parts = header.trim().split('-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

@@ -1,5 +1,5 @@
-//! The gRPC service `Router` (`proto/router.proto`): which replicas this router knows, and to which of them it routes
-//! requests. The operator listens to it.
+//! The gRPC service `Router` (`proto/router.proto`): it reports to the operator which replicas this router knows, and
+//! to which of them it routes requests.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Request, Response, Status};
 
 use crate::app::App;
-use crate::health::Standing;
-use crate::replicas::Replica;
+use crate::health::HealthState;
+use crate::replica::Replica;
 
 /// Number of open gRPC streams that report to operators.
 ///
@@ -25,19 +25,19 @@ const STREAMS_MAX: usize = 16;
 ///
 /// Beyond it: the gRPC call fails.
 const REQUEST_BYTES_MAX: usize = 4096;
-/// How often a stream looks for changes.
+/// The interval at which a stream checks for changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest time without a message.
+/// The longest time between two messages.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// The service.
+/// The implementation of the service.
 #[derive(Clone, Debug)]
 pub(crate) struct RouterService {
     app: App,
     streams: Arc<Semaphore>,
 }
 
-/// The service, ready to be served.
+/// The service for a gRPC server.
 pub(crate) fn server(app: App) -> RouterServer<RouterService> {
     let service = RouterService { app, streams: Arc::new(Semaphore::new(STREAMS_MAX)) };
     RouterServer::new(service).max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -63,10 +63,10 @@ impl Router for RouterService {
     }
 }
 
-/// One stream.
+/// One open stream.
 struct Watcher {
     app: App,
-    /// The last message, and when it was sent.
+    /// The last message and its time.
     last: Option<(RouterReplicas, Instant)>,
     _permit: OwnedSemaphorePermit,
 }
@@ -88,7 +88,7 @@ impl Watcher {
     }
 }
 
-/// Whether more has changed than counts, which change all the time.
+/// Whether anything has changed apart from the counts, which change all the time.
 fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
     let routing = |replica: &RouterReplica| RouterReplica {
         requests_in_flight: 0,
@@ -101,31 +101,30 @@ fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
 
 fn snapshot(app: &App, now: Instant) -> RouterReplicas {
     let dispatch = app.dispatch();
-    let (queued, without_replica) = dispatch.waiters();
     let mut replicas: Vec<_> = dispatch.replicas.all().iter().cloned().collect();
-    replicas.sort_by_key(|replica| replica.found.http);
+    replicas.sort_by_key(|replica| replica.discovered.http);
     RouterReplicas {
         router: dispatch.replicas.router(),
         replicas: replicas.iter().map(|replica| describe(app, replica, now)).collect(),
-        requests_waiting: u32::try_from(queued + without_replica).unwrap_or(u32::MAX),
+        requests_waiting: u32::try_from(dispatch.queued() + dispatch.in_waiting_room()).unwrap_or(u32::MAX),
     }
 }
 
 fn describe(app: &App, replica: &Arc<Replica>, now: Instant) -> RouterReplica {
     let view = replica.ledger.view(now, app.settings().report_ttl);
     let reported = view.reported.unwrap_or_default();
-    let pod = replica.found.pod.as_ref().map(|pod| PodReference {
+    let pod = replica.discovered.pod.as_ref().map(|pod| PodReference {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         uid: pod.uid.clone(),
     });
     RouterReplica {
-        address: replica.found.http.to_string(),
-        name: replica.found.name.clone(),
+        address: replica.discovered.http.to_string(),
+        name: replica.discovered.name.clone(),
         pod,
         state: routing_state(app, replica, view.state, now).into(),
         requests_in_flight: view.booked.in_flight,
-        models: replica.told().models.clone(),
+        models: replica.status().models.clone(),
         blocks_total: reported.blocks_total,
         blocks_active: reported.blocks_active,
     }
@@ -139,15 +138,15 @@ fn routing_state(app: &App, replica: &Arc<Replica>, reported: Option<State>, now
         Some(State::Stopped) => return RoutingState::Stopped,
         Some(State::Serving | State::Unspecified) | None => {}
     }
-    if replica.told().models.is_empty() {
+    if replica.status().models.is_empty() {
         return RoutingState::New;
     }
     if replica.hangs(now, app.settings().hang_timeout) {
         return RoutingState::Silent;
     }
     let health = app.dispatch().health();
-    let is_ejected = health.standing(replica.identity, now) == Standing::Ejected
-        && !replica.fleets().any(|fleet| {
+    let is_ejected = health.state(replica.identity, now) == HealthState::Ejected
+        && !app.dispatch().replicas.fleets_of(replica).iter().any(|fleet| {
             let replicas = fleet.replicas();
             health.is_panicking(replicas.iter().map(|replica| replica.identity), now)
         });
@@ -164,12 +163,12 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
-    use crate::discovery::{Found, Pod};
+    use crate::discovery::{DiscoveredReplica, Pod};
 
-    fn found(port: u16) -> Found {
+    fn discovered(port: u16) -> DiscoveredReplica {
         let pod =
             Pod { namespace: "models".to_owned(), name: format!("chat-{port}"), uid: format!("u{port}") };
-        Found {
+        DiscoveredReplica {
             http: SocketAddr::from(([10, 0, 0, 1], port)),
             grpc: None,
             name: pod.name.clone(),
@@ -179,8 +178,8 @@ mod tests {
 
     fn app(count: u16) -> (App, Vec<Arc<Replica>>) {
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
-        let found: Vec<Found> = (1..=count).map(found).collect();
-        let (replicas, _) = app.dispatch().replicas.update(&found);
+        let discovered: Vec<DiscoveredReplica> = (1..=count).map(discovered).collect();
+        let replicas = app.dispatch().replicas.update(&discovered).added;
         for replica in &replicas {
             app.dispatch().health().add(replica.identity);
         }
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_says_why_a_replica_gets_no_requests() {
+    fn the_state_explains_why_a_replica_gets_no_requests() {
         let (app, replicas) = app(7);
         let now = Instant::now();
         for (replica, state) in replicas[1..].iter().zip([
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_begins_at_once_and_follows_changes() {
+    async fn a_stream_starts_immediately_and_follows_changes() {
         let (app, replicas) = app(1);
         let service = RouterService { app: app.clone(), streams: Arc::new(Semaphore::new(1)) };
         let watch = || service.watch_replicas(Request::new(WatchReplicasRequest {}));
@@ -249,8 +248,8 @@ mod tests {
         assert_ne!(first.router, 0);
         report(&app, &replicas[0], 1, State::Serving);
         assert_eq!(stream.next().await.unwrap().unwrap().replicas[0].state(), RoutingState::Ready);
-        let refused = watch().await.map(drop).unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        let rejected = watch().await.map(drop).unwrap_err();
+        assert_eq!(rejected.code(), tonic::Code::ResourceExhausted);
         drop(stream);
         assert!(watch().await.is_ok());
     }

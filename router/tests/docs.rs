@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::{Arg, CommandFactory as _, Parser as _};
 use expect_test::expect_file;
 use proto::v1alpha1::Load;
-use router::discovery::Found;
+use router::discovery::DiscoveredReplica;
 use router::{App, Args};
 
 #[test]
@@ -54,13 +54,18 @@ fn row(argument: &Arg) -> String {
 fn the_metrics_are_described() {
     let args = Args::try_parse_from(["router"]).expect("no option is required");
     let app = App::new(args, None);
-    // A family shows itself once it has a member.
-    let found = Found { http: ([127, 0, 0, 1], 1).into(), grpc: None, name: "replica".to_owned(), pod: None };
-    let (new, _) = app.dispatch().replicas.update(&[found]);
+    // A family is listed only if it has a member.
+    let found = DiscoveredReplica {
+        http: ([127, 0, 0, 1], 1).into(),
+        grpc: None,
+        name: "replica".to_owned(),
+        pod: None,
+    };
+    let new = app.dispatch().replicas.update(&[found]).added;
     app.dispatch().replicas.observe(&new[0], Load { report: 1, ..Load::default() }, Instant::now());
-    app.metrics().count("models", "ok", http::StatusCode::OK);
-    app.metrics().retried("connect");
-    let scrape = app.metrics().scrape(&app);
+    app.metrics().record_request("models", "ok", http::StatusCode::OK);
+    app.metrics().record_retry("connect");
+    let scrape = app.scrape();
     let mut kinds = BTreeMap::new();
     let mut helps = Vec::new();
     for line in scrape.lines() {
@@ -76,7 +81,7 @@ fn the_metrics_are_described() {
     );
     text.push_str("| name | type | |\n|---|---|---|\n");
     for (name, help) in helps {
-        // What OpenMetrics adds to the names of samples.
+        // OpenMetrics adds these suffixes to the names of samples.
         let suffix = match kinds[name] {
             "counter" => "_total",
             "info" => "_info",

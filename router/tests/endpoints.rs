@@ -1,4 +1,4 @@
-//! The watch of EndpointSlices, against an API server made up for this test: it lists, then tells changes.
+//! The watch of EndpointSlices, against a simulated API server that lists the slices and then sends changes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,22 +11,22 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use futures_util::StreamExt as _;
-use router::discovery::{Found, ServiceName, slices};
+use router::discovery::{DiscoveredReplica, PortNames, ServiceName, slices};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// What a client asks for.
+/// The query of a client.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct ListOptions {
     watch: Option<String>,
     label_selector: Option<String>,
 }
 
-/// What the API server has: the list, and for each watch the events that follow it.
+/// The state of the API server: the list, and the events of each watch.
 #[derive(Default)]
 struct Cluster {
     slices: Vec<Value>,
@@ -49,14 +49,17 @@ fn slice(name: &str, addresses: &[(&str, Value)]) -> Value {
     })
 }
 
-async fn endpoint_slices(State(cluster): State<Arc<Mutex<Cluster>>>, Query(asked): Query<Asked>) -> Response {
-    assert_eq!(asked.label_selector.as_deref(), Some("kubernetes.io/service-name=chat"));
+async fn endpoint_slices(
+    State(cluster): State<Arc<Mutex<Cluster>>>,
+    Query(options): Query<ListOptions>,
+) -> Response {
+    assert_eq!(options.label_selector.as_deref(), Some("kubernetes.io/service-name=chat"));
     let mut cluster = cluster.lock().unwrap();
     if cluster.refuses > 0 {
         cluster.refuses -= 1;
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    if asked.watch.is_none() {
+    if options.watch.is_none() {
         let list = json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSliceList",
@@ -70,12 +73,12 @@ async fn endpoint_slices(State(cluster): State<Arc<Mutex<Cluster>>>, Query(asked
     Body::from_stream(lines).into_response()
 }
 
-fn addresses(found: &[Found]) -> Vec<String> {
-    found.iter().map(|found| format!("{}/{}", found.http, found.grpc.unwrap().port())).collect()
+fn addresses(replicas: &[DiscoveredReplica]) -> Vec<String> {
+    replicas.iter().map(|replica| format!("{}/{}", replica.http, replica.grpc.unwrap().port())).collect()
 }
 
 #[tokio::test]
-async fn follows_a_services_slices_through_changes_and_a_watch_that_breaks() {
+async fn replicas_follow_the_slices_of_a_service_when_a_watch_expires() {
     let ready = || json!({"ready": true});
     let (events, first_watch) = mpsc::channel(4);
     let (later_events, second_watch) = mpsc::channel(4);
@@ -92,17 +95,17 @@ async fn follows_a_services_slices_through_changes_and_a_watch_that_breaks() {
     tasks.spawn(async move { axum::serve(listener, api).await.unwrap() });
 
     let client = kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
-    let (told, mut changes) = mpsc::channel(4);
+    let (sender, mut changes) = mpsc::channel(4);
     tasks.spawn(async move {
         let service: ServiceName = "models/chat".parse().unwrap();
-        let ports = ["http".to_owned(), "grpc".to_owned()];
-        let tell = |found: Vec<Found>| {
-            let told = told.clone();
-            async move { told.send(found).await.unwrap() }
+        let ports = PortNames { http: "http".to_owned(), grpc: "grpc".to_owned() };
+        let on_change = |replicas: Vec<DiscoveredReplica>| {
+            let sender = sender.clone();
+            async move { sender.send(replicas).await.unwrap() }
         };
-        slices::follow(client, &service, &ports, tell).await;
+        slices::follow(client, &service, &ports, on_change).await;
     });
-    // The first answer was an error, which tells nothing.
+    // The first answer was an error, which changes nothing.
     assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.1:8000/50051"]);
 
     let modified = |object: Value| json!({"type": "MODIFIED", "object": object});
@@ -116,7 +119,7 @@ async fn follows_a_services_slices_through_changes_and_a_watch_that_breaks() {
     events.send(json!({"type": "ADDED", "object": slice("chat-2", &[("10.0.0.3", ready())])})).await.unwrap();
     assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.2:8000/50051", "10.0.0.3:8000/50051"]);
 
-    // The watch breaks, and what it knew is too old: all is listed again.
+    // The watch expires, so all slices are listed again.
     cluster.lock().unwrap().slices = vec![slice("chat-2", &[("10.0.0.3", ready())])];
     let gone = json!({"type": "ERROR", "object": {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410, "reason": "Expired",

@@ -1,16 +1,16 @@
-//! The command lines and options that the operator renders, read by the router itself.
+//! Parses the command lines and options that the operator renders, with the code of the router.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use router::args::Args;
+use router::args::KeyIsolation;
 use router::config::CommandLine;
-use router::tenant::KeyIsolation;
 use serde::Deserialize as _;
 use serde_yaml::Value;
 
-/// The options of the routers of a resource, as its snapshot has them.
+/// The options of the routers of a resource, from its snapshot.
 fn rendered(name: &str) -> Args {
     let path = format!("{}/../operator/tests/snapshots/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
@@ -28,7 +28,7 @@ fn rendered(name: &str) -> Args {
 }
 
 #[test]
-fn what_the_operator_renders_means_what_the_resource_says() {
+fn the_arguments_that_the_operator_renders_match_the_resource() {
     for name in ["small", "full", "claim", "image", "per-pod"] {
         let args = rendered(name);
         let token = args.replica_token_file.unwrap();

@@ -107,7 +107,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         asleep: engine.asleep.is_some(),
         // They differ by listener.
         dispatches: None,
-        keeper: if app.store().is_on() { app.store().keeper() } else { 0 },
+        store_id: if app.store().is_on() { app.store().keeper() } else { 0 },
     }
 }
 

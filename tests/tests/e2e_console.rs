@@ -185,7 +185,7 @@ async fn both_replicas_are_shown_as_they_work_without_loading_the_page_again() {
     let account = traffic.stop().await;
     assert!(account.failures().is_empty(), "{}", account.summary());
     let idle = "all(replica => replica.Running === '0' && replica['In flight'] === '0'
-        && replica['Output tok/s'] === '0' && replica['KV cache'].includes('0.0% held'))";
+        && replica['Output tok/s'] === '0' && replica['KV cache'].includes('0.0% in use'))";
     console.await_that("both to be idle", idle);
     let known = http::get(&scene.router.url("/debug/replicas")).await.unwrap().body;
     let shown = console.page.evaluate("replicas()").unwrap();
@@ -217,12 +217,12 @@ async fn a_replica_that_is_killed_is_shown_as_gone_and_as_back() {
     let row = format!("replicas()['{name}']");
     // Why is told beneath, and what it said before is not shown as if it were so now.
     let shown = format!(
-        "{row}.State.startsWith('no contact\\n') && ['KV cache', 'Running', 'Output tok/s']
+        "{row}.State.startsWith('unreachable\\n') && ['KV cache', 'Running', 'Output tok/s']
             .every(label => {row}[label] === '–')"
     );
     console.await_that("it to be gone", &shown);
     console.await_that("the sum", "says('serving') === '1 of 2'");
-    console.await_that("the news", "says('news') === '1 of 2 replicas serve'");
+    console.await_that("the news", "says('news') === '1 of 2 replicas are ready'");
     let other = scene.servers[0].address();
     console.await_that("the other to work", &format!("count(replicas()['{other}'].Running) > 0"));
     console.await_that("nothing else to be picked", &format!("picked().every(name => name === '{other}')"));
@@ -316,13 +316,13 @@ fn a_router_with_keys_is_shown_to_those_who_have_one() {
     let scene = Scene::new(&SIM, &[format!("--api-keys={}", keys.display())]);
     let console = scene.bare_console();
     let status = |text: &str| format!("says('status').includes('{text}')");
-    console.await_that("a key to be asked for", &status("asks for an API key"));
+    console.await_that("a key to be asked for", &status("requires an API key"));
     console.picture("key").unwrap();
     assert_eq!(console.text("says('replicas')"), "");
     assert_eq!(console.focused(), "key");
     console.page.write("sesame").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("it to be unknown", &status("does not know this API key"));
+    console.await_that("it to be unknown", &status("is invalid"));
     console.page.write("schlüssel").unwrap();
     console.press(&[Key::Enter]);
     console.await_that("it to be none", &status("ASCII"));
@@ -346,7 +346,7 @@ fn a_router_with_keys_is_shown_to_those_who_have_one() {
 
     // Keys change.
     std::fs::write(&keys, "abracadabra alice\n").unwrap();
-    console.await_that("another key to be asked for", &status("does not know this API key"));
+    console.await_that("another key to be asked for", &status("is invalid"));
     console.assert_well_behaved(&[REFUSED, REFUSED, REFUSED]);
 }
 
@@ -355,7 +355,7 @@ fn a_router_that_hangs_is_told_and_what_was_known_has_its_time() {
     let scene = Scene::new(&SIM, &[]);
     let console = scene.console();
     scene.router.process().signal("STOP").unwrap();
-    let told = r"/^The router does not answer; what you see is from \d\d:\d\d:\d\d$/
+    let told = r"/^The router is unreachable; last updated at \d\d:\d\d:\d\d$/
         .test(says('status'))";
     console.await_that("that to be told", told);
     scene.router.process().signal("CONT").unwrap();

@@ -4,7 +4,7 @@ use router::policy::{KvConfig, Policy};
 
 use crate::engine::EngineConfig;
 use crate::fleet::{Outcomes, Router, run};
-use crate::routers::{LeastLoad, LlmD, Oracle, Ours};
+use crate::routers::{LeastLoad, LlmD, Oracle, Ovfleet};
 use crate::workload::{Kind, Request, workload};
 
 /// A replica with a small model on eight cores: a quarter of the times that `docs/performance/results.md` has of two,
@@ -23,7 +23,7 @@ pub(crate) const REPLICA: EngineConfig = EngineConfig {
 /// A way of picking.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Competitor {
-    Ours(Policy),
+    Ovfleet(Policy),
     LlmD,
     LlmDPrefix,
     LeastLoad,
@@ -57,12 +57,12 @@ impl Competitor {
         let ours =
             [Policy::Kv(KvConfig::default()), Policy::RoundRobin, Policy::LeastRequests, Policy::PowerOfTwo];
         let others = [Self::LlmD, Self::LlmDPrefix, Self::LeastLoad, Self::Oracle];
-        ours.into_iter().map(Self::Ours).chain(others).collect()
+        ours.into_iter().map(Self::Ovfleet).chain(others).collect()
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Ours(policy) => policy.name(),
+            Self::Ovfleet(policy) => policy.name(),
             Self::LlmD => "llm-d queue + kv",
             Self::LlmDPrefix => "llm-d queue + kv + prefix",
             Self::LeastLoad => "smg least_load",
@@ -72,7 +72,7 @@ impl Competitor {
 
     fn router(self, replicas: usize, seed: u64) -> Box<dyn Router> {
         match self {
-            Self::Ours(policy) => Box::new(Ours::new(policy, replicas, seed)),
+            Self::Ovfleet(policy) => Box::new(Ovfleet::new(policy, replicas, seed)),
             Self::LlmD => Box::new(LlmD::new(replicas, false, seed)),
             Self::LlmDPrefix => Box::new(LlmD::new(replicas, true, seed)),
             Self::LeastLoad => Box::new(LeastLoad::new(replicas)),
@@ -84,12 +84,15 @@ impl Competitor {
 impl Arena {
     /// What each competitor makes of traffic of `kind`, in their order.
     pub(crate) fn scores(&self, kind: Kind, competitors: &[Competitor]) -> Vec<Score> {
-        let fleet = (self.replicas, REPLICA);
-        let traffic: Vec<Vec<Request>> =
-            self.seeds.iter().map(|&seed| workload(kind, fleet, self.requests, seed)).collect();
+        let traffic: Vec<Vec<Request>> = self
+            .seeds
+            .iter()
+            .map(|&seed| workload(kind, self.replicas, REPLICA, self.requests, seed))
+            .collect();
         let score = |competitor: &Competitor| {
             let runs = traffic.iter().zip(&self.seeds).map(|(requests, &seed)| {
-                summary(run(requests, fleet, competitor.router(self.replicas, seed).as_mut()))
+                let mut router = competitor.router(self.replicas, seed);
+                summary(run(requests, self.replicas, REPLICA, router.as_mut()))
             });
             medians(&runs.collect::<Vec<_>>())
         };

@@ -106,13 +106,14 @@ struct Run<'a> {
     outcomes: Outcomes,
 }
 
-/// Lets `router` serve `requests` with a fleet.
+/// Serves `requests` with `router` and `count` replicas.
 ///
 /// # Panics
 /// If a request is never answered.
 pub(crate) fn run(
     requests: &[Request],
-    (count, config): (usize, EngineConfig),
+    count: usize,
+    config: EngineConfig,
     router: &mut dyn Router,
 ) -> Outcomes {
     let replicas = (0..count).map(|_| Replica::new(config)).collect();
@@ -341,7 +342,7 @@ impl Replica {
             decode_tokens_per_second: decode,
             preemptions_total: preemptions,
             dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.published_seen.wire() }),
-            keeper: 0,
+            store_id: 0,
             asleep: false,
         }
     }

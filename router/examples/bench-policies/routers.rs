@@ -8,7 +8,7 @@ use proto::v1alpha1::Load;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use router::estimate::Estimates;
-use router::ledger::{Booking, Ledger, Observed};
+use router::ledger::{BookingGuard, Ledger, ReportOutcome};
 use router::policy::{Candidate, Capacity, Demand, Policy, capacity};
 use router::prefix::PrefixIndex;
 
@@ -20,11 +20,11 @@ use crate::workload::Request;
 const REPORT_TTL: Duration = Duration::from_secs(3);
 
 /// This router: its ledgers, its index, its policy, put together as the binary does it.
-pub(crate) struct Ours {
+pub(crate) struct Ovfleet {
     policy: Policy,
     beginning: Instant,
-    replicas: Vec<Known>,
-    bookings: HashMap<usize, Booking>,
+    replicas: Vec<KnownReplica>,
+    bookings: HashMap<usize, BookingGuard>,
     estimates: Estimates,
     picks: u64,
     rng: StdRng,
@@ -32,15 +32,16 @@ pub(crate) struct Ours {
     holds: bool,
 }
 
-struct Known {
+struct KnownReplica {
     ledger: std::sync::Arc<Ledger>,
     index: PrefixIndex,
     last_pick: u64,
 }
 
-impl Ours {
+impl Ovfleet {
     pub(crate) fn new(policy: Policy, replicas: usize, seed: u64) -> Self {
-        let known = |_| Known { ledger: Ledger::new(ROUTER), index: PrefixIndex::default(), last_pick: 0 };
+        let known =
+            |_| KnownReplica { ledger: Ledger::new(ROUTER), index: PrefixIndex::default(), last_pick: 0 };
         Self {
             policy,
             beginning: Instant::now(),
@@ -58,7 +59,7 @@ impl Ours {
     }
 }
 
-impl Router for Ours {
+impl Router for Ovfleet {
     fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)> {
         let now = self.instant(world.now);
         let demand = Demand {
@@ -68,7 +69,7 @@ impl Router for Ours {
             sequences: 1,
             session: None,
         };
-        let candidate = |(identity, known): (u64, &Known)| {
+        let candidate = |(identity, known): (u64, &KnownReplica)| {
             let cached = match self.policy.uses_prefixes() {
                 true => known.index.cached_blocks(&request.chain),
                 false => 0,
@@ -101,7 +102,7 @@ impl Router for Ours {
     }
 
     fn first_token(&mut self, id: usize) {
-        self.bookings[&id].first_token();
+        self.bookings[&id].record_first_token();
     }
 
     fn finished(&mut self, id: usize, request: &Request) {
@@ -112,7 +113,7 @@ impl Router for Ours {
     fn report(&mut self, replica: usize, report: &Load, now: Nanos) {
         let now = self.instant(now);
         let known = &mut self.replicas[replica];
-        if known.ledger.observe(report, now) == Observed::Taken {
+        if known.ledger.observe(report, now) == ReportOutcome::Accepted {
             let to_come = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
             let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + to_come;
             known.index.trim(blocks as usize);

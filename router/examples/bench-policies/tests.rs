@@ -28,7 +28,7 @@ fn a_seed_gives_the_same_result_again() {
 #[test]
 fn traffic_is_as_described() {
     for kind in KINDS {
-        let requests = workload(kind, (8, REPLICA), 500, 3);
+        let requests = workload(kind, 8, REPLICA, 500, 3);
         assert!(requests.len() >= 500);
         for request in &requests {
             let Spec { blocks, prompt_tokens, output_tokens } = &*request.spec;

@@ -88,7 +88,8 @@ type Segment = (u64, u32);
 /// `count` requests for `replicas` of `config`.
 pub(crate) fn workload(
     kind: Kind,
-    (replicas, config): (usize, EngineConfig),
+    replicas: usize,
+    config: EngineConfig,
     count: usize,
     seed: u64,
 ) -> Vec<Request> {

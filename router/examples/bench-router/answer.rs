@@ -1,37 +1,37 @@
-//! An HTTP/1.1 answer as it comes in, read no further than its framing: how much of it is there, and how many events.
+//! Parses the framing of an HTTP/1.1 answer as it arrives: how much of it is complete, and how many events it has.
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Bytes of a head, or of another line.
+/// Number of bytes of a head or of any other line.
 const LINE_BYTES_MAX: usize = 16 * 1024;
 
-/// An answer, as far as it has come.
+/// The part of an answer that has arrived.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    place: Place,
+    state: ParseState,
     /// The beginning of a head or of a chunk's size.
     line: Vec<u8>,
     is_chunked: bool,
-    /// The byte before, for the blank line that ends an event.
+    /// The previous byte, to recognize the blank line that ends an event.
     last: u8,
-    /// The status in its head.
+    /// The status of the answer.
     pub(crate) status: u16,
-    /// Bytes of its body.
+    /// The number of bytes of the body.
     pub(crate) bytes: usize,
-    /// Events that are complete.
+    /// The number of complete events.
     pub(crate) events: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum ParseState {
     Head,
-    /// Where the size of a chunk is.
+    /// Before the size of a chunk.
     Size,
-    /// Within a body or a chunk that has as many bytes left.
+    /// Within a body or a chunk with so many remaining bytes.
     Body(usize),
-    /// The line end behind a chunk.
+    /// Before the line end after a chunk.
     ChunkEnd,
-    /// The blank line behind the last chunk.
+    /// Before the blank line after the last chunk.
     Trailer,
     Done,
 }
@@ -39,7 +39,7 @@ enum Place {
 impl Answer {
     pub(crate) fn new() -> Self {
         Self {
-            place: Place::Head,
+            state: ParseState::Head,
             line: Vec::new(),
             is_chunked: false,
             last: 0,
@@ -49,35 +49,35 @@ impl Answer {
         }
     }
 
-    /// Whether all of it is there.
+    /// Whether the answer is complete.
     pub(crate) fn is_done(&self) -> bool {
-        self.place == Place::Done
+        self.state == ParseState::Done
     }
 
-    /// Takes in what has come.
+    /// Parses bytes that have arrived.
     ///
     /// # Errors
-    /// This is not how an answer goes on.
+    /// The bytes are not a valid continuation of the answer.
     pub(crate) fn feed(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
         while !bytes.is_empty() {
-            bytes = match self.place {
-                Place::Head => self.head(bytes)?,
-                Place::Size => self.size(bytes)?,
-                Place::Body(left) => self.body(bytes, left),
-                Place::ChunkEnd => self.line_end(bytes, Place::Size)?,
-                Place::Trailer => self.line_end(bytes, Place::Done)?,
-                Place::Done => bail!("there is more than the answer"),
+            bytes = match self.state {
+                ParseState::Head => self.head(bytes)?,
+                ParseState::Size => self.size(bytes)?,
+                ParseState::Body(left) => self.body(bytes, left),
+                ParseState::ChunkEnd => self.line_end(bytes, ParseState::Size)?,
+                ParseState::Trailer => self.line_end(bytes, ParseState::Done)?,
+                ParseState::Done => bail!("there is more than the answer"),
             };
         }
         Ok(())
     }
 
-    /// Up to and with `end`; `None` if that has not come yet.
+    /// The bytes up to and including `end`, or `None` if it has not arrived yet.
     fn until<'a>(&mut self, bytes: &'a [u8], end: &[u8]) -> anyhow::Result<Option<&'a [u8]>> {
         let before = self.line.len();
         self.line.extend_from_slice(bytes);
         ensure!(before <= LINE_BYTES_MAX, "a head or line is too long");
-        // The end may have begun before.
+        // The end may have begun in the bytes before.
         let from = before.saturating_sub(end.len());
         let Some(at) = memchr::memmem::find(&self.line[from..], end) else { return Ok(None) };
         let end = from + at + end.len();
@@ -100,10 +100,10 @@ impl Answer {
                 self.is_chunked = value.trim().eq_ignore_ascii_case("chunked");
             }
         }
-        self.place = match length {
-            _ if self.is_chunked => Place::Size,
-            Some(0) => Place::Done,
-            Some(length) => Place::Body(length),
+        self.state = match length {
+            _ if self.is_chunked => ParseState::Size,
+            Some(0) => ParseState::Done,
+            Some(length) => ParseState::Body(length),
             None => bail!("the answer does not say how long it is"),
         };
         Ok(rest)
@@ -112,9 +112,9 @@ impl Answer {
     fn size<'a>(&mut self, bytes: &'a [u8]) -> anyhow::Result<&'a [u8]> {
         let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
         let size = std::str::from_utf8(&self.line)?.trim().split(';').next().unwrap_or_default();
-        self.place = match usize::from_str_radix(size, 16).context("this is no size of a chunk")? {
-            0 => Place::Trailer,
-            size => Place::Body(size),
+        self.state = match usize::from_str_radix(size, 16).context("this is no size of a chunk")? {
+            0 => ParseState::Trailer,
+            size => ParseState::Body(size),
         };
         self.line.clear();
         Ok(rest)
@@ -129,19 +129,19 @@ impl Answer {
             }
             self.last = byte;
         }
-        self.place = match left - body.len() {
-            0 if self.is_chunked => Place::ChunkEnd,
-            0 => Place::Done,
-            left => Place::Body(left),
+        self.state = match left - body.len() {
+            0 if self.is_chunked => ParseState::ChunkEnd,
+            0 => ParseState::Done,
+            left => ParseState::Body(left),
         };
         rest
     }
 
-    fn line_end<'a>(&mut self, bytes: &'a [u8], next: Place) -> anyhow::Result<&'a [u8]> {
+    fn line_end<'a>(&mut self, bytes: &'a [u8], next: ParseState) -> anyhow::Result<&'a [u8]> {
         let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
         ensure!(self.line == b"\r\n", "there is more than was said");
         self.line.clear();
-        self.place = next;
+        self.state = next;
         Ok(rest)
     }
 }

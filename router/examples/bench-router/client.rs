@@ -1,4 +1,4 @@
-//! One client over one connection: it asks, and takes times.
+//! One client with one connection: it sends requests and measures times.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,58 +10,58 @@ use tokio::net::TcpStream;
 
 use crate::answer::Answer;
 
-/// What is asked for. The upstream goes by `stream`, `max_tokens` and `user`.
+/// The kind of a request. The upstream recognizes it by `stream`, `max_tokens` and `user`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// An answer in one piece.
     Json,
-    /// A short answer in events, as fast as they go.
+    /// A short stream without pauses.
     Stream,
-    /// A long answer, an event every [`PACE`].
+    /// A long stream with an event every [`PACE`].
     Paced,
-    /// One event, and then silence.
+    /// A stream with one event, which then stays silent.
     Idle,
 }
 
-/// Events of a short answer: a role, fourteen tokens, a reason, and the end.
+/// Number of events of a short stream: the role, fourteen tokens, the finish reason, and the end.
 pub(crate) const STREAM_EVENTS: u64 = 17;
-/// The time from one event to the next of a paced answer.
+/// The time between two events of a paced stream.
 pub(crate) const PACE: Duration = Duration::from_millis(20);
 /// The name of the model.
 pub(crate) const MODEL: &str = "bench-model";
 
-/// What an answer took.
+/// The times of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Took {
-    /// Until something of its body was there.
+    /// The time until the first byte of the body.
     pub(crate) first: Duration,
-    /// Until all of it was.
+    /// The time until the end of the body.
     pub(crate) whole: Duration,
 }
 
-/// A client.
+/// A client with one connection.
 #[derive(Debug)]
 pub(crate) struct Client {
     connection: TcpStream,
     request: Vec<u8>,
-    /// Where the number is in it.
+    /// The position of the number in the request.
     number_at: usize,
     number: u32,
     buffer: Vec<u8>,
 }
 
 impl Client {
-    /// Connects to `target`, to ask for one kind of answer.
+    /// Connects to `target` for requests of one kind.
     pub(crate) async fn connect(target: SocketAddr, kind: Kind) -> anyhow::Result<Self> {
         let connection = TcpStream::connect(target).await.context("failed to connect")?;
         connection.set_nodelay(true)?;
         let (request, number_at) = request(kind);
-        // Prompts of different clients differ from the same place on.
+        // The prompts of different clients differ from the same position on.
         let number = u32::from(connection.local_addr()?.port()) * 1000;
         Ok(Self { connection, request, number_at, number, buffer: vec![0; 8192] })
     }
 
-    /// Asks and reads the answer to its end.
+    /// Sends a request and reads the whole answer.
     pub(crate) async fn ask(&mut self) -> anyhow::Result<Took> {
         self.number += 1;
         let number = format!("{:08}", self.number % 100_000_000);
@@ -82,7 +82,7 @@ impl Client {
         Ok(Took { first: first.unwrap_or(whole), whole })
     }
 
-    /// Asks and reads the first event.
+    /// Sends a request and reads the first event.
     pub(crate) async fn open(&mut self) -> anyhow::Result<Answer> {
         self.connection.write_all(&self.request).await.context("failed to ask")?;
         let mut answer = Answer::new();
@@ -92,7 +92,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// Reads on for as long as the answer does, and counts its events.
+    /// Reads the rest of the answer, and counts its events.
     pub(crate) async fn count(mut self, mut answer: Answer, events: &AtomicU64) -> anyhow::Result<()> {
         while !answer.is_done() {
             let before = answer.events;
@@ -113,7 +113,7 @@ impl Client {
     }
 }
 
-/// The request, and where in it the number is by which prompts differ.
+/// The request, and the position of the number by which prompts differ.
 fn request(kind: Kind) -> (Vec<u8>, usize) {
     let (stream, user, tokens) = match kind {
         Kind::Json => (false, "whole", 14),

@@ -1,4 +1,4 @@
-//! What stands between the load and the replicas: a router, or nothing.
+//! The programs that are compared: a router, a forwarder, or nothing between the load and the replicas.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -17,19 +17,19 @@ use crate::process::Process;
 use crate::report::Replica;
 use crate::upstream::Upstream;
 
-/// Longest time until a router has sent something to each replica.
+/// The longest time until a router has sent a request to each replica.
 const READY_MAX: Duration = Duration::from_secs(90);
 
-/// A router.
+/// A program that passes requests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Name {
-    /// This one.
+    /// The router of this repository.
     Ovfleet,
     /// vllm-router.
     Vllm,
     /// sglang-router.
     Sglang,
-    /// Not a router: what passes bytes on and does nothing else.
+    /// A forwarder that only copies bytes.
     Forward,
 }
 
@@ -43,7 +43,7 @@ impl Name {
         }
     }
 
-    /// Whether it is what ours is held against.
+    /// Whether the router is compared with it.
     pub(crate) fn is_peer(self) -> bool {
         matches!(self, Self::Vllm | Self::Sglang)
     }
@@ -56,7 +56,7 @@ impl Name {
                 for replica in &upstream.replicas {
                     command.arg(format!("--replica={}/{}", replica.http, replica.grpc.port()));
                 }
-                // As everybody starts it: with the policy `kv`.
+                // The default configuration, with the policy `kv`.
                 command.args(["--port", &port.to_string()]);
                 return Ok(command);
             }
@@ -70,7 +70,7 @@ impl Name {
             Self::Sglang => peer(args, "sglang"),
         };
         command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--policy", "round_robin"]);
-        // So that nothing is logged for a request.
+        // This disables the log lines of requests.
         command.args(["--log-level", if self == Self::Vllm { "warning" } else { "warn" }]);
         command.args([
             "--prometheus-port",
@@ -82,7 +82,7 @@ impl Name {
         Ok(command)
     }
 
-    /// The version of what is installed.
+    /// The version of the installed program.
     pub(crate) fn version(self, args: &Args) -> anyhow::Result<String> {
         let mut command = match self {
             Self::Forward => return Ok("a process that only passes bytes on".to_owned()),
@@ -116,7 +116,7 @@ fn peer(args: &Args, name: &str) -> Command {
     command
 }
 
-/// A page of the router's own.
+/// Requests a page of the router itself.
 async fn page(target: SocketAddr, path: &str) -> anyhow::Result<String> {
     let mut connection = TcpStream::connect(target).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: router.example\r\nconnection: close\r\n\r\n");
@@ -126,14 +126,14 @@ async fn page(target: SocketAddr, path: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Somebody else could take it first; then the router says so.
+/// A free port. If another process takes it first, the router fails to start.
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// A way to the replicas.
+/// A running contender.
 pub(crate) struct Contender {
-    /// `None`: none, the load goes to the replicas.
+    /// `None` if the load goes directly to the replicas.
     pub(crate) router: Option<(Name, Process)>,
     pub(crate) targets: Vec<SocketAddr>,
 }
@@ -156,12 +156,12 @@ impl Contender {
             let asked = async { Client::connect(target, Kind::Json).await?.ask().await };
             let problem = asked.await.err();
             let is_ready = match name {
-                // Requests that have much in common go to one replica where nothing speaks against it.
+                // Requests with a common prefix go to the same replica by default.
                 Name::Ovfleet => {
                     let known = page(target, "/debug/replicas").await.unwrap_or_default();
                     known.matches("\"state\":\"serving\"").count() == upstream.replicas.len()
                 }
-                // In turn.
+                // This selects round robin.
                 Name::Vllm | Name::Sglang | Name::Forward => {
                     upstream.replicas.iter().zip(&before).all(|(replica, &before)| seen(replica) > before)
                 }
@@ -175,7 +175,7 @@ impl Contender {
                 bail!("it is not ready ({problem}): {}", process.command());
             }
             if problem.is_some() {
-                // Until it listens, and knows a replica, it refuses.
+                // Until the router listens and knows a replica, it rejects requests.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
@@ -186,7 +186,7 @@ impl Contender {
         self.router.as_ref().map_or("direct", |(name, _)| name.text())
     }
 
-    /// Whether it is somebody else's router.
+    /// Whether it is a router of another project.
     pub(crate) fn is_another(&self) -> bool {
         self.router.as_ref().is_some_and(|(name, _)| name.is_peer())
     }

@@ -1,7 +1,7 @@
-//! The least that anything between a client and a replica costs: it passes bytes on and reads none of them.
+//! The forwarder: it copies bytes without parsing them, which is the lower bound of the cost of a router.
 //!
-//! It runs as a process of its own, on one thread, as what is left of a router that decides nothing: a connection to a
-//! replica for each of a client. No router can add less than the wake-ups and copies that it adds.
+//! It runs as a separate process with one thread, and opens one connection to a replica for each client. No router can
+//! have fewer wake-ups and copies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// Passes on what comes to `port`, to one of `targets` after the other, until the process is killed.
+/// Forwards the connections to `port` to the `targets` in turn, until the process is killed.
 ///
 /// # Errors
-/// The port cannot be listened on.
+/// The process cannot listen on the port.
 pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await.context("failed to listen")?;
     let mut connections = JoinSet::new();
@@ -25,7 +25,7 @@ pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result
         turn += 1;
         while connections.try_join_next().is_some() {}
         connections.spawn(async move {
-            // A side that goes away ends the other: that is all there is to do about it.
+            // If one side closes the connection, the other side is closed too.
             let _ = pass(client, target).await;
         });
     }

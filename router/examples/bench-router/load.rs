@@ -1,4 +1,4 @@
-//! The load: requests after each other, at a rate, or open all at once.
+//! The load: sequential requests, requests at a rate, or many open streams.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use tokio::task::JoinSet;
 
 use crate::client::{Client, Kind, Took};
 
-/// Connections that are opened at a time.
+/// Number of connections that are opened at the same time.
 const OPENED_AT_ONCE: usize = 64;
-/// Longest time to wait for a replica to notice that a client has gone.
+/// The longest time to wait until a replica notices that a client has left.
 const GONE_MAX: Duration = Duration::from_millis(500);
 
-/// Clients, connected and each with an answer behind it, so that no connection is made while they are measured.
+/// Connected clients that have received an answer, so that no connection is opened during the measurement.
 pub(crate) struct Clients {
     clients: Vec<Client>,
     targets: Vec<SocketAddr>,
@@ -28,7 +28,8 @@ impl Clients {
         for &target in targets.iter().cycle().take(count) {
             clients.push(Client::connect(target, kind).await?);
         }
-        // All at once, since a router opens as many connections as there are requests at a time.
+        // All clients start at the same time, because a router opens as many connections as there are concurrent
+        // requests.
         let mut asking = JoinSet::new();
         for mut client in clients.drain(..) {
             asking.spawn(async move {
@@ -42,7 +43,7 @@ impl Clients {
         Ok(Self { clients, targets: targets.to_vec(), kind })
     }
 
-    /// Each asks again as soon as it has its answer.
+    /// Each client sends its next request as soon as it has its answer.
     pub(crate) async fn ask_for(self, time: Duration) -> anyhow::Result<Vec<Took>> {
         let until = Instant::now() + time;
         let mut tasks = JoinSet::new();
@@ -62,7 +63,7 @@ impl Clients {
         Ok(all)
     }
 
-    /// So many requests a second, whether those before have been answered or not.
+    /// Sends requests at a rate, whether the previous ones have been answered or not.
     pub(crate) async fn ask_at(mut self, rate: u32, time: Duration) -> anyhow::Result<Vec<Took>> {
         let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut under_way = JoinSet::new();
@@ -116,13 +117,13 @@ pub(crate) async fn open_streams(targets: &[SocketAddr], count: usize) -> anyhow
     Ok(open)
 }
 
-/// Streams that go on, and their events.
-pub(crate) struct Paced {
+/// Paced streams and the number of their events.
+pub(crate) struct PacedStreams {
     tasks: JoinSet<anyhow::Result<()>>,
     events: Arc<AtomicU64>,
 }
 
-impl Paced {
+impl PacedStreams {
     pub(crate) async fn open(targets: &[SocketAddr], count: usize) -> anyhow::Result<Self> {
         let events = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
@@ -135,15 +136,15 @@ impl Paced {
         Ok(Self { tasks, events })
     }
 
-    /// Events that have come so far, of all.
+    /// The number of events of all streams so far.
     pub(crate) fn events(&self) -> u64 {
         self.events.load(Ordering::Relaxed)
     }
 
-    /// Streams that have come to an end, which none does by itself.
+    /// Checks that no stream has ended.
     ///
     /// # Errors
-    /// One broke.
+    /// A stream ended or broke.
     pub(crate) fn ended(&mut self) -> anyhow::Result<usize> {
         let mut count = 0;
         while let Some(ended) = self.tasks.try_join_next() {
@@ -154,7 +155,8 @@ impl Paced {
     }
 }
 
-/// How long a replica goes on after its client has gone: the seconds of each of `count`, infinite if it does not notice.
+/// The time in seconds until a replica notices that its client has left, for `count` clients; infinite if it does not
+/// notice.
 pub(crate) async fn leave(
     target: SocketAddr,
     gone: &mut mpsc::Receiver<Instant>,

@@ -1,13 +1,13 @@
-//! What the router costs, beside two others and beside none, in one run.
+//! Measures the cost of the router in comparison with two other routers and with no router, in one run.
 //!
 //! ```text
 //! load (this thread) ─► ovfleet | vllm-router | sglang-router | forwarder | nothing ─► upstream (a thread) ─► load
 //! ```
 //!
-//! Every case runs against each contender in turns, in an order that turns from round to round; figures are medians of
-//! the rounds. What counts as processor time is the router's own, as the kernel accounts it; what counts as added
-//! latency is what the same load takes through the router less what it takes directly, in the same round.
-//! `make bench-router` runs it; `--update` writes the tables into `docs/performance/results.md`.
+//! Every case runs against each contender in turn, in an order that rotates from round to round. The figures are
+//! medians of the rounds. The processor time is that of the router, as the kernel accounts it. The added latency is the
+//! latency of the load through the router minus its latency without a router, in the same round. `make bench-router`
+//! runs it; `--update` writes the tables into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints tables")]
 
 use std::net::SocketAddr;
@@ -32,47 +32,47 @@ mod rounds;
 mod table;
 mod upstream;
 
-/// Compares the router with others in front of a replica that answers at once.
+/// Compares the router with others in front of replicas that answer immediately.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "bench-router")]
 struct Args {
-    /// Rounds; figures are their medians.
+    /// The number of rounds, of which the figures are the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Seconds that each case runs in each round.
+    /// The duration of each case in each round, in seconds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Replicas behind the router.
+    /// The number of replicas behind the router.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     replicas: u32,
-    /// The cases to run, by the beginnings of their names; all without it.
+    /// The cases to run, by the beginnings of their names. Default: all.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// The routers to run, beside the direct way.
+    /// The routers to run, in addition to the run without a router.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Name::Ovfleet, Name::Vllm, Name::Sglang, Name::Forward])]
     routers: Vec<Name>,
-    /// Our router.
+    /// The path of the router.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/router"))]
     router: PathBuf,
-    /// The Python that the others are installed for.
+    /// The Python interpreter for which the other routers are installed.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.deps/venv-routers/bin/python"))]
     python: PathBuf,
-    /// Streams that are open and silent while memory is looked at; fewer if the process may not have as many files.
+    /// The number of silent streams while memory is measured. It is reduced if the limit of open files is lower.
     #[arg(long, default_value_t = 10_000)]
     streams: usize,
-    /// Replicas behind the router while memory is looked at.
+    /// The number of replicas behind the router while memory is measured.
     #[arg(long, default_value_t = 100)]
     memory_replicas: u32,
-    /// Put the tables into docs/performance/results.md.
+    /// Write the tables to docs/performance/results.md.
     #[arg(long)]
     update: bool,
-    /// Fail if a figure is not as wanted.
+    /// Fail if a figure does not meet its requirement.
     #[arg(long)]
     strict: bool,
-    /// Be the process that only passes bytes on, at this port,
+    /// Run the forwarder on this port.
     #[arg(long, hide = true, requires = "forward_to")]
     forward: Option<u16>,
-    /// to these.
+    /// The targets of the forwarder.
     #[arg(long, hide = true, value_delimiter = ',')]
     forward_to: Vec<SocketAddr>,
 }
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all is as wanted, or nobody asked for that.
+/// Whether all requirements are met, or were not checked.
 fn run(args: &Args) -> anyhow::Result<bool> {
     raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -117,7 +117,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(is_good || !args.strict)
 }
 
-/// Connections are files, and those that we start inherit what we may have.
+/// Raises the limit of open files, which child processes inherit.
 fn raise_file_limit() -> anyhow::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -1,24 +1,24 @@
-//! A process that is measured: what it used of the processor, and what it holds of memory, as the kernel tells.
+//! A process that is measured: its processor time and its memory, as the kernel reports them.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-/// A process that we started. Dropping it ends it.
+/// A child process. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    /// Its command line, for who wants to try it.
+    /// The command line, which is shown with the results.
     command: String,
 }
 
-/// Memory of a process, in bytes.
+/// The memory of a process in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
-    /// All that is in memory, files included.
+    /// The resident memory, including mapped files.
     pub(crate) resident: u64,
-    /// Of it, what it has allocated.
+    /// The part of it that the process has allocated.
     pub(crate) anonymous: u64,
 }
 
@@ -29,10 +29,10 @@ impl Process {
         Ok(Self { child: child.with_context(|| format!("failed to start {text}"))?, command: text })
     }
 
-    /// Says so if it has ended.
+    /// Checks that the process is running.
     ///
     /// # Errors
-    /// It has.
+    /// The process has ended.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("it ended ({status}): {}", self.command),
@@ -40,12 +40,12 @@ impl Process {
         }
     }
 
-    /// The processor time that its threads have used, to the nanosecond where the kernel counts so.
+    /// The processor time of its threads, in nanoseconds if the kernel provides them.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         let folder = format!("/proc/{}/task", self.child.id());
         let mut nanoseconds = 0;
         for task in std::fs::read_dir(&folder).with_context(|| format!("failed to list {folder}"))? {
-            // A thread may have ended since.
+            // A thread may have ended in the meantime.
             let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
             let used: u64 = text.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0);
             nanoseconds += used;
@@ -53,11 +53,11 @@ impl Process {
         if nanoseconds == 0 { self.cpu_in_ticks() } else { Ok(Duration::from_nanos(nanoseconds)) }
     }
 
-    /// The same to the hundredth of a second, for kernels without the other.
+    /// The processor time in hundredths of a second, for kernels without the finer one.
     fn cpu_in_ticks(&self) -> anyhow::Result<Duration> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name, which may have anything in it, ends with the last bracket.
+        // The name, which may contain any characters, ends with the last bracket.
         let fields: Vec<&str> =
             text.rsplit(") ").next().unwrap_or_default().split_ascii_whitespace().collect();
         let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());
@@ -75,7 +75,7 @@ impl Process {
         Ok(Memory { resident: field("VmRSS:")?, anonymous: field("RssAnon:")? })
     }
 
-    /// How it was started.
+    /// The command line of the process.
     pub(crate) fn command(&self) -> &str {
         &self.command
     }
@@ -83,7 +83,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! What a replica reports, as our server does: at once when somebody listens, within 20 ms of a change, every second
-//! otherwise, and always with the dispatches that are in it.
+//! The load reports of a replica, as the server sends them: one immediately, one within 20 ms of a change, one every
+//! second otherwise, and always with the dispatches that they include.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -19,14 +19,14 @@ use tonic::{Request, Response, Status};
 
 use crate::client::MODEL;
 
-/// Changes within this time are one report.
+/// The time within which several changes share a report.
 const GATHERED: Duration = Duration::from_millis(20);
 /// The time between reports when nothing changes.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Blocks of the cache, more than the load fills.
+/// The number of cache blocks, which is more than the load needs.
 const BLOCKS: u32 = 1 << 20;
 
-/// The name that a request has with our router.
+/// The router and the number in the header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) router: u64,
@@ -34,35 +34,35 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// From the header.
+    /// Parses the header.
     pub(crate) fn read(value: &str) -> Option<Self> {
         let (router, number) = value.split_once('/')?;
         Some(Self { router: u64::from_str_radix(router, 16).ok()?, number: number.parse().ok()? })
     }
 }
 
-/// One replica.
+/// A simulated replica.
 #[derive(Debug)]
 pub(crate) struct Replica {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
     epoch: u64,
-    /// Requests so far.
+    /// The number of requests so far.
     pub(crate) seen: AtomicU64,
-    now: Mutex<Now>,
+    now: Mutex<ReplicaState>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Now {
+struct ReplicaState {
     report: u64,
     running: u32,
-    /// The router that dispatched last, and its numbers.
+    /// The router that sent the last request, and its numbers.
     router: u64,
     included: Vec<DispatchRange>,
 }
 
-/// A request in work; dropping it ends it.
+/// An active request. Dropping it ends the request.
 pub(crate) struct Work<'a>(&'a Replica);
 
 impl Replica {
@@ -71,7 +71,7 @@ impl Replica {
         Self { http, grpc, epoch: epoch + 1, seen: AtomicU64::new(0), now, changed }
     }
 
-    /// Takes a request on.
+    /// Starts a request.
     pub(crate) fn work(&self, dispatch: Option<Dispatch>) -> Work<'_> {
         self.seen.fetch_add(1, Ordering::Relaxed);
         let mut now = self.now();
@@ -88,7 +88,7 @@ impl Replica {
         Work(self)
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
+    fn now(&self) -> MutexGuard<'_, ReplicaState> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,7 +126,7 @@ impl Drop for Work<'_> {
     }
 }
 
-/// Adds a number to ranges that ascend and do not touch.
+/// Adds a number to ascending ranges that are not adjacent.
 fn include(ranges: &mut Vec<DispatchRange>, number: u64) {
     let at = ranges.partition_point(|range| range.first <= number);
     if at > 0 && ranges[at - 1].last + 1 >= number {
@@ -138,14 +138,14 @@ fn include(ranges: &mut Vec<DispatchRange>, number: u64) {
     join(ranges, at - 1);
 }
 
-/// Joins a range with the one behind it if they touch.
+/// Joins a range with the next one if they are adjacent.
 fn join(ranges: &mut Vec<DispatchRange>, at: usize) {
     if ranges.get(at + 1).is_some_and(|next| next.first == ranges[at].last + 1) {
         ranges[at].last = ranges.remove(at + 1).last;
     }
 }
 
-/// Serves a replica's reports.
+/// Serves the reports of a replica.
 pub(crate) async fn serve(replica: Arc<Replica>, listener: TcpListener) {
     let server = tonic::transport::Server::builder().add_service(ReplicaServer::new(Reports(replica)));
     if let Err(error) = server.serve_with_incoming(TcpListenerStream::new(listener)).await {
@@ -155,12 +155,12 @@ pub(crate) async fn serve(replica: Arc<Replica>, listener: TcpListener) {
 
 struct Reports(Arc<Replica>);
 
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ReportStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Service for Reports {
-    type WatchLoadStream = Streamed<Load>;
-    type DrainStream = Streamed<DrainProgress>;
+    type WatchLoadStream = ReportStream<Load>;
+    type DrainStream = ReportStream<DrainProgress>;
 
     async fn watch_load(
         &self,

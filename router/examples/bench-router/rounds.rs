@@ -1,4 +1,4 @@
-//! The rounds: every case against every contender, and what is made of it.
+//! The rounds: every case against every contender, and the samples.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use anyhow::{Context as _, ensure};
 use crate::Args;
 use crate::client::{Kind, Took};
 use crate::contender::{Contender, Name};
-use crate::load::{self, Clients, Paced};
+use crate::load::{self, Clients, PacedStreams};
 use crate::process::Memory;
 use crate::upstream::Upstream;
 
-/// Requests a second, of those cases that have a rate.
+/// The requests per second of the cases with a rate.
 const RATE: u32 = 500;
-/// Streams that go on at the same time.
+/// The number of concurrent paced streams.
 const PACED_STREAMS: usize = 256;
-/// Clients that go away in a round.
+/// The number of clients that leave in a round.
 pub(crate) const LEAVING: usize = 10;
 
-/// What is done.
+/// A case of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Case {
-    /// Answers in one piece, to so many clients that each ask again at once.
+    /// Whole answers to so many clients, each of which sends the next request immediately.
     Json(usize),
-    /// Short streams, to so many.
+    /// Short streams to so many clients.
     Stream(usize),
-    /// Answers in one piece at a rate.
+    /// Whole answers at a rate.
     JsonRate,
     /// Short streams at a rate.
     StreamRate,
-    /// Streams that go on.
+    /// Paced streams.
     Paced,
-    /// Clients that go.
+    /// Clients that leave.
     Leave,
 }
 
@@ -50,7 +50,7 @@ impl Case {
         Self::Leave,
     ];
 
-    /// For the command line.
+    /// The name on the command line.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Json(clients) => format!("json-{clients}"),
@@ -63,26 +63,26 @@ impl Case {
     }
 }
 
-/// What a case came to, in seconds. Of a rate of streams, delays are up to the first event.
+/// The result of a case in seconds. For streams at a rate, the delays end at the first event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
-    /// Processor time of the router for each request; for each event where streams go on.
+    /// The processor time of the router per request, or per event of paced streams.
     pub(crate) cpu: f64,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
-    /// By case and contender, `None` being none: a sample of each round.
+    /// The samples of the rounds, by case and contender (`None` without a router).
     pub(crate) samples: BTreeMap<(Case, Option<usize>), Vec<Sample>>,
-    /// Memory without streams and with so many, of each router; `None` if it did not get there.
+    /// The memory of each router without streams and with so many streams, or `None` if it failed.
     pub(crate) memory: Vec<Option<(Memory, Memory)>>,
     pub(crate) streams: usize,
 }
 
-/// Runs them all.
+/// Runs all rounds.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
     let mut results = Results::default();
     let cases = args.cases();
@@ -100,7 +100,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                     let sample = match sample(args, case, contender, &mut upstream).await {
                         Ok(Some(sample)) => sample,
                         Ok(None) => continue,
-                        // It is told as a gap in the tables.
+                        // The tables show a gap.
                         Err(error) if contender.is_another() => {
                             eprintln!("  {:12} {} failed: {error:#}", case.name(), contender.text());
                             continue;
@@ -127,7 +127,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
     Ok(results)
 }
 
-/// One case against one contender; `None` where without a router there is nothing to see.
+/// Runs one case against one contender. `None` if the case needs a router.
 async fn sample(
     args: &Args,
     case: Case,
@@ -153,7 +153,7 @@ async fn sample(
             if contender.router.is_none() {
                 return Ok(None);
             }
-            let mut streams = Paced::open(&targets, PACED_STREAMS).await?;
+            let mut streams = PacedStreams::open(&targets, PACED_STREAMS).await?;
             let before = streams.events();
             let time = args.time();
             let ((), cpu) = measured(contender, async move {
@@ -180,7 +180,7 @@ async fn sample(
     }))
 }
 
-/// What `work` gives, and what it costs the router.
+/// The result of `work`, and the processor time of the router.
 async fn measured<T>(
     contender: &mut Contender,
     work: impl Future<Output = anyhow::Result<T>>,
@@ -198,18 +198,18 @@ fn summary(delays: impl Iterator<Item = Duration>, cpu: Duration) -> Sample {
     Sample { cpu: cpu.as_secs_f64() / delays.len() as f64, p50: at(&delays, 0.5), p99: at(&delays, 0.99) }
 }
 
-/// The value at this part of sorted values.
+/// A quantile of sorted values.
 fn at(sorted: &[f64], part: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * part).round() as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// The memory of each router with many replicas, without and with many silent streams.
+/// Measures the memory of each router with many replicas, without and with many silent streams.
 async fn memory(args: &Args, results: &mut Results) -> anyhow::Result<()> {
-    /// Files for everything else.
+    /// The number of files for everything except streams.
     const OTHERS: usize = 600;
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    // A stream is two connections, in a router as in this process.
+    // A stream needs two connections, both in a router and in this process.
     let most = (usize::try_from(files).unwrap_or(usize::MAX) / 2).saturating_sub(OTHERS);
     results.streams = args.streams.min(most);
     for &name in &args.routers {
@@ -226,7 +226,7 @@ async fn memory(args: &Args, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The memory of a router without and with silent streams.
+/// Measures the memory of a router without and with silent streams.
 async fn memory_of(name: Name, args: &Args, count: usize) -> anyhow::Result<(Memory, Memory)> {
     let upstream = Upstream::start(args.memory_replicas).await?;
     let mut contender = Contender::start(name, args, &upstream).await?;

@@ -1,4 +1,4 @@
-//! The figures as tables, held against what is wanted of them.
+//! The figures as tables, compared with their requirements.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,28 +11,28 @@ use crate::contender::Name;
 use crate::process::Memory;
 use crate::rounds::{Case, LEAVING, Results, Sample};
 
-/// The part of the better of the others' figure that ours may be.
+/// The largest permitted ratio of the router's figure to the best figure of the others.
 const RATIO_MAX: f64 = 0.8;
-/// Added latency at a rate of requests, in seconds.
+/// The largest permitted added latency at a rate of requests, in seconds.
 const ADDED_P50_MAX: f64 = 100e-6;
 const ADDED_P99_MAX: f64 = 1e-3;
-/// Time for a replica to notice that a client has gone, in seconds.
+/// The largest permitted time until a replica notices that a client has left, in seconds.
 const GONE_MAX: f64 = 0.1;
 
-/// What a cell is held against.
+/// The requirement for a figure.
 #[derive(Clone, Copy)]
-enum Wanted {
-    /// Ours is at most this part of the better of the others.
+enum Requirement {
+    /// The ratio to the best figure of the others is at most this.
     Ratio(f64),
-    /// Ours is at most this.
+    /// The figure is at most this.
     Most(f64),
-    /// It is compared with the others and stated.
+    /// The figure is compared with the others without a requirement.
     Compared,
-    /// It is stated.
-    Nothing,
+    /// The figure has no requirement.
+    None,
 }
 
-/// How a figure is shown.
+/// Formats a figure.
 type Show = fn(f64) -> String;
 
 struct Tables<'a> {
@@ -42,10 +42,10 @@ struct Tables<'a> {
     is_good: bool,
 }
 
-/// All tables, and whether every figure is as wanted.
+/// All tables, and whether every figure meets its requirement.
 ///
 /// # Errors
-/// What was measured cannot be told.
+/// The tables cannot be written.
 pub(crate) fn markdown(args: &Args, results: &Results) -> anyhow::Result<(String, bool)> {
     let mut tables = Tables { args, results, text: String::new(), is_good: true };
     tables.preface()?;
@@ -76,7 +76,7 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Processor time and added latency of clients that ask again at once.
+    /// The processor time and the added latency with clients that send the next request immediately.
     fn closed(&mut self) {
         let cases: Vec<(Case, String)> = [1, 32, 256]
             .into_iter()
@@ -92,24 +92,24 @@ impl Tables<'_> {
         self.head("processor time of the router for a request, us");
         for (case, title) in &cases {
             let figures = self.figures(*case, |sample| sample.cpu);
-            self.row(title, &figures, Wanted::Ratio(RATIO_MAX), micros);
+            self.row(title, &figures, Requirement::Ratio(RATIO_MAX), micros);
         }
         self.head("requests that a core passes on in a second");
         for (case, title) in &cases {
             let figures: Vec<f64> =
                 self.figures(*case, |sample| sample.cpu).into_iter().map(|cpu| 1.0 / cpu).collect();
-            self.row(title, &figures, Wanted::Nothing, whole);
+            self.row(title, &figures, Requirement::None, whole);
         }
         for (part, get) in [("p50", p50 as fn(&Sample) -> f64), ("p99", p99)] {
             self.head(&format!("added latency of a whole answer, {part}, us"));
             for (case, title) in &cases {
                 let figures = self.added(*case, get);
-                self.row(title, &figures, Wanted::Ratio(RATIO_MAX), micros);
+                self.row(title, &figures, Requirement::Ratio(RATIO_MAX), micros);
             }
         }
     }
 
-    /// What happens at a rate, and when clients go.
+    /// The figures at a rate, and those of clients that leave.
     fn rates(&mut self) {
         let rates =
             [(Case::JsonRate, "JSON, whole answer"), (Case::StreamRate, "short stream, to the first event")];
@@ -118,23 +118,23 @@ impl Tables<'_> {
             for (case, title) in rates {
                 if self.has(case) {
                     let (median, tail) = (self.added(case, p50), self.added(case, p99));
-                    self.row(&format!("{title}, p50"), &median, Wanted::Most(ADDED_P50_MAX), micros);
-                    self.row(&format!("{title}, p99"), &tail, Wanted::Most(ADDED_P99_MAX), micros);
+                    self.row(&format!("{title}, p50"), &median, Requirement::Most(ADDED_P50_MAX), micros);
+                    self.row(&format!("{title}, p99"), &tail, Requirement::Most(ADDED_P99_MAX), micros);
                 }
             }
         }
         if self.has(Case::Paced) {
             self.head("256 streams of 50 events/s each");
             let cpu = self.figures(Case::Paced, |sample| sample.cpu);
-            self.row("processor time for an event, us", &cpu, Wanted::Compared, micros);
+            self.row("processor time for an event, us", &cpu, Requirement::Compared, micros);
             let rate: Vec<f64> = cpu.into_iter().map(|cpu| 1.0 / cpu).collect();
-            self.row("events that a core passes on in a second", &rate, Wanted::Nothing, whole);
+            self.row("events that a core passes on in a second", &rate, Requirement::None, whole);
         }
         if self.has(Case::Leave) {
             self.head("client gone: until the replica knows, ms");
             let (median, longest) = (self.figures(Case::Leave, p50), self.figures(Case::Leave, p99));
-            self.row(&format!("median of {LEAVING}"), &median, Wanted::Nothing, millis);
-            self.row(&format!("longest of {LEAVING}"), &longest, Wanted::Most(GONE_MAX), millis);
+            self.row(&format!("median of {LEAVING}"), &median, Requirement::None, millis);
+            self.row(&format!("longest of {LEAVING}"), &longest, Requirement::Most(GONE_MAX), millis);
         }
     }
 
@@ -153,24 +153,24 @@ impl Tables<'_> {
             before.iter().zip(&after).map(|(before, after)| (after - before) / streams as f64).collect();
         let replicas = self.args.memory_replicas;
         self.head(&format!("memory with {replicas} replicas, MiB"));
-        self.row("at rest", &before, Wanted::Nothing, mebibytes);
-        self.row(&format!("with {streams} silent streams"), &after, Wanted::Nothing, mebibytes);
-        self.row("of it allocated, not the program", &own, Wanted::Nothing, mebibytes);
-        self.row("a stream, KiB", &each, Wanted::Nothing, |bytes| format!("{:.1}", bytes / 1024.0));
+        self.row("at rest", &before, Requirement::None, mebibytes);
+        self.row(&format!("with {streams} silent streams"), &after, Requirement::None, mebibytes);
+        self.row("of it allocated, not the program", &own, Requirement::None, mebibytes);
+        self.row("a stream, KiB", &each, Requirement::None, |bytes| format!("{:.1}", bytes / 1024.0));
     }
 
     fn has(&self, case: Case) -> bool {
         self.results.samples.keys().any(|(known, index)| *known == case && index.is_some())
     }
 
-    /// A case's figure of each router, the median of the rounds.
+    /// The figure of each router in a case: the median of the rounds.
     fn figures(&self, case: Case, get: impl Fn(&Sample) -> f64) -> Vec<f64> {
         let samples = |index| self.results.samples.get(&(case, Some(index)));
         let of = |index| samples(index).map_or(f64::NAN, |samples| median(samples.iter().map(&get)));
         (0..self.args.routers.len()).map(of).collect()
     }
 
-    /// The same, less what it is without a router in the same round.
+    /// The figure minus that without a router in the same round.
     fn added(&self, case: Case, get: fn(&Sample) -> f64) -> Vec<f64> {
         let direct = self.results.samples.get(&(case, None)).map(Vec::as_slice).unwrap_or_default();
         let of = |index| {
@@ -183,20 +183,20 @@ impl Tables<'_> {
 
     fn head(&mut self, title: &str) {
         let names: Vec<&str> = self.args.routers.iter().map(|name| name.text()).collect();
-        let _ = writeln!(self.text, "\n| {title} | {} | ratio | wanted |", names.join(" | "));
+        let _ = writeln!(self.text, "\n| {title} | {} | ratio | requirement |", names.join(" | "));
         let _ = writeln!(self.text, "|---|{}---|---|", "---|".repeat(names.len()));
     }
 
-    fn row(&mut self, title: &str, figures: &[f64], wanted: Wanted, show: Show) {
+    fn row(&mut self, title: &str, figures: &[f64], requirement: Requirement, show: Show) {
         let routers = &self.args.routers;
         let ours = routers.iter().position(|&name| name == Name::Ovfleet).map(|index| figures[index]);
         let others = routers.iter().zip(figures).filter(|(name, _)| name.is_peer());
         let better = others.map(|(_, &figure)| figure).fold(f64::NAN, f64::min);
         let ratio = ours.map(|ours| ours / better).filter(|ratio| ratio.is_finite());
-        let (said, is_good) = match wanted {
-            Wanted::Ratio(most) => (format!("≤ {most:.2}"), ratio.is_none_or(|ratio| ratio <= most)),
-            Wanted::Most(most) => (format!("≤ {}", show(most)), ours.is_none_or(|ours| ours <= most)),
-            Wanted::Compared | Wanted::Nothing => (String::new(), true),
+        let (said, is_good) = match requirement {
+            Requirement::Ratio(most) => (format!("≤ {most:.2}"), ratio.is_none_or(|ratio| ratio <= most)),
+            Requirement::Most(most) => (format!("≤ {}", show(most)), ours.is_none_or(|ours| ours <= most)),
+            Requirement::Compared | Requirement::None => (String::new(), true),
         };
         self.is_good &= is_good;
         let mark = if said.is_empty() {
@@ -208,9 +208,9 @@ impl Tables<'_> {
         };
         let cell = |&figure: &f64| if figure.is_nan() { "failed".to_owned() } else { show(figure) };
         let cells: Vec<String> = figures.iter().map(cell).collect();
-        // A rate is better the higher it is, and follows from a time that has a ratio.
-        let ratio = match wanted {
-            Wanted::Ratio(_) | Wanted::Compared => {
+        // A higher rate is better, and the rate follows from a time that has a ratio.
+        let ratio = match requirement {
+            Requirement::Ratio(_) | Requirement::Compared => {
                 ratio.map_or_else(String::new, |ratio| format!("**{ratio:.2}**"))
             }
             _ => String::new(),
@@ -232,7 +232,7 @@ fn micros(seconds: f64) -> String {
 }
 
 fn millis(seconds: f64) -> String {
-    // That is how long a notice is waited for.
+    // This is the longest time that the test waits for a notice.
     if seconds.is_finite() { format!("{:.2}", seconds * 1e3) } else { "> 500".to_owned() }
 }
 
@@ -254,7 +254,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// The machine in one line.
+/// A description of the machine in one line.
 fn machine() -> anyhow::Result<String> {
     let read = |path| std::fs::read_to_string(path).with_context(|| format!("failed to read {path}"));
     let value = |text: &str, name: &str| {
@@ -268,7 +268,7 @@ fn machine() -> anyhow::Result<String> {
     Ok(format!("{processor}, {cores} cores, {:.0} GiB", kibibytes / 1048576.0))
 }
 
-/// Puts `text` between the marks of `docs/performance/results.md`.
+/// Writes `text` between the marks of `docs/performance/results.md`.
 pub(crate) fn update(text: &str) -> anyhow::Result<()> {
     const BEGIN: &str = "<!-- bench-router: begin -->\n";
     const END: &str = "<!-- bench-router: end -->";

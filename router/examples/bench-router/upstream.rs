@@ -1,5 +1,6 @@
-//! The replicas: as fast as can be, so that what is measured is in front of them. They answer as an OpenAI server does,
-//! each event in a chunk and a write of its own, report their load as ours do, and say what the other routers ask for.
+//! The replicas, which are as fast as possible, so that the programs in front of them are measured. They answer as an
+//! OpenAI server does, write each event as a separate chunk, report their load, and answer the queries of the other
+//! routers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,13 +20,13 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Kind, MODEL, PACE, STREAM_EVENTS};
 use crate::report::{self, Dispatch, Replica};
 
-/// Notices of clients that have gone; further ones are lost.
+/// Number of notices about clients that have left. Further notices are lost.
 const GONE_MAX: usize = 64;
 
-/// Replicas in a thread of their own. Dropping it ends them.
+/// Replicas in a separate thread. Dropping it ends them.
 pub(crate) struct Upstream {
     pub(crate) replicas: Vec<Arc<Replica>>,
-    /// When a replica noticed that the client of a silent stream had gone.
+    /// The times at which a replica noticed that the client of a silent stream had left.
     pub(crate) gone: mpsc::Receiver<Instant>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
@@ -41,7 +42,7 @@ impl Upstream {
         let thread = std::thread::Builder::new().name("upstream".to_owned()).spawn(move || {
             runtime.block_on(async {
                 let mut tasks = JoinSet::new();
-                // Nobody who is not there any more wants to be told.
+                // The receiver may have been dropped.
                 let _ = tell.send(replicas(count, &noticed, &mut tasks).await);
                 until.cancelled().await;
             });
@@ -59,7 +60,7 @@ impl Drop for Upstream {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been said.
+            // A panic of the thread was reported already.
             let _ = thread.join();
         }
     }
@@ -92,7 +93,7 @@ async fn accept(replica: Arc<Replica>, listener: TcpListener, gone: mpsc::Sender
                 let (replica, gone) = (Arc::clone(&replica), gone.clone());
                 connections.spawn(async move {
                     let connection = Connection { stream, buffer: BytesMut::new() };
-                    // How a connection ends is the other side's affair.
+                    // Errors of the connection are caused by the other side.
                     let _ = connection.serve(&replica, &gone).await;
                 });
             }
@@ -101,10 +102,10 @@ async fn accept(replica: Arc<Replica>, listener: TcpListener, gone: mpsc::Sender
     }
 }
 
-/// What somebody asks.
+/// A request to the upstream.
 #[derive(Debug, PartialEq)]
-enum Asked {
-    /// This, in one piece.
+enum ClientRequest {
+    /// A request for this page.
     Page(String),
     Answer(Kind, Option<Dispatch>),
 }
@@ -117,10 +118,10 @@ struct Connection {
 impl Connection {
     async fn serve(mut self, replica: &Replica, gone: &mpsc::Sender<Instant>) -> io::Result<()> {
         self.stream.set_nodelay(true)?;
-        while let Some(asked) = self.next().await? {
-            match asked {
-                Asked::Page(body) => self.stream.write_all(&whole(&body)).await?,
-                Asked::Answer(kind, dispatch) => {
+        while let Some(request) = self.next().await? {
+            match request {
+                ClientRequest::Page(body) => self.stream.write_all(&whole(&body)).await?,
+                ClientRequest::Answer(kind, dispatch) => {
                     let _work = replica.work(dispatch);
                     self.answer(kind, gone).await?;
                 }
@@ -129,12 +130,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The next request, all of it.
-    async fn next(&mut self) -> io::Result<Option<Asked>> {
+    /// Reads the next request completely.
+    async fn next(&mut self) -> io::Result<Option<ClientRequest>> {
         loop {
-            if let Some((asked, length)) = read(&self.buffer) {
+            if let Some((request, length)) = read(&self.buffer) {
                 self.buffer.advance(length);
-                return Ok(Some(asked));
+                return Ok(Some(request));
             }
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
                 return Ok(None);
@@ -152,7 +153,7 @@ impl Connection {
             Kind::Stream => {
                 for event in &*EVENTS {
                     stream.write_all(event).await?;
-                    // Another stream's event comes first, as where sequences take turns.
+                    // Yield to other streams, as a scheduler alternates between sequences.
                     tokio::task::yield_now().await;
                 }
                 Ok(())
@@ -167,7 +168,7 @@ impl Connection {
             }
             Kind::Idle | Kind::Json => {
                 stream.write_all(&EVENTS[0]).await?;
-                // Nothing more comes but the end.
+                // No more data arrives until the connection is closed.
                 let _ = stream.read_buf(buffer).await;
                 let _ = gone.try_send(Instant::now());
                 Err(io::ErrorKind::ConnectionReset.into())
@@ -176,8 +177,8 @@ impl Connection {
     }
 }
 
-/// The first request in `bytes`, and how long it is; `None` if not all of it is there.
-fn read(bytes: &[u8]) -> Option<(Asked, usize)> {
+/// The first request in `bytes` and its length, or `None` if it is incomplete.
+fn read(bytes: &[u8]) -> Option<(ClientRequest, usize)> {
     let end = memchr::memmem::find(bytes, b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;
     let (first, rest) = head.split_once("\r\n")?;
@@ -192,21 +193,21 @@ fn read(bytes: &[u8]) -> Option<(Asked, usize)> {
     }
     let body = bytes.get(end..end + length)?;
     let has = |text: &str| memchr::memmem::find(body, text.as_bytes()).is_some();
-    let asked = if first.starts_with("GET ") {
-        Asked::Page(page(first))
+    let request = if first.starts_with("GET ") {
+        ClientRequest::Page(page(first))
     } else if has("\"user\":\"idle\"") {
-        Asked::Answer(Kind::Idle, dispatch)
+        ClientRequest::Answer(Kind::Idle, dispatch)
     } else if has("\"user\":\"paced\"") {
-        Asked::Answer(Kind::Paced, dispatch)
+        ClientRequest::Answer(Kind::Paced, dispatch)
     } else if has("\"stream\":true") {
-        Asked::Answer(Kind::Stream, dispatch)
+        ClientRequest::Answer(Kind::Stream, dispatch)
     } else {
-        Asked::Answer(Kind::Json, dispatch)
+        ClientRequest::Answer(Kind::Json, dispatch)
     };
-    Some((asked, end + length))
+    Some((request, end + length))
 }
 
-/// What a router wants to know before it sends anything.
+/// The page that a router requests before it sends requests.
 fn page(first_line: &str) -> String {
     if first_line.contains("/models") {
         format!(
@@ -242,7 +243,7 @@ static JSON: LazyLock<Vec<u8>> = LazyLock::new(|| {
     ))
 });
 
-/// The chunks of a short answer, the last with the end of the answer behind it.
+/// The chunks of a short stream. The last one includes the end of the answer.
 static EVENTS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let words = "The first one is longer ; it runs through eleven countries , some more";
     let choice = |delta: &str, reason: &str| {
@@ -275,9 +276,9 @@ mod tests {
             assert_eq!(read(&text.as_bytes()[..length]), None);
         }
         let dispatch = Dispatch { router: 10, number: 7 };
-        let (asked, length) = read(text.as_bytes()).unwrap();
-        assert_eq!((asked, length), (Asked::Answer(Kind::Stream, Some(dispatch)), first));
-        assert_eq!(read(&text.as_bytes()[first..]).unwrap().0, Asked::Page("{}".to_owned()));
+        let (request, length) = read(text.as_bytes()).unwrap();
+        assert_eq!((request, length), (ClientRequest::Answer(Kind::Stream, Some(dispatch)), first));
+        assert_eq!(read(&text.as_bytes()[first..]).unwrap().0, ClientRequest::Page("{}".to_owned()));
     }
 
     #[test]

@@ -27,7 +27,7 @@ fn replicas_are_given_by_address_name_or_service() {
 }
 
 #[test]
-fn values_out_of_range_are_refused_by_name() {
+fn errors_about_invalid_values_name_the_flag() {
     for wrong in [
         "--replica=nowhere",
         "--replica=a:0",

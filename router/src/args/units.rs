@@ -1,4 +1,4 @@
-//! How sizes, times and shares are written on the command line.
+//! Parses sizes, durations and fractions on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,8 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no size: write bytes, or e.g. 64KiB, 8MiB, 1GiB");
+        let invalid =
+            || format!("{text:?} is not a size: use a number of bytes or a unit, e.g. 64KiB, 8MiB, 1GiB");
         let text = text.trim();
         let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
         let unit = text[digits.len()..].to_ascii_lowercase();
@@ -30,10 +31,10 @@ impl FromStr for ByteSize {
                     name == unit || name.strip_suffix('b') == Some(unit)
                 })
                 .map(|(_, bytes)| *bytes)
-                .ok_or_else(wrong)?,
+                .ok_or_else(invalid)?,
         };
-        let number: u64 = digits.trim_end().parse().map_err(|_| wrong())?;
-        number.checked_mul(bytes).map(Self).ok_or_else(wrong)
+        let number: u64 = digits.trim_end().parse().map_err(|_| invalid())?;
+        number.checked_mul(bytes).map(Self).ok_or_else(invalid)
     }
 }
 
@@ -47,9 +48,9 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// `30s`, `20ms`, `2m`; seconds without a unit.
+/// Parses a duration such as `30s`, `20ms` or `2m`. Without a unit it is in seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time: write e.g. 30s, 500ms, 2m");
+    let invalid = || format!("{text:?} is not a duration: use a number with a unit, e.g. 30s, 500ms, 2m");
     let digits = text.trim_end_matches(|letter: char| letter.is_alphabetic());
     let seconds = match &text[digits.len()..] {
         "us" | "µs" => 1e-6,
@@ -57,16 +58,16 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    let number: f64 = digits.trim().parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+    let number: f64 = digits.trim().parse().map_err(|_| invalid())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| invalid())
 }
 
-/// From 0 to 1.
-pub(super) fn share(text: &str) -> Result<f32, String> {
-    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-    share.ok_or_else(|| format!("{text:?} is no share: write a number from 0 to 1"))
+/// Parses a number from 0 to 1.
+pub(super) fn fraction(text: &str) -> Result<f32, String> {
+    let fraction = text.parse().ok().filter(|fraction| (0.0..=1.0).contains(fraction));
+    fraction.ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
 }
 
 pub(super) fn policy(text: &str) -> Result<Policy, String> {

@@ -1,31 +1,40 @@
-//! How sources of replicas are written.
+//! Parses the sources of replicas on the command line.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// A replica by its address: HOST:PORT/GRPC_PORT.
+/// The address of a replica: HOST:PORT/GRPC_PORT.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FixedReplica {
-    /// An IP address or a name.
+    /// The IP address or the name of the host.
     pub host: String,
-    /// Of its API.
+    /// The port of its API.
     pub port: u16,
-    /// Of its load reports.
+    /// The port of its load reports, if it reports its load.
     pub grpc_port: Option<u16>,
 }
 
-/// A name whose every address is a replica: NAME:PORT/GRPC_PORT.
+/// A DNS name of which every address is a replica: NAME:PORT/GRPC_PORT.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DnsName(pub FixedReplica);
 
 /// A Kubernetes Service: NAMESPACE/NAME or NAME.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceName {
-    /// Its namespace; the router's own if it is not given.
+    /// The namespace of the Service, or `None` for the namespace of the router.
     pub namespace: Option<String>,
-    /// Its name.
+    /// The name of the Service.
     pub name: String,
+}
+
+/// The names of the ports of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PortNames {
+    /// The name of the port of the API.
+    pub http: String,
+    /// The name of the port of the load reports.
+    pub grpc: String,
 }
 
 pub(super) fn with_port(host: &str, port: u16) -> String {
@@ -36,20 +45,21 @@ impl FromStr for FixedReplica {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no address of a replica: write HOST:PORT/GRPC_PORT");
-        let port = |text: &str| text.parse().ok().filter(|&port: &u16| port > 0).ok_or_else(wrong);
+        let invalid =
+            || format!("{text:?} is not the address of a replica: use HOST:PORT or HOST:PORT/GRPC_PORT");
+        let port = |text: &str| text.parse().ok().filter(|&port: &u16| port > 0).ok_or_else(invalid);
         let (address, grpc_port) = match text.split_once('/') {
             Some((address, grpc_port)) => (address, Some(port(grpc_port)?)),
             None => (text, None),
         };
-        let (host, http_port) = address.rsplit_once(':').ok_or_else(wrong)?;
+        let (host, http_port) = address.rsplit_once(':').ok_or_else(invalid)?;
         let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-            Some(host) => host.parse::<Ipv6Addr>().map_err(|_| wrong())?.to_string(),
+            Some(host) => host.parse::<Ipv6Addr>().map_err(|_| invalid())?.to_string(),
             None => host.to_owned(),
         };
-        let named = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
-        if host.is_empty() || !(host.contains(':') || host.chars().all(named)) {
-            return Err(wrong());
+        let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
+        if host.is_empty() || !(host.contains(':') || host.chars().all(is_allowed)) {
+            return Err(invalid());
         }
         Ok(Self { host, port: port(http_port)?, grpc_port })
     }
@@ -91,7 +101,7 @@ impl FromStr for ServiceName {
         if label(name) && namespace.is_none_or(label) {
             Ok(Self { namespace: namespace.map(str::to_owned), name: name.to_owned() })
         } else {
-            Err(format!("{text:?} is no Service: write NAMESPACE/NAME or NAME"))
+            Err(format!("{text:?} is not the name of a Service: use NAMESPACE/NAME or NAME"))
         }
     }
 }

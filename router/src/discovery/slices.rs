@@ -1,8 +1,8 @@
-//! Replicas as Kubernetes tells them: the EndpointSlices of a Service, watched. What endpoints are worth is
-//! decided in [`replicas`], which knows no cluster; the rest follows the watch.
+//! Discovers replicas in Kubernetes by watching the EndpointSlices of a Service. [`replicas`] decides which endpoints
+//! are replicas, without access to the cluster.
 //!
-//! An endpoint that terminates is gone at once, whatever else is said of it; one that is not ready is not
-//! there yet.
+//! An endpoint that terminates is not a replica any more, whatever its other conditions are. An endpoint that is not
+//! ready is not a replica yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,33 +14,34 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 
-use super::{Found, Pod, ServiceName};
+use super::names::{PortNames, ServiceName};
+use super::replica::{DiscoveredReplica, Pod};
 
-/// The pause before a cluster that cannot be reached is tried again.
-const PAUSE: Duration = Duration::from_secs(2);
+/// The pause before the connection to the cluster is retried.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// Follows a Service's slices and tells the replicas whenever they change, for as long as it is polled. A
-/// cluster that cannot be reached changes nothing.
+/// Watches the slices of a Service, and calls `on_change` when the replicas change. While the cluster is unreachable,
+/// the replicas do not change.
 pub(super) async fn watch<F: Future<Output = ()>>(
     service: &ServiceName,
-    ports: &[String; 2],
-    told: impl Fn(Vec<Found>) -> F,
+    ports: &PortNames,
+    on_change: impl Fn(Vec<DiscoveredReplica>) -> F,
 ) {
     loop {
         match Client::try_default().await {
-            Ok(client) => follow(client, service, ports, &told).await,
-            Err(error) => tracing::warn!(%service, %error, "failed to reach Kubernetes"),
+            Ok(client) => follow(client, service, ports, &on_change).await,
+            Err(error) => tracing::warn!(%service, %error, "failed to connect to Kubernetes"),
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_PAUSE).await;
     }
 }
 
-/// Follows the slices by `client` until the watch ends.
+/// Watches the slices with `client` until the watch ends.
 pub async fn follow<F: Future<Output = ()>>(
     client: Client,
     service: &ServiceName,
-    ports: &[String; 2],
-    told: impl Fn(Vec<Found>) -> F,
+    ports: &PortNames,
+    on_change: impl Fn(Vec<DiscoveredReplica>) -> F,
 ) {
     let slices: Api<EndpointSlice> = match &service.namespace {
         Some(namespace) => Api::namespaced(client, namespace),
@@ -50,7 +51,7 @@ pub async fn follow<F: Future<Output = ()>>(
     let mut events = watcher::watcher(slices, config).default_backoff().boxed();
     let mut known: BTreeMap<String, EndpointSlice> = BTreeMap::new();
     let mut listed: Option<BTreeMap<String, EndpointSlice>> = None;
-    let mut last: Option<Vec<Found>> = None;
+    let mut last: Option<Vec<DiscoveredReplica>> = None;
     while let Some(event) = events.next().await {
         let name = |slice: &EndpointSlice| slice.metadata.name.clone().unwrap_or_default();
         match event {
@@ -58,7 +59,7 @@ pub async fn follow<F: Future<Output = ()>>(
             Ok(Event::InitApply(slice)) => {
                 listed.get_or_insert_default().insert(name(&slice), slice);
             }
-            // Until the list is whole, what was known counts.
+            // Until the list is complete, the previous slices stay valid.
             Ok(Event::InitDone) => known = listed.take().unwrap_or_default(),
             Ok(Event::Apply(slice)) => {
                 known.insert(name(&slice), slice);
@@ -67,7 +68,7 @@ pub async fn follow<F: Future<Output = ()>>(
                 known.remove(&name(&slice));
             }
             Err(error) => {
-                tracing::warn!(%service, %error, "failed to watch the endpoints");
+                tracing::warn!(%service, %error, "failed to watch the EndpointSlices");
                 continue;
             }
         }
@@ -76,16 +77,19 @@ pub async fn follow<F: Future<Output = ()>>(
             if last.as_ref() != Some(&present) {
                 tracing::info!(%service, replicas = present.len(), "the endpoints have changed");
                 last = Some(present.clone());
-                told(present).await;
+                on_change(present).await;
             }
         }
     }
 }
 
-/// The replicas that slices name.
+/// The replicas among the endpoints of the slices.
 #[must_use]
-pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: &[String; 2]) -> Vec<Found> {
-    let mut found = BTreeMap::new();
+pub fn replicas<'a>(
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    ports: &PortNames,
+) -> Vec<DiscoveredReplica> {
+    let mut by_address = BTreeMap::new();
     let mut terminating = BTreeSet::new();
     for slice in slices {
         let port = |name: &String| {
@@ -93,13 +97,13 @@ pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: 
             let port = ports.iter().find(|port| port.name.as_ref() == Some(name))?.port?;
             u16::try_from(port).ok()
         };
-        // A port without a name is the only one there is.
-        let only = || match slice.ports.as_deref() {
+        // A port may lack a name if it is the only one.
+        let only_port = || match slice.ports.as_deref() {
             Some([port]) => port.port.and_then(|port| u16::try_from(port).ok()),
             _ => None,
         };
-        let Some(http) = port(&ports[0]).or_else(only) else { continue };
-        let grpc = port(&ports[1]);
+        let Some(http) = port(&ports.http).or_else(only_port) else { continue };
+        let grpc = port(&ports.grpc);
         for endpoint in &slice.endpoints {
             let conditions = endpoint.conditions.as_ref();
             let is_terminating = conditions.and_then(|conditions| conditions.terminating) == Some(true);
@@ -113,14 +117,14 @@ pub fn replicas<'a>(slices: impl IntoIterator<Item = &'a EndpointSlice>, ports: 
                     let pod = pod(slice, endpoint);
                     let name = pod.as_ref().map_or_else(|| http.to_string(), |pod| pod.name.clone());
                     let grpc = grpc.map(|port| SocketAddr::new(address, port));
-                    found.insert(http, Found { http, grpc, name, pod });
+                    by_address.insert(http, DiscoveredReplica { http, grpc, name, pod });
                 }
             }
         }
     }
-    // An endpoint may be in two slices while it moves; that it terminates counts.
-    found.retain(|address, _| !terminating.contains(address));
-    found.into_values().collect()
+    // While an endpoint moves, it can be in two slices. It is removed if one of them says that it terminates.
+    by_address.retain(|address, _| !terminating.contains(address));
+    by_address.into_values().collect()
 }
 
 /// The pod behind an endpoint. A pod is in the namespace of its slice.
@@ -145,16 +149,21 @@ mod tests {
             .unwrap()
     }
 
+    fn port_names() -> PortNames {
+        PortNames { http: "http".to_owned(), grpc: "grpc".to_owned() }
+    }
+
     fn names(slices: &[EndpointSlice]) -> Vec<String> {
-        let ports = ["http".to_owned(), "grpc".to_owned()];
-        replicas(slices, &ports)
+        replicas(slices, &port_names())
             .into_iter()
-            .map(|found| format!("{} {} {:?}", found.name, found.http, found.grpc.map(|grpc| grpc.port())))
+            .map(|replica| {
+                format!("{} {} {:?}", replica.name, replica.http, replica.grpc.map(|grpc| grpc.port()))
+            })
             .collect()
     }
 
     #[test]
-    fn takes_ready_endpoints_with_both_ports_from_the_slice() {
+    fn ready_endpoints_are_replicas_with_the_ports_of_the_slice() {
         let ports = json!([{"name": "http", "port": 8000}, {"name": "grpc", "port": 50051}]);
         let endpoints = json!([
             {"addresses": ["10.0.0.1"], "conditions": {"ready": true}, "targetRef": {"kind": "Pod", "name": "chat-0"}},
@@ -169,17 +178,17 @@ mod tests {
     }
 
     #[test]
-    fn names_the_pod_behind_an_endpoint() {
+    fn a_replica_has_the_pod_behind_its_endpoint() {
         let ports = json!([{"name": "http", "port": 8000}]);
         let target = json!({"kind": "Pod", "namespace": "models", "name": "chat-0", "uid": "u-1"});
         let slice = slice(&ports, &json!([{"addresses": ["10.0.0.1"], "targetRef": target}]));
-        let found = replicas(&[slice], &["http".to_owned(), "grpc".to_owned()]);
+        let discovered = replicas(&[slice], &port_names());
         let pod = Pod { namespace: "models".to_owned(), name: "chat-0".to_owned(), uid: "u-1".to_owned() };
-        assert_eq!(found[0].pod, Some(pod));
+        assert_eq!(discovered[0].pod, Some(pod));
     }
 
     #[test]
-    fn a_terminating_endpoint_is_gone_even_if_another_slice_still_has_it() {
+    fn a_terminating_endpoint_is_not_a_replica_even_if_another_slice_lists_it_as_ready() {
         let ports = json!([{"name": "http", "port": 1}]);
         let ready = slice(&ports, &json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": true}}]));
         let ending =
@@ -189,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_port_needs_no_name_and_one_without_the_right_name_is_none() {
+    fn a_single_port_needs_no_name_and_several_ports_need_the_configured_name() {
         let endpoints = json!([{"addresses": ["10.0.0.1"]}]);
         assert_eq!(names(&[slice(&json!([{"port": 80}]), &endpoints)]), ["10.0.0.1:80 10.0.0.1:80 None"]);
         let others = json!([{"name": "a", "port": 1}, {"name": "b", "port": 2}]);

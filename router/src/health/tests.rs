@@ -4,12 +4,12 @@ use rand::{Rng as _, SeedableRng as _};
 use super::*;
 
 const CONFIG: HealthConfig = HealthConfig {
-    failures_in_row: 3,
-    failure_part: 0.5,
-    answers_min: 10,
+    consecutive_failures: 3,
+    failure_share: 0.5,
+    requests_min: 10,
     ejection: Duration::from_secs(2),
     ejection_max: Duration::from_secs(7),
-    ejected_part_max: 0.5,
+    ejected_share_max: 0.5,
     panic_threshold: 0.5,
     probes: 2,
 };
@@ -20,7 +20,7 @@ fn health(replicas: u64) -> Health {
     health
 }
 
-/// A failure of a replica whose fleet are all that are known.
+/// Records a failure of a replica whose fleet consists of all known replicas.
 fn fail(health: &mut Health, replica: u64, now: Instant) -> bool {
     let sent = health.sent(replica, now);
     let fleet: Vec<u64> = health.replicas.keys().copied().collect();
@@ -37,19 +37,19 @@ fn eject(health: &mut Health, replica: u64, now: Instant) {
 }
 
 #[test]
-fn failures_in_a_row_eject_and_single_ones_do_not() {
+fn consecutive_failures_eject_and_single_failures_do_not() {
     let (mut health, now) = (health(4), Instant::now());
     for _ in 0..3 {
         assert!(!fail(&mut health, 0, now));
         assert!(!fail(&mut health, 0, now));
         (0..4).for_each(|_| succeed(&mut health, 0, now));
     }
-    assert_eq!(health.standing(0, now), Standing::Trusted);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
     let ejected: Vec<bool> = (0..3).map(|_| fail(&mut health, 0, now)).collect();
     assert_eq!(ejected, [false, false, true]);
-    assert_eq!(health.standing(0, now), Standing::Ejected);
-    assert_eq!(health.standing(1, now), Standing::Trusted);
-    assert_eq!(health.standing(99, now), Standing::Ejected, "nobody knows it");
+    assert_eq!(health.state(0, now), HealthState::Ejected);
+    assert_eq!(health.state(1, now), HealthState::Trusted);
+    assert_eq!(health.state(99, now), HealthState::Ejected, "nobody knows it");
 }
 
 #[test]
@@ -63,32 +63,32 @@ fn a_replica_that_fails_every_other_time_is_ejected() {
 }
 
 #[test]
-fn probes_that_go_well_bring_it_back_and_a_bad_one_sends_it_away_for_longer() {
+fn successful_probes_end_an_ejection_and_a_failed_one_prolongs_it() {
     let (mut health, mut now) = (health(4), Instant::now());
     eject(&mut health, 0, now);
     let mut waits = Vec::new();
     for _ in 0..3 {
         let ejected = now;
-        while health.standing(0, now) == Standing::Ejected {
+        while health.state(0, now) == HealthState::Ejected {
             now += Duration::from_secs(1);
         }
         waits.push((now - ejected).as_secs());
-        assert_eq!(health.standing(0, now), Standing::Probing);
+        assert_eq!(health.state(0, now), HealthState::Probing);
         assert!(fail(&mut health, 0, now));
     }
     assert_eq!(waits, [2, 4, 7], "doubled, up to a limit");
 
     now += CONFIG.ejection_max;
     let probes = [health.sent(0, now), health.sent(0, now)];
-    assert_eq!(health.standing(0, now), Standing::Ejected, "as many as may try it do");
+    assert_eq!(health.state(0, now), HealthState::Ejected, "as many as may try it do");
     for probe in probes {
         health.succeeded(0, probe);
     }
-    assert_eq!(health.standing(0, now), Standing::Trusted);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
 }
 
 #[test]
-fn a_probe_whose_client_left_is_no_verdict() {
+fn a_probe_whose_client_left_has_no_result() {
     let (mut health, now) = (health(4), Instant::now());
     eject(&mut health, 0, now);
     let now = now + CONFIG.ejection;
@@ -96,22 +96,22 @@ fn a_probe_whose_client_left_is_no_verdict() {
         let sent = health.sent(0, now);
         health.unknown(0, sent);
     }
-    assert_eq!(health.standing(0, now), Standing::Probing);
+    assert_eq!(health.state(0, now), HealthState::Probing);
 }
 
 #[test]
-fn what_was_sent_before_the_ejection_is_no_probe() {
+fn a_request_sent_before_the_ejection_is_not_a_probe() {
     let (mut health, now) = (health(4), Instant::now());
     let old = health.sent(0, now);
     eject(&mut health, 0, now);
     let later = now + CONFIG.ejection;
     let _probe = health.sent(0, later);
     assert!(!health.failed(0, old, 0..4, later), "it says nothing of how the replica is now");
-    assert_eq!(health.standing(0, later), Standing::Probing);
+    assert_eq!(health.state(0, later), HealthState::Probing);
 }
 
 #[test]
-fn most_are_kept_however_bad_they_are() {
+fn only_a_fraction_of_failing_replicas_is_ejected() {
     for (count, ejected_max) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
         let (mut health, now) = (health(count), Instant::now());
         for _ in 0..50 {
@@ -119,30 +119,30 @@ fn most_are_kept_however_bad_they_are() {
                 fail(&mut health, replica, now);
             }
         }
-        let ejected = (0..count).filter(|&replica| health.standing(replica, now) == Standing::Ejected);
+        let ejected = (0..count).filter(|&replica| health.state(replica, now) == HealthState::Ejected);
         assert_eq!(ejected.count(), ejected_max, "of {count}");
     }
 }
 
 #[test]
-fn the_ceiling_counts_the_replicas_of_one_model_only() {
+fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
     let (mut health, now) = (health(12), Instant::now());
     let fail_in = |health: &mut Health, replica: u64, fleet: std::ops::Range<u64>| {
         let sent = health.sent(replica, now);
         health.failed(replica, sent, fleet, now)
     };
-    // Two replicas of one model fail while ten of another are well: the model keeps one of its two.
+    // Two replicas of one model fail while ten of another are healthy: one of the two is not ejected.
     for _ in 0..20 {
         fail_in(&mut health, 0, 0..2);
         fail_in(&mut health, 1, 0..2);
     }
-    let standings = [0, 1].map(|replica| health.standing(replica, now));
-    assert_eq!(standings, [Standing::Ejected, Standing::Trusted]);
+    let standings = [0, 1].map(|replica| health.state(replica, now));
+    assert_eq!(standings, [HealthState::Ejected, HealthState::Trusted]);
     // The ejected replica of that model does not count for the other one.
     for _ in 0..20 {
         (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));
     }
-    let ejected = (2..12).filter(|&replica| health.standing(replica, now) == Standing::Ejected).count();
+    let ejected = (2..12).filter(|&replica| health.state(replica, now) == HealthState::Ejected).count();
     assert_eq!(ejected, 5);
 }
 
@@ -159,20 +159,20 @@ fn ejections_are_ignored_while_too_few_replicas_are_left() {
 }
 
 #[test]
-fn another_process_begins_anew() {
+fn a_new_process_starts_with_a_clean_history() {
     let (mut health, now) = (health(2), Instant::now());
     eject(&mut health, 0, now);
     health.reset(0);
-    assert_eq!(health.standing(0, now), Standing::Trusted);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
     health.remove(0);
-    assert_eq!(health.standing(0, now), Standing::Ejected);
+    assert_eq!(health.state(0, now), HealthState::Ejected);
     health.reset(0);
     let sent = health.sent(0, now);
     assert!(!health.failed(0, sent, [0, 1], now));
 }
 
 #[test]
-fn retries_are_a_part_of_requests() {
+fn retries_are_a_fraction_of_requests() {
     let mut budget = RetryBudget::new(0.1, 5);
     assert_eq!((0..9).filter(|_| budget.spend()).count(), 5, "what is saved up at the start");
     let mut retries = 0;
@@ -184,16 +184,16 @@ fn retries_are_a_part_of_requests() {
 }
 
 #[test]
-fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
+fn the_limit_of_ejections_holds_and_replicas_recover_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
         let count = 1 + rng.next_u64() % 10;
         let (mut health, mut now) = (health(count), Instant::now());
-        let mut sent: Vec<(u64, Sent)> = Vec::new();
+        let mut sent: Vec<(u64, SentRequest)> = Vec::new();
         for _ in 0..2000 {
             now += Duration::from_millis(rng.next_u64() % 300);
             let replica = rng.next_u64() % count;
-            if health.standing(replica, now) != Standing::Ejected {
+            if health.state(replica, now) != HealthState::Ejected {
                 sent.push((replica, health.sent(replica, now)));
             }
             if !sent.is_empty() && rng.next_u64() % 4 > 0 {
@@ -206,7 +206,7 @@ fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
                     _ => health.succeeded(replica, record),
                 }
             }
-            let untrusted = (0..count).filter(|&it| health.standing(it, now) != Standing::Trusted).count();
+            let untrusted = (0..count).filter(|&it| health.state(it, now) != HealthState::Trusted).count();
             assert!(untrusted as u64 <= (count / 2).max(u64::from(count > 1)), "seed {seed}: {untrusted}");
         }
         for (replica, record) in sent {
@@ -215,11 +215,11 @@ fn at_random_the_ceiling_holds_and_whoever_recovers_comes_back() {
         for _ in 0..100 {
             now += CONFIG.ejection_max;
             for replica in 0..count {
-                if health.standing(replica, now) != Standing::Ejected {
+                if health.state(replica, now) != HealthState::Ejected {
                     succeed(&mut health, replica, now);
                 }
             }
         }
-        assert!((0..count).all(|replica| health.standing(replica, now) == Standing::Trusted), "seed {seed}");
+        assert!((0..count).all(|replica| health.state(replica, now) == HealthState::Trusted), "seed {seed}");
     }
 }

@@ -3,74 +3,74 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::*;
 
-const RATES: Rates = Rates { requests_per_minute: Some(60), tokens_per_minute: Some(6000) };
+const RATES: Rates = Rates { key_requests: Some(60), key_tokens: Some(6000) };
 
 #[test]
-fn without_limits_nothing_is_kept() {
+fn without_limits_no_bucket_is_created() {
     let mut limits = RateLimits::default();
-    assert_eq!(limits.take(1, Rates::default(), u32::MAX, Instant::now()), Ok(()));
+    assert_eq!(limits.charge(1, Rates::default(), u32::MAX, Instant::now()), Ok(()));
     assert!(limits.buckets.is_empty());
 }
 
 #[test]
-fn requests_are_refused_until_there_is_one_again() {
+fn requests_are_rejected_until_the_bucket_has_refilled() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     for _ in 0..60 {
-        assert_eq!(limits.take(1, RATES, 10, now), Ok(()));
+        assert_eq!(limits.charge(1, RATES, 10, now), Ok(()));
     }
     let after = Duration::from_secs(1);
-    let over = OverRate { kind: RateKind::Requests, retry_after: Some(after) };
-    assert_eq!(limits.take(1, RATES, 10, now), Err(over));
-    assert_eq!(limits.take(2, RATES, 10, now), Ok(()), "another key has its own");
-    assert_eq!(limits.take(1, RATES, 10, now + after), Ok(()));
+    let over = RateExceeded { kind: RateKind::Requests, retry_after: Some(after) };
+    assert_eq!(limits.charge(1, RATES, 10, now), Err(over));
+    assert_eq!(limits.charge(2, RATES, 10, now), Ok(()), "another key has its own");
+    assert_eq!(limits.charge(1, RATES, 10, now + after), Ok(()));
 }
 
 #[test]
-fn tokens_are_refused_until_there_are_enough() {
+fn tokens_are_rejected_until_there_are_enough() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
-    assert_eq!(limits.take(1, RATES, 5900, now), Ok(()));
-    let over = |retry_after| Err(OverRate { kind: RateKind::Tokens, retry_after });
-    assert_eq!(limits.take(1, RATES, 300, now), over(Some(Duration::from_secs(2))));
-    assert_eq!(limits.take(1, RATES, 300, now + Duration::from_secs(2)), Ok(()));
-    assert_eq!(limits.take(1, RATES, 6001, now), over(None), "never");
+    assert_eq!(limits.charge(1, RATES, 5900, now), Ok(()));
+    let over = |retry_after| Err(RateExceeded { kind: RateKind::Tokens, retry_after });
+    assert_eq!(limits.charge(1, RATES, 300, now), over(Some(Duration::from_secs(2))));
+    assert_eq!(limits.charge(1, RATES, 300, now + Duration::from_secs(2)), Ok(()));
+    assert_eq!(limits.charge(1, RATES, 6001, now), over(None), "never");
 }
 
 #[test]
-fn who_used_more_than_was_thought_waits_for_it() {
+fn a_client_that_used_more_than_estimated_waits_longer() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
-    assert_eq!(limits.take(1, RATES, 100, now), Ok(()));
+    assert_eq!(limits.charge(1, RATES, 100, now), Ok(()));
     limits.settle(1, 100, 6100);
-    let over = OverRate { kind: RateKind::Tokens, retry_after: Some(Duration::from_secs(2)) };
-    assert_eq!(limits.take(1, RATES, 100, now), Err(over));
+    let over = RateExceeded { kind: RateKind::Tokens, retry_after: Some(Duration::from_secs(2)) };
+    assert_eq!(limits.charge(1, RATES, 100, now), Err(over));
     limits.settle(1, 6100, 0);
-    assert_eq!(limits.take(1, RATES, 6000, now), Ok(()));
+    assert_eq!(limits.charge(1, RATES, 6000, now), Ok(()));
     limits.settle(99, 1, 2);
 }
 
 #[test]
-fn another_limit_counts_what_was_used_under_the_former() {
+fn a_changed_limit_counts_the_usage_under_the_previous_one() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
-    assert_eq!(limits.take(1, RATES, 5000, now), Ok(()));
-    let more = Rates { tokens_per_minute: Some(12_000), ..RATES };
-    assert_eq!(limits.take(1, more, 7000, now), Ok(()));
-    assert!(limits.take(1, more, 1, now).is_err());
-    assert_eq!(limits.take(1, Rates { tokens_per_minute: None, ..RATES }, u32::MAX, now), Ok(()));
+    assert_eq!(limits.charge(1, RATES, 5000, now), Ok(()));
+    let more = Rates { key_tokens: Some(12_000), ..RATES };
+    assert_eq!(limits.charge(1, more, 7000, now), Ok(()));
+    assert!(limits.charge(1, more, 1, now).is_err());
+    assert_eq!(limits.charge(1, Rates { key_tokens: None, ..RATES }, u32::MAX, now), Ok(()));
 }
 
 #[test]
-fn keys_that_have_all_again_are_forgotten_when_there_are_too_many() {
+fn full_buckets_are_removed_when_there_are_too_many_keys() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     for key in 0..KEYS_MAX as u64 {
-        limits.take(key, RATES, 100, now).unwrap();
+        limits.charge(key, RATES, 100, now).unwrap();
     }
     let later = now + Duration::from_secs(59);
-    limits.take(0, RATES, 6000, later).unwrap();
-    limits.take(u64::MAX, RATES, 100, later).unwrap();
+    limits.charge(0, RATES, 6000, later).unwrap();
+    limits.charge(u64::MAX, RATES, 100, later).unwrap();
     assert_eq!(limits.buckets.len(), 2);
 }
 
 #[test]
-fn at_random_no_key_has_more_than_its_rate_and_its_saving() {
+fn no_key_exceeds_its_rate_and_burst_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (mut limits, start) = (RateLimits::default(), Instant::now());
@@ -79,18 +79,18 @@ fn at_random_no_key_has_more_than_its_rate_and_its_saving() {
         for _ in 0..2000 {
             now += Duration::from_millis(rng.next_u64() % 1000);
             let wanted = (rng.next_u64() % 400) as u32;
-            match limits.take(1, RATES, wanted, now) {
+            match limits.charge(1, RATES, wanted, now) {
                 Ok(()) => {
                     requests += 1.0;
                     tokens += f64::from(wanted);
                 }
-                Err(OverRate { retry_after, .. }) => {
-                    // What it was told is true, and not later than need be.
+                Err(RateExceeded { retry_after, .. }) => {
+                    // The request is permitted exactly after the reported time.
                     let after = retry_after.expect("it is below the limit");
                     let early = now + after.mul_f64(0.99);
-                    assert!(after.is_zero() || limits.take(1, RATES, wanted, early).is_err());
+                    assert!(after.is_zero() || limits.charge(1, RATES, wanted, early).is_err());
                     now += after + Duration::from_micros(1);
-                    assert_eq!(limits.take(1, RATES, wanted, now), Ok(()), "seed {seed}");
+                    assert_eq!(limits.charge(1, RATES, wanted, now), Ok(()), "seed {seed}");
                     requests += 1.0;
                     tokens += f64::from(wanted);
                 }

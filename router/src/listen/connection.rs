@@ -1,9 +1,8 @@
-//! One client's connection: what it may hold, and for how long.
+//! Supervises the connection of one client, so that an inactive client cannot use resources forever.
 //!
-//! Whatever a client does not do ends here: a connection without a request is closed after `--read-timeout` (this
-//! includes the time in which a client has not shown which protocol it speaks), or within seconds while others wait
-//! for its place; an answer that is not read is given up after `--write-timeout`, which frees all that the request
-//! holds in the router and at its replica.
+//! A connection without a request is closed after `--read-timeout`, which includes the time until the client has shown
+//! which protocol it speaks, or within seconds while other connections wait to be accepted. An answer that is not read
+//! is aborted after `--write-timeout`, which frees everything that the request uses in the router and at its replica.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -22,55 +21,56 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 use crate::proxy::Body;
 
-/// A connection without a request is closed after this time while others wait for its place.
+/// The time after which a connection without a request is closed while other connections wait to be accepted.
 const IDLE_UNDER_PRESSURE: Duration = Duration::from_secs(1);
-/// The time that a connection has to say goodbye.
+/// The time for a graceful shutdown of a connection.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often a connection is looked at: between these bounds, a quarter of the shorter limit.
+/// The shortest interval between checks of a connection. The interval is a quarter of the shorter timeout.
 const CHECK_MIN: Duration = Duration::from_millis(10);
+/// The longest interval between checks of a connection.
 const CHECK_MAX: Duration = Duration::from_secs(10);
 
-/// How long a client may do nothing.
+/// The timeouts for an inactive client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Without a request.
-    pub(super) idle: Duration,
-    /// Without reading an answer that is there.
-    pub(super) unread: Duration,
+pub(super) struct ConnectionLimits {
+    /// The time without a request.
+    pub(super) read_timeout: Duration,
+    /// The time without reading an answer that is available.
+    pub(super) write_timeout: Duration,
 }
 
-impl Limits {
+impl ConnectionLimits {
     pub(super) fn of(app: &App) -> Self {
         let settings = app.settings();
-        Self { idle: settings.read_timeout, unread: settings.write_timeout }
+        Self { read_timeout: settings.read_timeout, write_timeout: settings.write_timeout }
     }
 
     fn check_interval(self) -> Duration {
-        (self.idle.min(self.unread) / 4).clamp(CHECK_MIN, CHECK_MAX)
+        (self.read_timeout.min(self.write_timeout) / 4).clamp(CHECK_MIN, CHECK_MAX)
     }
 }
 
-/// What ends connections from outside.
+/// The signals that end connections.
 #[derive(Clone, Debug)]
-pub(super) struct Ending {
-    /// Requests under way are finished, and no more are taken.
+pub(super) struct ShutdownSignals {
+    /// The router stops: active requests are finished, and no new ones are accepted.
     pub(super) stop: CancellationToken,
-    /// Others wait for a place.
+    /// Other connections wait to be accepted.
     pub(super) pressure: Arc<Notify>,
 }
 
-/// The requests of a connection.
+/// Tracks the requests of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
-    /// Requests since the connection was opened.
-    begun: AtomicUsize,
-    under_way: AtomicUsize,
-    answers: Mutex<Vec<Watched>>,
+    /// The number of requests since the connection was opened.
+    total: AtomicUsize,
+    active: AtomicUsize,
+    answers: Mutex<Vec<WatchedAnswer>>,
 }
 
-/// An answer that may not be read, and when that was first seen.
+/// An answer, and since when it is known to be unread.
 #[derive(Debug)]
-struct Watched {
+struct WatchedAnswer {
     answer: Weak<Answer>,
     unread_since: Option<Instant>,
 }
@@ -81,95 +81,97 @@ impl Activity {
     }
 
     /// A request has arrived.
-    pub(super) fn begin(self: &Arc<Self>) -> UnderWay {
-        self.begun.fetch_add(1, Ordering::Relaxed);
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        UnderWay(Arc::clone(self))
+    pub(super) fn begin(self: &Arc<Self>) -> ActiveRequest {
+        self.total.fetch_add(1, Ordering::Relaxed);
+        self.active.fetch_add(1, Ordering::Relaxed);
+        ActiveRequest(Arc::clone(self))
     }
 
-    fn answers(&self) -> MutexGuard<'_, Vec<Watched>> {
+    fn answers(&self) -> MutexGuard<'_, Vec<WatchedAnswer>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_idle(&self) -> bool {
-        self.under_way.load(Ordering::Relaxed) == 0
+        self.active.load(Ordering::Relaxed) == 0
     }
 
-    /// Gives up the answers that have not been read for `limit`.
-    fn give_up_unread(&self, limit: Duration, now: Instant) {
+    /// Aborts the answers that have not been read for `timeout`.
+    fn abort_unread(&self, timeout: Duration, now: Instant) {
         let mut unread = Vec::new();
         self.answers().retain_mut(|watched| {
             let Some(answer) = watched.answer.upgrade() else { return false };
             if !answer.is_still_unread() {
                 watched.unread_since = None;
-            } else if now.saturating_duration_since(*watched.unread_since.get_or_insert(now)) >= limit {
+            } else if now.saturating_duration_since(*watched.unread_since.get_or_insert(now)) >= timeout {
                 unread.push(answer);
                 return false;
             }
             true
         });
         for answer in unread {
-            tracing::debug!("an answer was given up: its client did not read it");
-            // Outside of the lock: what the request holds is freed with it.
-            let held = answer.lock().take();
-            drop(held);
+            tracing::debug!("aborted an answer that the client did not read");
+            // Drop the resources outside of the lock.
+            let resources = answer.lock().take();
+            drop(resources);
         }
     }
 }
 
-/// A request under way. It ends when this, or the answer made of it, is dropped.
-pub(super) struct UnderWay(Arc<Activity>);
+/// An active request. It ends when this value, or the answer made from it, is dropped.
+pub(super) struct ActiveRequest(Arc<Activity>);
 
-impl UnderWay {
+impl ActiveRequest {
     /// The answer to the request.
     pub(super) fn answer(self, body: Body) -> WatchedBody {
         let activity = Arc::clone(&self.0);
-        let held = Held { body, _request: self };
-        let answer = Arc::new(Answer { held: Mutex::new(Some(held)), state: AtomicU8::new(UNREAD) });
+        let resources = AnswerResources { body, _request: self };
+        let answer =
+            Arc::new(Answer { resources: Mutex::new(Some(resources)), state: AtomicU8::new(UNREAD) });
         let mut answers = activity.answers();
         if answers.len() == answers.capacity() {
             answers.retain(|watched| watched.answer.strong_count() > 0);
         }
-        answers.push(Watched { answer: Arc::downgrade(&answer), unread_since: None });
+        answers.push(WatchedAnswer { answer: Arc::downgrade(&answer), unread_since: None });
         drop(answers);
         WatchedBody(answer)
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Somebody waits for the next part of the answer.
-const WAITED_FOR: u8 = 0;
-/// The answer is there, or a part of it was handed over, and the next has not been asked for.
+/// The connection waits for the next part of the answer.
+const WAITING: u8 = 0;
+/// The answer has begun, or a part of it was returned, and the connection has not polled for the next part.
 const UNREAD: u8 = 1;
-/// The same, and it was so at the last check.
+/// As [`UNREAD`], and the last check found the answer in this state.
 const STILL_UNREAD: u8 = 2;
 
 struct Answer {
-    /// `None` once it was given up.
-    held: Mutex<Option<Held>>,
+    /// `None` after the answer was aborted.
+    resources: Mutex<Option<AnswerResources>>,
     state: AtomicU8,
 }
 
-/// What an answer holds: its body, and with it a place at a replica and a share of the router's limits.
-struct Held {
+/// The resources of an answer: its body, which includes the placement at a replica and the permits of the request.
+struct AnswerResources {
     body: Body,
-    _request: UnderWay,
+    _request: ActiveRequest,
 }
 
 impl Answer {
-    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<AnswerResources>> {
+        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing was asked for since the last call, although a part was handed over before it.
+    /// Whether the connection has not polled since the last call, although a part was available before it.
     fn is_still_unread(&self) -> bool {
-        let seen = self.state.compare_exchange(UNREAD, STILL_UNREAD, Ordering::Relaxed, Ordering::Relaxed);
-        seen == Err(STILL_UNREAD)
+        let previous =
+            self.state.compare_exchange(UNREAD, STILL_UNREAD, Ordering::Relaxed, Ordering::Relaxed);
+        previous == Err(STILL_UNREAD)
     }
 }
 
@@ -179,7 +181,7 @@ impl std::fmt::Debug for Answer {
     }
 }
 
-/// The body of an answer, which can be given up from outside.
+/// The body of an answer, which [`Activity`] can abort.
 #[derive(Debug)]
 pub(super) struct WatchedBody(Arc<Answer>);
 
@@ -191,66 +193,66 @@ impl hyper::body::Body for WatchedBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        let mut held = self.0.lock();
-        let Some(held) = &mut *held else {
+        let mut resources = self.0.lock();
+        let Some(resources) = &mut *resources else {
             let message = "the client did not read the answer in time";
             return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, message))));
         };
-        let frame = Pin::new(&mut held.body).poll_frame(context);
-        let state = if matches!(frame, Poll::Ready(Some(Ok(_)))) { UNREAD } else { WAITED_FOR };
+        let frame = Pin::new(&mut resources.body).poll_frame(context);
+        let state = if matches!(frame, Poll::Ready(Some(Ok(_)))) { UNREAD } else { WAITING };
         self.0.state.store(state, Ordering::Relaxed);
         frame
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.lock().as_ref().is_some_and(|held| held.body.is_end_stream())
+        self.0.lock().as_ref().is_some_and(|resources| resources.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.lock().as_ref().map_or_else(SizeHint::default, |held| held.body.size_hint())
+        self.0.lock().as_ref().map_or_else(SizeHint::default, |resources| resources.body.size_hint())
     }
 }
 
-/// Drives a connection to its end, or to that which its limits or `ending` put to it.
+/// Drives a connection until it ends by itself, by its timeouts or by `shutdown`.
 pub(super) async fn supervise(
     connection: impl GracefulConnection,
     activity: &Activity,
-    limits: Limits,
-    ending: &Ending,
+    limits: ConnectionLimits,
+    shutdown: &ShutdownSignals,
 ) {
     let mut connection = pin!(connection);
     let mut checks = tokio::time::interval(limits.check_interval());
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut idle_since, mut begun) = (Instant::now(), 0);
+    let (mut idle_since, mut total) = (Instant::now(), 0);
     let mut is_stopping = false;
     loop {
-        let idle_max = tokio::select! {
+        let timeout = tokio::select! {
             biased;
-            // That a client goes away or talks nonsense is its own affair.
+            // Errors of the connection are the client's fault, so they are not logged.
             _ = connection.as_mut() => return,
-            _ = checks.tick() => limits.idle,
-            () = ending.pressure.notified() => limits.idle.min(IDLE_UNDER_PRESSURE),
-            () = ending.stop.cancelled(), if !is_stopping => {
+            _ = checks.tick() => limits.read_timeout,
+            () = shutdown.pressure.notified() => limits.read_timeout.min(IDLE_UNDER_PRESSURE),
+            () = shutdown.stop.cancelled(), if !is_stopping => {
                 is_stopping = true;
                 connection.as_mut().graceful_shutdown();
                 continue;
             }
         };
         let now = Instant::now();
-        activity.give_up_unread(limits.unread, now);
-        let begun_by_now = activity.begun.load(Ordering::Relaxed);
-        if !activity.is_idle() || begun_by_now != begun {
-            (idle_since, begun) = (now, begun_by_now);
-        } else if now.saturating_duration_since(idle_since) >= idle_max {
+        activity.abort_unread(limits.write_timeout, now);
+        let new_total = activity.total.load(Ordering::Relaxed);
+        if !activity.is_idle() || new_total != total {
+            (idle_since, total) = (now, new_total);
+        } else if now.saturating_duration_since(idle_since) >= timeout {
             break;
         }
     }
     if !is_stopping {
         connection.as_mut().graceful_shutdown();
     }
-    // A request may have come in the last moment; it is finished.
+    // A request may have arrived at the last moment. It is finished.
     while tokio::time::timeout(GRACE, connection.as_mut()).await.is_err() && !activity.is_idle() {
-        activity.give_up_unread(limits.unread, Instant::now());
+        activity.abort_unread(limits.write_timeout, Instant::now());
     }
 }
 
@@ -267,15 +269,15 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_asks_for_is_given_up_and_holds_nothing_more() {
+    fn an_answer_that_is_not_read_is_aborted_and_frees_its_resources() {
         let (activity, now) = (Activity::new(), Instant::now());
         let mut body = activity.begin().answer(Body::whole(Bytes::from_static(b"answer")));
         for seconds in [0, 10, 69] {
-            activity.give_up_unread(LIMIT, now + Duration::from_secs(seconds));
+            activity.abort_unread(LIMIT, now + Duration::from_secs(seconds));
             assert!(!activity.is_idle(), "after {seconds} s");
         }
-        activity.give_up_unread(LIMIT, now + Duration::from_secs(70));
-        // The connection still has the answer, which counts for nothing: the connection can be closed.
+        activity.abort_unread(LIMIT, now + Duration::from_secs(70));
+        // The connection still has the answer, but it counts as idle, so that it can be closed.
         assert!(activity.is_idle());
         assert!(
             matches!(poll(&mut body), Poll::Ready(Some(Err(error))) if error.kind() == io::ErrorKind::TimedOut)
@@ -283,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_waited_for_is_not_given_up_however_long_it_takes() {
+    fn an_answer_that_the_client_waits_for_is_never_aborted() {
         let (activity, now) = (Activity::new(), Instant::now());
         let pending = axum::body::Body::from_stream(futures_util::stream::pending::<io::Result<Bytes>>());
         let mut body = activity.begin().answer(Body::page(pending));
         assert!(poll(&mut body).is_pending());
         for minutes in 0..10 {
-            activity.give_up_unread(LIMIT, now + Duration::from_secs(60 * minutes));
+            activity.abort_unread(LIMIT, now + Duration::from_secs(60 * minutes));
         }
         assert!(poll(&mut body).is_pending() && !activity.is_idle());
         drop(body);

@@ -1,10 +1,10 @@
-//! The policies that count requests and know nothing else: for fleets that do not report, and to compare with.
+//! The policies that use nothing but the number of requests: for fleets that do not report, and for comparison.
 
 use rand::Rng;
 
-use super::{Candidate, Terms, below};
+use super::candidate::{Candidate, Terms};
 
-/// By requests in flight, a replica on probation counting for as much less as its weight says.
+/// Scores by requests in flight, relative to the weight of the replica.
 pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
         let in_flight = candidate.view.booked.in_flight;
@@ -12,29 +12,29 @@ pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     }));
 }
 
-/// As [`least_requests`], between two at random of the candidates that are `able`.
+/// Scores as [`least_requests`] does, but only two random eligible candidates.
 pub(super) fn power_of_two(
     candidates: &[Candidate],
-    able: impl Fn(&Candidate) -> bool,
+    is_eligible: impl Fn(&Candidate) -> bool,
     terms: &mut Vec<Terms>,
     rng: &mut impl Rng,
 ) {
     least_requests(candidates, terms);
-    let able = |index: &usize| able(&candidates[*index]);
-    let count = (0..candidates.len()).filter(able).count();
+    let is_eligible = |index: &usize| is_eligible(&candidates[*index]);
+    let count = (0..candidates.len()).filter(is_eligible).count();
     if count <= 2 {
         return;
     }
     let first = below(count, rng);
     let second = (first + 1 + below(count - 1, rng)) % count;
-    for (position, index) in (0..candidates.len()).filter(able).enumerate() {
+    for (position, index) in (0..candidates.len()).filter(is_eligible).enumerate() {
         if position != first && position != second {
             terms[index].score = f64::INFINITY;
         }
     }
 }
 
-/// The one whose last turn was longest ago.
+/// Scores by the time since the candidate was picked last.
 pub(super) fn round_robin(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
         let in_flight = candidate.view.booked.in_flight;
@@ -42,7 +42,12 @@ pub(super) fn round_robin(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     }));
 }
 
-/// Requests in flight with one more, by weight.
+/// The number of requests in flight including the new one, relative to the weight of the replica.
 pub(super) fn weighted(candidate: &Candidate) -> f64 {
     (f64::from(candidate.view.booked.in_flight) + 1.0) / f64::from(candidate.weight.max(f32::MIN_POSITIVE))
+}
+
+/// A random number below `count`, which must not be 0. The bias is negligible for numbers of replicas.
+pub(super) fn below(count: usize, rng: &mut impl Rng) -> usize {
+    ((u128::from(rng.next_u64()) * count as u128) >> 64) as usize
 }

@@ -1,22 +1,23 @@
 use std::time::Duration;
 
+use proto::v1alpha1::State;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::ledger::{Booked, Reported};
+use crate::ledger::{BookedLoad, ReportedLoad, View};
 
 const KV: Policy = Policy::Kv(KvConfig {
-    prefix: true,
+    uses_prefixes: true,
     bounded_load: 1.25,
-    pressure: 0.02,
-    company: 0.5,
+    cache_pressure: 0.02,
+    decode_interference: 0.5,
     step_tokens: 96.0,
     prefill_tokens_per_second: 1000.0,
     decode_tokens_per_second: 100.0,
 });
 
-const REPORTED: Reported = Reported {
+const REPORTED: ReportedLoad = ReportedLoad {
     blocks_total: 1000,
     blocks_active: 0,
     blocks_evictable: 0,
@@ -35,21 +36,21 @@ const DEMAND: Demand =
     Demand { prompt_tokens: 1000, output_tokens: 100, output_tokens_max: None, sequences: 1, session: None };
 
 /// A replica that reported `reported` just now.
-fn reporting(identity: u64, reported: Reported) -> Candidate {
+fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
     let view = View {
         reported: Some(reported),
         report_age: Some(Duration::ZERO),
         speed_age: Some(Duration::ZERO),
         state: Some(State::Serving),
-        booked: Booked::default(),
+        booked: BookedLoad::default(),
         version: 0,
     };
     Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
 }
 
-/// A replica that reports nothing and has so many requests in flight.
+/// A replica that reports nothing and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
-    let booked = Booked { in_flight, ..Booked::default() };
+    let booked = BookedLoad { in_flight, ..BookedLoad::default() };
     let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
     Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
 }
@@ -82,59 +83,59 @@ fn policies_have_names() {
 }
 
 #[test]
-fn least_work_ahead_wins_by_time_not_by_count() {
-    let many_short = Reported { waiting: 8, uncomputed_tokens: 800, ..REPORTED };
-    let one_long = Reported { waiting: 1, uncomputed_tokens: 8000, ..REPORTED };
+fn the_least_queued_work_in_seconds_wins() {
+    let many_short = ReportedLoad { waiting: 8, uncomputed_tokens: 800, ..REPORTED };
+    let one_long = ReportedLoad { waiting: 1, uncomputed_tokens: 8000, ..REPORTED };
     let candidates = [reporting(1, one_long), reporting(2, many_short)];
     assert_eq!(pick(KV, &DEMAND, &candidates), Ok(1));
-    let fast = Reported { prefill_tokens_per_second: 20_000.0, ..one_long };
+    let fast = ReportedLoad { prefill_tokens_per_second: 20_000.0, ..one_long };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, fast), reporting(2, many_short)]), Ok(0));
 }
 
 #[test]
-fn what_was_sent_since_the_report_counts() {
+fn requests_since_the_report_count() {
     let mut sent_to = reporting(1, REPORTED);
-    sent_to.view.booked = Booked { uncached_unreported: 3000, unreported: 1, ..Booked::default() };
-    let busy = Reported { running: 1, uncomputed_tokens: 2000, ..REPORTED };
+    sent_to.view.booked = BookedLoad { uncached_unreported: 3000, unreported: 1, ..BookedLoad::default() };
+    let busy = ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[sent_to, reporting(2, busy)]), Ok(1));
 }
 
 #[test]
-fn a_replica_has_gone_on_since_it_reported() {
-    let mut earlier = reporting(1, Reported { running: 1, uncomputed_tokens: 3000, ..REPORTED });
+fn a_replica_has_made_progress_since_its_report() {
+    let mut earlier = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 3000, ..REPORTED });
     earlier.view.report_age = Some(Duration::from_secs(2));
-    let now = reporting(2, Reported { running: 1, uncomputed_tokens: 2000, ..REPORTED });
+    let now = reporting(2, ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[now, earlier]), Ok(1));
 }
 
-/// How many of a hundred requests go to the first candidate.
+/// The number of requests out of a hundred that go to the first candidate.
 fn share_of_first(candidates: &[Candidate]) -> usize {
     (0..100).filter(|&seed| pick_seeded(KV, &DEMAND, candidates, seed) == Ok(0)).count()
 }
 
 #[test]
 fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
-    let at = |speed: f32| Reported { prefill_tokens_per_second: speed, ..REPORTED };
-    // What short prompts measure differs by chance.
+    let at = |speed: f32| ReportedLoad { prefill_tokens_per_second: speed, ..REPORTED };
+    // The speeds that short prompts measure differ by chance.
     let share = share_of_first(&[reporting(1, at(300.0)), reporting(2, at(500.0))]);
     assert!((30..=70).contains(&share), "{share}");
     let (slow, fast) = (reporting(1, at(50.0)), reporting(2, at(500.0)));
     assert_eq!(share_of_first(&[slow, fast]), 0);
-    // It may have been slow only because it was cold: without a new measurement that is not held against it.
+    // The replica may have been slow only because it was cold, so an old measurement is ignored.
     let mut unused = slow;
     unused.view.speed_age = Some(Duration::from_secs(60));
     let share = share_of_first(&[unused, fast]);
     assert!((30..=70).contains(&share), "{share}");
-    // Neither does it draw everything for having been fast once, and work ahead counts all the same.
+    // A replica that was fast once does not attract all requests either, and queued work still counts.
     let mut rested = fast;
     rested.view.speed_age = Some(Duration::from_secs(60));
-    rested.view.reported = Some(Reported { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
+    rested.view.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
     assert_eq!(share_of_first(&[rested, reporting(2, at(400.0))]), 0);
 }
 
 #[test]
-fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
-    let mut cached = reporting(1, Reported { running: 1, uncomputed_tokens: 500, ..REPORTED });
+fn a_cached_prefix_saves_the_time_of_its_tokens() {
+    let mut cached = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 500, ..REPORTED });
     cached.cached_tokens = 900;
     assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(1));
     cached.view.booked.uncached_unreported = 500;
@@ -142,33 +143,33 @@ fn a_cached_prefix_is_worth_its_tokens_and_no_more() {
 }
 
 #[test]
-fn sequences_that_generate_beside_it_make_a_prompt_slower() {
-    let busy = reporting(1, Reported { running: 10, ..REPORTED });
+fn decoding_sequences_delay_a_prompt() {
+    let busy = reporting(1, ReportedLoad { running: 10, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[busy, reporting(2, REPORTED)]), Ok(1));
 }
 
 #[test]
-fn a_full_replica_is_the_worse_one() {
-    let full = Reported { running: 16, uncomputed_tokens: 16, ..REPORTED };
-    let busy = Reported { running: 8, uncomputed_tokens: 500, ..REPORTED };
+fn a_full_replica_has_a_higher_score() {
+    let full = ReportedLoad { running: 16, uncomputed_tokens: 16, ..REPORTED };
+    let busy = ReportedLoad { running: 8, uncomputed_tokens: 500, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), reporting(2, busy)]), Ok(1));
-    let out_of_blocks = Reported { running: 4, blocks_active: 990, ..REPORTED };
+    let out_of_blocks = ReportedLoad { running: 4, blocks_active: 990, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, out_of_blocks), reporting(2, busy)]), Ok(1));
-    let warm = Reported { blocks_evictable: 990, ..REPORTED };
+    let warm = ReportedLoad { blocks_evictable: 990, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, warm), reporting(2, busy)]), Ok(0), "evictable is not taken");
 }
 
 #[test]
-fn room_is_told_apart_from_room_later_and_never() {
-    let capacity = |reported: Reported| reporting(1, reported).capacity(&DEMAND);
+fn capacity_is_now_later_or_never() {
+    let capacity = |reported: ReportedLoad| reporting(1, reported).capacity(&DEMAND);
     assert_eq!(capacity(REPORTED), Capacity::Now);
-    assert_eq!(capacity(Reported { running: 16, ..REPORTED }), Capacity::Later);
-    assert_eq!(capacity(Reported { requests_max: 4, waiting: 4, ..REPORTED }), Capacity::Later);
-    assert_eq!(capacity(Reported { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
-    assert_eq!(capacity(Reported { blocks_total: 62, ..REPORTED }), Capacity::Never);
-    assert_eq!(capacity(Reported { blocks_total: 63, ..REPORTED }), Capacity::Now);
-    // A report that says nothing of a limit sets none.
-    let untold = Reported { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
+    assert_eq!(capacity(ReportedLoad { running: 16, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(ReportedLoad { requests_max: 4, waiting: 4, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(ReportedLoad { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
+    assert_eq!(capacity(ReportedLoad { blocks_total: 62, ..REPORTED }), Capacity::Never);
+    assert_eq!(capacity(ReportedLoad { blocks_total: 63, ..REPORTED }), Capacity::Now);
+    // A report without a limit sets none.
+    let untold = ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
     assert_eq!(capacity(untold), Capacity::Now);
     assert_eq!(silent(1, 1000).capacity(&DEMAND), Capacity::Now);
 
@@ -184,22 +185,22 @@ fn room_is_told_apart_from_room_later_and_never() {
         assert!(pick(KV, &DEMAND, &[reserved]).is_err(), "its room is another request's");
     }
 
-    let full = reporting(1, Reported { running: 16, ..REPORTED });
-    let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });
+    let full = reporting(1, ReportedLoad { running: 16, ..REPORTED });
+    let small = reporting(2, ReportedLoad { blocks_total: 10, ..REPORTED });
     assert_eq!(super::capacity(&DEMAND, &[small, full]), Capacity::Later);
     assert_eq!(super::capacity(&DEMAND, &[]), Capacity::Never);
 }
 
 #[test]
-fn what_was_sent_since_the_report_takes_room() {
-    let mut candidate = reporting(1, Reported { running: 15, ..REPORTED });
+fn requests_since_the_report_need_room() {
+    let mut candidate = reporting(1, ReportedLoad { running: 15, ..REPORTED });
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Now);
     candidate.view.booked.sequences_unreported = 1;
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Later);
 }
 
 #[test]
-fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
+fn no_policy_picks_a_replica_that_is_unavailable_or_too_small() {
     let draining = |identity| {
         let mut candidate = reporting(identity, REPORTED);
         candidate.view.state = Some(State::Draining);
@@ -207,13 +208,13 @@ fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
     };
     let mut ejected = silent(1, 0);
     ejected.weight = 0.0;
-    let small = reporting(2, Reported { blocks_total: 10, ..REPORTED });
+    let small = reporting(2, ReportedLoad { blocks_total: 10, ..REPORTED });
     for name in ALL {
         for session in [None, Some(1), Some(2)] {
             let policy: Policy = name.parse().unwrap();
             let demand = Demand { session, ..DEMAND };
             for seed in 0..20 {
-                let able = reporting(5, Reported { running: 15, uncomputed_tokens: 9000, ..REPORTED });
+                let able = reporting(5, ReportedLoad { running: 15, uncomputed_tokens: 9000, ..REPORTED });
                 let candidates = [draining(3), ejected, small, able];
                 assert_eq!(pick_seeded(policy, &demand, &candidates, seed), Ok(3), "{name}");
             }
@@ -226,7 +227,7 @@ fn no_policy_picks_a_replica_that_takes_nothing_or_cannot_hold_the_request() {
 }
 
 #[test]
-fn without_a_report_requests_in_flight_are_compared_and_nothing_halts() {
+fn without_reports_requests_in_flight_are_compared() {
     let mut busy = reporting(1, REPORTED);
     busy.view.booked.in_flight = 4;
     assert_eq!(pick(KV, &DEMAND, &[busy, silent(2, 3)]), Ok(1));
@@ -235,9 +236,9 @@ fn without_a_report_requests_in_flight_are_compared_and_nothing_halts() {
 }
 
 #[test]
-fn one_replica_without_a_report_does_not_blind_the_others() {
-    let long = Reported { running: 1, uncomputed_tokens: 9000, ..REPORTED };
-    let short = Reported { running: 1, uncomputed_tokens: 90, ..REPORTED };
+fn one_replica_without_a_report_does_not_affect_the_others() {
+    let long = ReportedLoad { running: 1, uncomputed_tokens: 9000, ..REPORTED };
+    let short = ReportedLoad { running: 1, uncomputed_tokens: 90, ..REPORTED };
     let mut candidates = [reporting(1, long), reporting(2, short), silent(3, 2)];
     candidates[0].view.booked.in_flight = 1;
     candidates[1].view.booked.in_flight = 2;
@@ -248,7 +249,7 @@ fn one_replica_without_a_report_does_not_blind_the_others() {
 }
 
 #[test]
-fn without_reports_a_prefix_draws_no_more_than_a_bounded_load() {
+fn without_reports_a_prefix_attracts_only_a_bounded_load() {
     let mut cached = silent(1, 0);
     cached.cached_tokens = 900;
     let mut counts = [0, 0, 0, 0];
@@ -289,7 +290,7 @@ fn round_robin_takes_turns() {
 }
 
 #[test]
-fn power_of_two_never_takes_the_busiest_of_three() {
+fn power_of_two_never_picks_the_busiest_of_three() {
     let candidates = [silent(1, 9), silent(2, 1), silent(3, 2)];
     for seed in 0..200 {
         assert_ne!(pick_seeded(Policy::PowerOfTwo, &DEMAND, &candidates, seed), Ok(0));
@@ -297,7 +298,7 @@ fn power_of_two_never_takes_the_busiest_of_three() {
 }
 
 #[test]
-fn a_replica_on_probation_gets_less() {
+fn a_probed_replica_gets_fewer_requests() {
     let mut candidates = [silent(1, 2), silent(2, 3)];
     candidates[0].weight = 0.5;
     for policy in [KV, Policy::LeastRequests] {
@@ -306,7 +307,7 @@ fn a_replica_on_probation_gets_less() {
 }
 
 #[test]
-fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
+fn only_the_sessions_of_a_removed_replica_move() {
     let policy: Policy = "session".parse().unwrap();
     let candidates = [1, 2, 3, 4].map(|identity| silent(identity, identity as u32));
     let of = |session: u64, candidates: &[Candidate]| {
@@ -326,9 +327,9 @@ fn a_session_stays_and_only_those_of_a_replica_that_goes_move() {
 }
 
 #[test]
-fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
-    let asleep = |identity| reporting(identity, Reported { is_asleep: true, ..REPORTED });
-    let busy = |running| reporting(1, Reported { running, uncomputed_tokens: 50_000, ..REPORTED });
+fn one_sleeping_replica_is_woken_when_the_others_are_full() {
+    let asleep = |identity| reporting(identity, ReportedLoad { is_asleep: true, ..REPORTED });
+    let busy = |running| reporting(1, ReportedLoad { running, uncomputed_tokens: 50_000, ..REPORTED });
     for name in ALL {
         let policy: Policy = name.parse().unwrap();
         for seed in 0..20 {
@@ -336,20 +337,20 @@ fn one_that_sleeps_is_woken_when_those_awake_have_no_room_and_one_suffices() {
             let pick = |candidates: &[Candidate]| pick_seeded(policy, &demand, candidates, seed);
             assert_eq!(pick(&[asleep(2), busy(15), asleep(3)]), Ok(1), "{name}: there is room");
             assert!(pick(&[asleep(2), asleep(3)]).is_ok(), "{name}: somebody has to");
-            // A request is on its way there already.
+            // A request to the replica is in flight already.
             let mut waking = asleep(2);
             waking.view.booked.in_flight = 1;
             assert_eq!(pick(&[waking, asleep(3)]), Ok(0), "{name}");
         }
     }
-    let full = Reported { running: 16, ..REPORTED };
+    let full = ReportedLoad { running: 16, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), asleep(2)]), Ok(1));
 }
 
-/// Whatever the figures are, the pick is one of those that can take the request, and it is a function of what
-/// goes in.
+/// For random figures, the pick is a candidate that can take the request, and it depends only on the
+/// arguments.
 #[test]
-fn at_random_picks_are_possible_and_repeatable() {
+fn random_picks_are_valid_and_repeatable() {
     use rand::Rng as _;
     for seed in 0..3000 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -358,7 +359,7 @@ fn at_random_picks_are_possible_and_repeatable() {
         let candidates: Vec<Candidate> = (0..any() % 6)
             .map(|identity| {
                 let speeds = [0.0, 1.0, 1e9, f32::MAX];
-                let reported = Reported {
+                let reported = ReportedLoad {
                     blocks_total: any(),
                     blocks_active: any(),
                     blocks_evictable: any(),
@@ -378,12 +379,12 @@ fn at_random_picks_are_possible_and_repeatable() {
                 if any() == 1 {
                     candidate.view.reported = None;
                 }
-                candidate.view.booked = Booked {
+                candidate.view.booked = BookedLoad {
                     in_flight: any(),
                     blocks_unreported: u64::from(any()) * 4,
                     sequences_unreported: u64::from(any()) * 4,
                     uncached_unreported: u64::from(any()) * 4,
-                    ..Booked::default()
+                    ..BookedLoad::default()
                 };
                 candidate
             })

@@ -6,7 +6,7 @@ use rand::{Rng as _, SeedableRng as _};
 use super::*;
 
 #[test]
-fn equal_hashes_mean_equal_beginnings() {
+fn equal_hashes_mean_equal_prefixes() {
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     let (a, b) = (chain("aaaabbbbccccd"), chain("aaaaBBBBcccc"));
     assert_eq!((a.blocks(), b.blocks()), (3, 3), "what is left over is no block");
@@ -18,7 +18,7 @@ fn equal_hashes_mean_equal_beginnings() {
 }
 
 #[test]
-fn prompts_of_other_models_tenants_salts_or_tools_share_nothing() {
+fn prompts_with_different_models_tenants_salts_or_tools_share_no_blocks() {
     let context = PromptContext { model: "m", tenant: b"0a", cache_salt: b"\"a\"", tools: b"[{}]" };
     let contexts = [
         context,
@@ -28,7 +28,7 @@ fn prompts_of_other_models_tenants_salts_or_tools_share_nothing() {
         PromptContext { cache_salt: b"\"b\"", ..context },
         PromptContext { cache_salt: b"", ..context },
         PromptContext { tools: b"", ..context },
-        // The same bytes, divided differently.
+        // These are the same bytes, divided differently.
         PromptContext { model: "m\"a\"", cache_salt: b"", ..context },
     ];
     let seeds: HashSet<u64> = contexts.iter().map(|context| context.seed(7)).collect();
@@ -47,28 +47,28 @@ fn tokens_and_text_of_the_same_bytes_are_different_prompts() {
 }
 
 #[test]
-fn a_prompt_is_looked_at_as_far_as_is_worth_it() {
+fn only_the_first_blocks_of_a_prompt_are_hashed() {
     let text = vec![b'x'; 4 * (CHAIN_BLOCKS_MAX + 5)];
     assert_eq!(Chain::of_text(&text, 4, 7).blocks(), CHAIN_BLOCKS_MAX);
     assert_eq!(Chain::of_tokens(&vec![1; CHAIN_BLOCKS_MAX + 5], 1, 7).blocks(), CHAIN_BLOCKS_MAX);
 }
 
 #[test]
-fn the_length_of_a_block_of_text_stays_while_the_ratio_moves_a_little() {
+fn the_block_length_ignores_small_changes_of_the_ratio() {
     let mut bytes = BlockBytes::new(16, 4.0);
     assert_eq!(bytes.get(), 64);
     for ratio in [3.0, 5.0, 6.5, 2.5] {
-        bytes.follow(16, ratio);
+        bytes.update(16, ratio);
         assert_eq!(bytes.get(), 64, "at {ratio}");
     }
-    bytes.follow(16, 1.2);
+    bytes.update(16, 1.2);
     assert_eq!(bytes.get(), 16);
-    bytes.follow(32, 4.0);
+    bytes.update(32, 4.0);
     assert_eq!(bytes.get(), 128);
 }
 
 #[test]
-fn what_was_sent_is_found_as_far_as_it_is_the_same() {
+fn the_common_prefix_with_earlier_prompts_is_cached() {
     let mut index = PrefixIndex::default();
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 0);
@@ -82,7 +82,7 @@ fn what_was_sent_is_found_as_far_as_it_is_the_same() {
 }
 
 #[test]
-fn the_oldest_is_forgotten_first_and_ends_before_beginnings() {
+fn the_oldest_block_is_evicted_first_and_ends_before_beginnings() {
     let mut index = PrefixIndex::default();
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     index.record(&chain("aaaabbbbcccc"), 0);
@@ -90,7 +90,7 @@ fn the_oldest_is_forgotten_first_and_ends_before_beginnings() {
     index.trim(4);
     assert_eq!(index.cached_blocks(&chain("aaaabbbbcccc")), 2);
     assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 2);
-    // Used again, so the other one goes.
+    // It is used again, so the other one is evicted.
     index.record(&chain("aaaabbbb"), 0);
     index.trim(3);
     assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);
@@ -99,14 +99,14 @@ fn the_oldest_is_forgotten_first_and_ends_before_beginnings() {
     assert_eq!(index.blocks(), 0);
 }
 
-/// Against a list that is searched from end to end.
+/// Compares the index with a list that is searched linearly.
 #[test]
-fn at_random_the_index_is_a_list_in_the_order_of_use() {
+fn the_index_is_a_list_in_the_order_of_use_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut below = |count: u64| rng.next_u64() % count;
         let mut index = PrefixIndex::default();
-        // The last used first; `None` is a block of output.
+        // The most recently used block comes first; `None` is a block of output.
         let mut list: Vec<Option<u64>> = Vec::new();
         let mut capacity = INDEX_BLOCKS_MAX;
         for _ in 0..300 {

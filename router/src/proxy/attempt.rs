@@ -1,4 +1,4 @@
-//! One attempt at one replica, up to the first byte that is the client's.
+//! One attempt at one replica, up to the first byte that the client receives.
 
 use std::time::Instant;
 
@@ -6,12 +6,14 @@ use bytes::Bytes;
 use http::response::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 
-use super::failure::{Failure, is_refusal};
-use super::relay::Streamed;
-use super::repeat::Repeat;
+use super::failure::{Failure, is_failure};
+use super::headers;
+use super::outgoing::OutgoingRequest;
+use super::relay::StreamedAnswer;
+use super::retry_safety::RetrySafety;
 use super::upstream::{Link, SendError, rejects_router};
-use super::{Body, Outgoing, Worker, headers};
-use crate::dispatch::Placed;
+use super::worker::Worker;
+use crate::dispatch::Placement;
 
 /// Size of an answer that the router receives completely before it passes any of it on, so that another replica can
 /// still answer if this one dies. Streams are passed on as they arrive.
@@ -21,51 +23,51 @@ const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.
 pub(super) enum Answer {
-    /// All of it, and its body once more.
-    Whole(Response<Body>, Bytes),
-    /// Its beginning.
-    Stream(Box<Streamed>),
+    /// The answer was received completely.
+    Whole(Response<Bytes>),
+    /// The rest of the answer is still to come.
+    Streamed(Box<StreamedAnswer>),
 }
 
 /// Sends a request to a replica.
 ///
 /// # Errors
-/// It gave no answer to pass on; nothing was.
+/// The replica gave no answer that can be passed on.
 pub(super) async fn attempt(
     worker: &Worker,
-    placed: &Placed,
-    outgoing: &Outgoing,
+    placement: &Placement,
+    outgoing: &OutgoingRequest,
 ) -> Result<Answer, Failure> {
-    let watch = Watch::new(worker, placed, outgoing);
-    let (mut link, mut parts) = watch.wait(exchange(worker, placed, outgoing)).await??;
-    // Whether the replica closed the connection before the request came is settled: it has answered.
+    let watch = Watch::new(worker, placement, outgoing);
+    let (mut link, mut parts) = watch.wait(exchange(worker, placement, outgoing)).await??;
+    // The replica has answered, so it did not close the connection while it was idle.
     let broken = Failure::Broken { was_reused: false };
-    placed.first_token();
-    parts.headers.insert(headers::REPLICA, placed.replica.name.clone());
+    placement.record_first_token();
+    parts.headers.insert(headers::REPLICA, placement.replica.name.clone());
     if rejects_router(&parts) {
         return Err(Failure::Unauthenticated);
     }
     let status = parts.status;
-    let is_stream = is_event_stream(&parts.headers);
-    let is_small = !is_stream && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
-    if is_small || is_refusal(status) {
-        let Ok(bytes) = watch.wait(whole(&mut link)).await? else { return Err(broken) };
-        worker.pool.give(placed.replica.found.http, link);
-        let response = Response::from_parts(parts, Body::whole(bytes.clone()));
+    let is_events = is_event_stream(&parts.headers);
+    let is_small = !is_events && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
+    if is_small || is_failure(status) {
+        let Ok(bytes) = watch.wait(receive_whole(&mut link)).await? else { return Err(broken) };
+        worker.pool.put(placement.replica.discovered.http, link);
+        let response = Response::from_parts(parts, bytes);
         return match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Err(Failure::Busy(response)),
-            status if is_refusal(status) => Err(Failure::Failed(response)),
-            _ => Ok(Answer::Whole(response, bytes)),
+            status if is_failure(status) => Err(Failure::Status(response)),
+            _ => Ok(Answer::Whole(response)),
         };
     }
-    // Until its first event a stream may still come from elsewhere.
-    let first = if is_stream {
+    // Until the first event of a stream has arrived, another replica can still answer.
+    let first = if is_events {
         let Ok(first) = watch.wait(link.next()).await?.transpose() else { return Err(broken) };
         first
     } else {
         None
     };
-    Ok(Answer::Stream(Box::new(Streamed { parts, link, first, is_events: is_stream })))
+    Ok(Answer::Streamed(Box::new(StreamedAnswer { parts, link, first, is_events })))
 }
 
 fn is_event_stream(headers: &http::HeaderMap) -> bool {
@@ -76,31 +78,36 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
 /// Sends the request over an idle connection, or over a new one if there is none. It is sent over another connection
 /// only if no byte of it was written to the first, or if sending it twice makes no difference.
 ///
-/// A replica may close an idle connection at the moment at which a request is written to it, and then it is not known
-/// whether it has the request. So a request that must not be repeated gets a connection of its own.
-async fn exchange(worker: &Worker, placed: &Placed, outgoing: &Outgoing) -> Result<(Link, Parts), Failure> {
-    let address = placed.replica.found.http;
+/// A replica may close an idle connection at the moment at which a request is written to it, and then it is unknown
+/// whether it has received the request. So a request that is not safe to retry gets a connection of its own.
+async fn exchange(
+    worker: &Worker,
+    placement: &Placement,
+    outgoing: &OutgoingRequest,
+) -> Result<(Link, Parts), Failure> {
+    let address = placement.replica.discovered.http;
+    let replica = &placement.replica.discovered.name;
     let replicas = &worker.app.dispatch().replicas;
-    let is_single_use = outgoing.repeat == Repeat::Never;
-    while !is_single_use && let Some(mut link) = worker.pool.take(address).await {
-        match link.send(outgoing.request(placed, replicas)).await {
+    let is_single_use = outgoing.retry_safety == RetrySafety::Unsafe;
+    while !is_single_use && let Some(mut link) = worker.pool.get(address).await {
+        match link.send(outgoing.to_replica(placement, replicas)).await {
             Ok(parts) => return Ok((link, parts)),
             Err(SendError::Unsent) => {}
-            Err(SendError::Sent(_)) if outgoing.repeat == Repeat::Idempotent => break,
+            Err(SendError::Sent(_)) if outgoing.retry_safety == RetrySafety::Idempotent => break,
             Err(SendError::Sent(error)) => {
-                tracing::debug!(replica = placed.replica.found.name, %error, "failed to get an answer");
+                tracing::debug!(replica, %error, "failed to receive an answer");
                 return Err(Failure::Broken { was_reused: true });
             }
         }
     }
     let timeout = worker.app.settings().connect_timeout;
     let mut link = Link::connect(address, timeout).await.map_err(|error| {
-        tracing::debug!(replica = placed.replica.found.name, %error, "failed to connect");
+        tracing::debug!(replica, %error, "failed to connect");
         Failure::Connect
     })?;
     link.is_single_use = is_single_use;
-    let parts = link.send(outgoing.request(placed, replicas)).await.map_err(|error| {
-        tracing::debug!(replica = placed.replica.found.name, %error, "failed to get an answer");
+    let parts = link.send(outgoing.to_replica(placement, replicas)).await.map_err(|error| {
+        tracing::debug!(replica, %error, "failed to receive an answer");
         match error {
             SendError::Unsent => Failure::Connect,
             SendError::Sent(_) => Failure::Broken { was_reused: false },
@@ -109,32 +116,32 @@ async fn exchange(worker: &Worker, placed: &Placed, outgoing: &Outgoing) -> Resu
     Ok((link, parts))
 }
 
-/// All of a body, unless it is larger than what is gathered.
-async fn whole(link: &mut Link) -> std::io::Result<Bytes> {
+/// Receives the rest of a body, up to [`WHOLE_BYTES_MAX`].
+async fn receive_whole(link: &mut Link) -> std::io::Result<Bytes> {
     let Some(first) = link.next().await.transpose()? else { return Ok(Bytes::new()) };
     let Some(second) = link.next().await.transpose()? else { return Ok(first) };
     let mut all = [first, second].concat();
     while let Some(bytes) = link.next().await.transpose()? {
         if all.len() as u64 > WHOLE_BYTES_MAX {
-            return Err(std::io::Error::other("the answer is larger than what is gathered of it"));
+            return Err(std::io::Error::other(format!("the answer is larger than {WHOLE_BYTES_MAX} bytes")));
         }
         all.extend_from_slice(&bytes);
     }
     Ok(all.into())
 }
 
-/// The time that a replica has for the first byte, and whether it still lives.
+/// Watches a replica until the first byte of its answer: the deadline, and whether the replica still reports its load.
 struct Watch<'a> {
     worker: &'a Worker,
-    placed: &'a Placed,
+    placement: &'a Placement,
     deadline: Instant,
 }
 
 impl<'a> Watch<'a> {
-    fn new(worker: &'a Worker, placed: &'a Placed, outgoing: &Outgoing) -> Self {
+    fn new(worker: &'a Worker, placement: &'a Placement, outgoing: &OutgoingRequest) -> Self {
         let settings = worker.app.settings();
-        let time = if outgoing.stream { settings.first_token_timeout } else { settings.answer_timeout };
-        Self { worker, placed, deadline: Instant::now() + time }
+        let timeout = if outgoing.is_stream { settings.first_token_timeout } else { settings.answer_timeout };
+        Self { worker, placement, deadline: Instant::now() + timeout }
     }
 
     async fn wait<T>(&self, future: impl Future<Output = T>) -> Result<T, Failure> {
@@ -154,11 +161,11 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether the replica has stopped to report, and another has not.
+    /// Whether the replica has stopped reporting while another replica of the model still reports.
     fn hangs(&self) -> bool {
         let limit = self.worker.app.settings().hang_timeout;
         let now = Instant::now();
-        self.placed.replica.hangs(now, limit)
-            && self.placed.fleet.replicas().iter().any(|replica| !replica.hangs(now, limit))
+        self.placement.replica.hangs(now, limit)
+            && self.placement.fleet.replicas().iter().any(|replica| !replica.hangs(now, limit))
     }
 }

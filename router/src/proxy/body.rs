@@ -1,4 +1,4 @@
-//! What a client is sent: bytes that are here, bytes that come from a replica, or a page of the router's own.
+//! The body of an answer: bytes that are in memory, bytes that a replica sends, or a page of the router.
 
 use std::io;
 use std::pin::Pin;
@@ -19,17 +19,17 @@ enum Kind {
 }
 
 impl Body {
-    /// These bytes.
+    /// A body of bytes that are in memory.
     pub(crate) fn whole(bytes: Bytes) -> Self {
         Self(Kind::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
-    /// What a replica sends.
+    /// A body that a replica sends.
     pub(super) fn relay(relay: Relay) -> Self {
         Self(Kind::Relay(Box::new(relay)))
     }
 
-    /// A page.
+    /// A page of the router.
     pub(crate) fn page(body: axum::body::Body) -> Self {
         Self(Kind::Page(body))
     }

@@ -1,41 +1,40 @@
-//! What routing needs of a request's body, found without building the body's tree: one pass over the bytes of
-//! the top level, nested values and strings are stepped over. It decides nothing and copies nothing (but a
-//! model's name with escapes in it). Whether the body makes sense is for the replica to say: here it only has
-//! to be an object whose members can be told apart.
+//! Reads the fields of a request body that routing needs, in one pass and without building a tree: nested values and
+//! strings are skipped. It copies nothing except strings with escape sequences. The replica validates the body. Here it
+//! only needs to be an object whose members can be separated.
 
 use std::borrow::Cow;
 
 use memchr::memchr2;
 
-/// The parts of a body that routing reads.
+/// The fields of a body that routing uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fields<'a> {
-    /// `model`, if it is a string.
+    /// The value of `model`, if it is a string.
     pub model: Option<Cow<'a, str>>,
-    /// What the prompt is made of, as it stands in the body: the value of `messages`, `prompt` or `input`
-    /// without the bracket or quote that ends it, so that a longer conversation begins with a shorter one.
+    /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that a
+    /// longer conversation begins with the bytes of a shorter one.
     pub prompt: &'a [u8],
-    /// The value of `tools`, which templates put before the messages.
+    /// The raw value of `tools`, which chat templates insert before the messages.
     pub tools: &'a [u8],
-    /// `max_completion_tokens`, `max_tokens` or `max_output_tokens`.
-    pub answer_tokens_max: Option<u32>,
-    /// `n`, 1 if it is not there.
+    /// The value of `max_completion_tokens`, `max_tokens` or `max_output_tokens`.
+    pub output_tokens_max: Option<u32>,
+    /// The value of `n`, if it is a number.
     pub choices: Option<u32>,
-    /// `best_of`: so many are generated to choose from.
-    pub candidates: Option<u32>,
-    /// `stream` is true.
-    pub stream: bool,
-    /// `user`, as it stands in the body.
+    /// The value of `best_of`, which is the number of sequences to generate and choose from.
+    pub best_of: Option<u32>,
+    /// Whether the value of `stream` is true.
+    pub is_stream: bool,
+    /// The raw value of `user`, without quotation marks.
     pub user: Option<&'a [u8]>,
-    /// The value of `cache_salt`: prompts with different salts share no cached blocks.
+    /// The raw value of `cache_salt`. Prompts with different salts share no cached blocks.
     pub cache_salt: &'a [u8],
-    /// `previous_response_id`, if it is a string.
-    pub previous: Option<Cow<'a, str>>,
-    /// The value of `conversation`, `null` aside: a name, or an object that has one.
+    /// The value of `previous_response_id`, if it is a string.
+    pub previous_response_id: Option<Cow<'a, str>>,
+    /// The raw value of `conversation` unless it is null: an ID, or an object with an ID.
     pub conversation: Option<&'a [u8]>,
-    /// `store`, if it is a Boolean.
+    /// The value of `store`, if it is a Boolean.
     pub store: Option<bool>,
-    /// `stream_options`, as it stands in the body.
+    /// The raw value of `stream_options`.
     pub stream_options: Option<&'a [u8]>,
 }
 
@@ -44,16 +43,16 @@ pub struct Fields<'a> {
 /// Beyond it: the name is truncated.
 pub const MODEL_SHOWN_MAX: usize = 256;
 
-/// The body is no JSON object, or its end is missing.
+/// The body is not a JSON object, or it is truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the body is no JSON object (from byte {0})")]
-pub struct Malformed(pub usize);
+#[error("the body is not a JSON object (invalid at byte {0})")]
+pub struct MalformedBody(pub usize);
 
-/// Reads the fields of `body`. Of members that are there twice the last counts.
+/// Reads the fields of `body`. If a member occurs twice, the last one counts.
 ///
 /// # Errors
-/// The top level is not made as an object is.
-pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
+/// The top level is not a valid object.
+pub fn read(body: &[u8]) -> Result<Fields<'_>, MalformedBody> {
     let mut fields = Fields::default();
     members(body, |name, value| {
         // JSON allows a name to be written with escapes, and the replica decodes it.
@@ -66,40 +65,39 @@ pub fn read(body: &[u8]) -> Result<Fields<'_>, Malformed> {
     Ok(fields)
 }
 
-/// Calls `visit` with the name, without its quotes, and the value of each member of a JSON object, as they stand in
-/// `body`.
+/// Calls `visit` with the raw name, without quotation marks, and the raw value of each member of a JSON object.
 ///
 /// # Errors
-/// The top level is not made as an object is; `visit` was called for the members before that place.
+/// The top level is not a valid object. `visit` was called for the members before the error.
 pub(super) fn members<'a>(
     body: &'a [u8],
     mut visit: impl FnMut(&'a [u8], &'a [u8]),
-) -> Result<(), Malformed> {
-    let mut scan = Scan { body, at: 0 };
-    scan.blank();
-    scan.take(b'{')?;
-    scan.blank();
-    if scan.peek() == Some(b'}') {
-        scan.at += 1;
+) -> Result<(), MalformedBody> {
+    let mut scanner = Scanner { body, at: 0 };
+    scanner.skip_blanks();
+    scanner.expect(b'{')?;
+    scanner.skip_blanks();
+    if scanner.peek() == Some(b'}') {
+        scanner.at += 1;
     } else {
         loop {
-            scan.blank();
-            let name = scan.string()?;
-            scan.blank();
-            scan.take(b':')?;
-            scan.blank();
-            let value = scan.value()?;
+            scanner.skip_blanks();
+            let name = scanner.string()?;
+            scanner.skip_blanks();
+            scanner.expect(b':')?;
+            scanner.skip_blanks();
+            let value = scanner.value()?;
             visit(name, value);
-            scan.blank();
-            match scan.next()? {
+            scanner.skip_blanks();
+            match scanner.next()? {
                 b',' => {}
                 b'}' => break,
-                _ => return Err(Malformed(scan.at - 1)),
+                _ => return Err(MalformedBody(scanner.at - 1)),
             }
         }
     }
-    scan.blank();
-    if scan.at == body.len() { Ok(()) } else { Err(Malformed(scan.at)) }
+    scanner.skip_blanks();
+    if scanner.at == body.len() { Ok(()) } else { Err(MalformedBody(scanner.at)) }
 }
 
 impl<'a> Fields<'a> {
@@ -109,14 +107,14 @@ impl<'a> Fields<'a> {
             b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
             b"tools" => self.tools = value,
             b"max_completion_tokens" | b"max_output_tokens" => {
-                self.answer_tokens_max = number(value).or(self.answer_tokens_max);
+                self.output_tokens_max = number(value).or(self.output_tokens_max);
             }
-            // The newer name counts where both are given.
-            b"max_tokens" if self.answer_tokens_max.is_none() => self.answer_tokens_max = number(value),
+            // The newer name takes precedence.
+            b"max_tokens" if self.output_tokens_max.is_none() => self.output_tokens_max = number(value),
             b"n" => self.choices = number(value),
-            b"best_of" => self.candidates = number(value),
-            b"stream" => self.stream = value == b"true",
-            b"previous_response_id" => self.previous = text(value),
+            b"best_of" => self.best_of = number(value),
+            b"stream" => self.is_stream = value == b"true",
+            b"previous_response_id" => self.previous_response_id = text(value),
             b"cache_salt" => self.cache_salt = value,
             b"conversation" => self.conversation = (value != b"null").then_some(value),
             b"store" => {
@@ -146,59 +144,59 @@ fn number(value: &[u8]) -> Option<u32> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-/// A place in the body.
-struct Scan<'a> {
+/// Scans the bytes of a body.
+struct Scanner<'a> {
     body: &'a [u8],
     at: usize,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> Scanner<'a> {
     fn peek(&self) -> Option<u8> {
         self.body.get(self.at).copied()
     }
 
-    fn next(&mut self) -> Result<u8, Malformed> {
-        let byte = self.peek().ok_or(Malformed(self.at))?;
+    fn next(&mut self) -> Result<u8, MalformedBody> {
+        let byte = self.peek().ok_or(MalformedBody(self.at))?;
         self.at += 1;
         Ok(byte)
     }
 
-    fn take(&mut self, wanted: u8) -> Result<(), Malformed> {
-        if self.peek() != Some(wanted) {
-            return Err(Malformed(self.at));
+    fn expect(&mut self, expected: u8) -> Result<(), MalformedBody> {
+        if self.peek() != Some(expected) {
+            return Err(MalformedBody(self.at));
         }
         self.at += 1;
         Ok(())
     }
 
-    fn blank(&mut self) {
+    fn skip_blanks(&mut self) {
         while matches!(self.peek(), Some(b' ' | b'\n' | b'\r' | b'\t')) {
             self.at += 1;
         }
     }
 
-    /// A string's inside, as it stands.
-    fn string(&mut self) -> Result<&'a [u8], Malformed> {
-        self.take(b'"')?;
+    /// The raw content of a string.
+    fn string(&mut self) -> Result<&'a [u8], MalformedBody> {
+        self.expect(b'"')?;
         let start = self.at;
         loop {
             let rest = &self.body[self.at..];
-            let found = memchr2(b'"', b'\\', rest).ok_or(Malformed(self.body.len()))?;
-            self.at += found;
+            let offset = memchr2(b'"', b'\\', rest).ok_or(MalformedBody(self.body.len()))?;
+            self.at += offset;
             if self.body[self.at] == b'"' {
                 self.at += 1;
                 return Ok(&self.body[start..self.at - 1]);
             }
-            // Whatever is escaped is stepped over with its backslash.
+            // Skip the backslash and the escaped character.
             self.at += 2;
             if self.at > self.body.len() {
-                return Err(Malformed(self.body.len()));
+                return Err(MalformedBody(self.body.len()));
             }
         }
     }
 
-    /// Any value, as it stands; never empty.
-    fn value(&mut self) -> Result<&'a [u8], Malformed> {
+    /// Any raw value, which is never empty.
+    fn value(&mut self) -> Result<&'a [u8], MalformedBody> {
         let start = self.at;
         match self.peek() {
             Some(b'"') => {
@@ -214,11 +212,11 @@ impl<'a> Scan<'a> {
                 }
             }
         }
-        if self.at == start { Err(Malformed(start)) } else { Ok(&self.body[start..self.at]) }
+        if self.at == start { Err(MalformedBody(start)) } else { Ok(&self.body[start..self.at]) }
     }
 
-    /// Over an object or an array, to behind the bracket that closes it.
-    fn nested(&mut self) -> Result<(), Malformed> {
+    /// Skips an object or an array, including the bracket that closes it.
+    fn nested(&mut self) -> Result<(), MalformedBody> {
         let mut depth = 0_usize;
         loop {
             match self.peek() {
@@ -229,7 +227,7 @@ impl<'a> Scan<'a> {
                 Some(b'{' | b'[') => depth += 1,
                 Some(b'}' | b']') => depth -= 1,
                 Some(_) => {}
-                None => return Err(Malformed(self.at)),
+                None => return Err(MalformedBody(self.at)),
             }
             self.at += 1;
             if depth == 0 {
@@ -247,23 +245,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_routing_needs_of_a_chat_and_nothing_within_its_messages() {
+    fn reads_the_fields_of_a_chat_and_nothing_within_its_messages() {
         let body = br#" {"messages":[{"role":"user","content":"\"model\":\"x\" }]"}], "model" : "a\/b",
             "max_tokens":7,"max_completion_tokens":9,"n":2,"best_of":5,"stream":true,"user":"u1","tools":[{}]} "#;
         let fields = read(body).unwrap();
         assert_eq!(fields.model.as_deref(), Some("a/b"));
         assert_eq!(fields.prompt, br#"[{"role":"user","content":"\"model\":\"x\" }]"}"#);
-        assert_eq!((fields.answer_tokens_max, fields.choices, fields.stream), (Some(9), Some(2), true));
-        assert_eq!(fields.candidates, Some(5));
+        assert_eq!((fields.output_tokens_max, fields.choices, fields.is_stream), (Some(9), Some(2), true));
+        assert_eq!(fields.best_of, Some(5));
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
 
-    /// Otherwise a client could hide from the router what the replica reads.
+    /// Otherwise a client could hide fields from the router that the replica reads.
     #[test]
-    fn names_that_are_written_with_escapes_are_read_too() {
+    fn names_with_escape_sequences_are_read() {
         let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;
         let fields = read(body).unwrap();
-        assert_eq!((fields.model.as_deref(), fields.stream), (Some("m"), true));
+        assert_eq!((fields.model.as_deref(), fields.is_stream), (Some("m"), true));
         assert_eq!((fields.prompt, fields.store), (&b"[\"x\""[..], Some(false)));
     }
 
@@ -277,11 +275,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused_and_what_is_odd_is_left_to_the_replica() {
+    fn invalid_objects_are_rejected_and_invalid_values_are_left_to_the_replica() {
         for wrong in
             ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"]
         {
-            // An array closed by a brace is not looked into.
+            // Nested values are not validated.
             assert!(read(wrong.as_bytes()).is_err() || wrong == "{\"a\":[}", "{wrong}");
         }
         assert_eq!(read(b"{}").unwrap(), Fields::default());
@@ -289,9 +287,9 @@ mod tests {
         assert_eq!(odd, Fields::default());
     }
 
-    /// Any JSON object is read as `serde_json` reads it, and no bytes make it panic.
+    /// Random objects are read as `serde_json` reads them, and random bytes cause no panic.
     #[test]
-    fn agrees_with_a_real_parser_and_never_panics() {
+    fn agrees_with_serde_json_and_never_panics() {
         let seed = 9;
         println!("seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
@@ -327,11 +325,12 @@ mod tests {
                     _ => body.insert(at, b"\"\\{}[],:"[rng.random_range(0..8)]),
                 }
             }
-            let ours = read(&body);
-            if let Ok(serde_json::Value::Object(real)) = serde_json::from_slice(&body) {
-                let ours = ours.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&body)));
-                assert_eq!(ours.model.as_deref(), real.get("model").and_then(|model| model.as_str()));
-                assert_eq!(ours.stream, real.get("stream") == Some(&serde_json::Value::Bool(true)));
+            let fields = read(&body);
+            if let Ok(serde_json::Value::Object(expected)) = serde_json::from_slice(&body) {
+                let fields =
+                    fields.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&body)));
+                assert_eq!(fields.model.as_deref(), expected.get("model").and_then(|model| model.as_str()));
+                assert_eq!(fields.is_stream, expected.get("stream") == Some(&serde_json::Value::Bool(true)));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which headers pass the router in either direction, and those that it adds.
+//! The headers that the router passes on, removes and adds, in both directions.
 
 use std::net::IpAddr;
 
@@ -27,9 +27,9 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Removes the headers that concern only the connection on which they came.
+/// Removes the hop-by-hop headers.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // Nearly always `Connection` lists nothing else.
+    // In most messages `Connection` lists no other header.
     let listed: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(listed).collect();
     for name in HOP_BY_HOP.iter().chain(&listed) {
         headers.remove(name);
@@ -44,7 +44,7 @@ fn listed(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
         .filter_map(|name| name.parse().ok())
 }
 
-/// The router's own entries for the header `Via`, which name it and the protocol by which a request came to it.
+/// The entries of this router in the header `Via`, which contain its name and the protocol version of the request.
 #[derive(Debug)]
 pub(crate) struct Via {
     name: String,
@@ -59,7 +59,7 @@ impl Via {
         let name = format!("ovfleet-{router:016x}");
         let entry = |version: &str| {
             let entry = HeaderValue::try_from(format!("{version} {name}"));
-            entry.expect("invariant: letters, digits and dashes are a header's value")
+            entry.expect("invariant: letters, digits and dashes are a header value")
         };
         Self { http_1_0: entry("1.0"), http_1_1: entry("1.1"), http_2: entry("2"), name }
     }
@@ -79,26 +79,26 @@ impl Via {
     }
 }
 
-/// What the headers for a replica depend on beside those of the client.
+/// The values that determine the headers for a replica, apart from the headers of the client.
 #[derive(Clone, Debug)]
-pub(super) struct Forwarding<'a> {
+pub(super) struct ForwardingContext<'a> {
     pub(super) client_address: IpAddr,
     pub(super) request_id: &'a HeaderValue,
     pub(super) via: &'a Via,
-    /// The client's key was meant for the router.
+    /// Whether the client's API key is removed, because it is meant for the router.
     pub(super) hides_key: bool,
-    /// Replaces the client's trace, if there is one.
+    /// The trace header that replaces the client's.
     pub(super) trace: Option<HeaderValue>,
     pub(super) has_body: bool,
 }
 
-/// The headers of a client's request as a replica gets them, apart from those that differ from replica to replica.
-pub(super) fn for_replica(parts: &mut Parts, forwarding: Forwarding<'_>) -> HeaderMap {
-    let Forwarding { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
+/// The headers of a request to a replica, apart from those that depend on the replica.
+pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) -> HeaderMap {
+    let ForwardingContext { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
     let mut headers = std::mem::take(&mut parts.headers);
     remove_hop_by_hop(&mut headers);
-    // The body is here already, so nobody has to ask for it, and its length is known; the host is the replica; and
-    // nobody but the router numbers what it dispatches and authenticates itself to replicas.
+    // The body has arrived, so `Expect` is obsolete and the length is known. `Host` is that of the replica. Clients
+    // must not send the headers by which the router numbers its requests and authenticates itself.
     for name in [header::EXPECT, header::CONTENT_LENGTH, header::HOST, DISPATCH, REPLICA_TOKEN] {
         headers.remove(name);
     }
@@ -118,15 +118,15 @@ pub(super) fn for_replica(parts: &mut Parts, forwarding: Forwarding<'_>) -> Head
     headers
 }
 
-/// The client's address behind those that the request came with.
+/// The value of `X-Forwarded-For`: the addresses that the request contains, followed by that of the client.
 fn forwarded_for(headers: &HeaderMap, client_address: IpAddr) -> HeaderValue {
     let mut all = Vec::new();
-    for given in headers.get_all(FORWARDED_FOR) {
-        all.extend_from_slice(given.as_bytes());
+    for value in headers.get_all(FORWARDED_FOR) {
+        all.extend_from_slice(value.as_bytes());
         all.extend_from_slice(b", ");
     }
     all.extend_from_slice(client_address.to_canonical().to_string().as_bytes());
-    HeaderValue::from_bytes(&all).expect("invariant: values and an address make a value")
+    HeaderValue::from_bytes(&all).expect("invariant: header values and an address are a header value")
 }
 
 #[cfg(test)]
@@ -139,7 +139,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (mut parts, ()) = request.body(()).unwrap().into_parts();
-        let forwarding = Forwarding {
+        let forwarding = ForwardingContext {
             client_address: "::ffff:192.0.2.1".parse().unwrap(),
             request_id: &HeaderValue::from_static("id"),
             via: &Via::new(0xab),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_what_is_for_the_replica_and_removes_what_was_for_the_router() {
+    fn headers_for_the_router_are_removed_and_all_others_are_passed_on() {
         let given = [
             ("connection", "keep-alive, x-secret-hop"),
             ("x-secret-hop", "1"),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_has_passed_this_router_is_recognized_and_another_is_not() {
+    fn a_request_that_has_passed_this_router_is_recognized() {
         let via = Via::new(7);
         let with =
             |value: &'static str| HeaderMap::from_iter([(header::VIA, HeaderValue::from_static(value))]);

@@ -1,5 +1,5 @@
-//! The usage of streams for token quotas. A stream reports it only on request, so the router requests it where the
-//! client did not, and removes it from the events before the client gets them.
+//! The usage of streams, for token quotas. A stream reports it only on request, so the router requests it if the client
+//! did not, and removes it from the events before the client receives them.
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value};
@@ -8,12 +8,12 @@ use super::fields::{Fields, members};
 use super::request_body::RequestBody;
 use super::usage::may_have_usage;
 
-/// The body of a request for a stream, changed to request the usage; `None` if it does so already, or if its options
-/// are invalid, which the replica reports better.
+/// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its
+/// options are invalid, which the replica reports with a better message.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {
-        // The body has at least the member `stream`.
+        // The body has at least the member `stream`, so a comma is needed.
         let end = memchr::memrchr(b'}', body)?;
         let member = Bytes::from_static(b",\"stream_options\":{\"include_usage\":true}");
         return Some(RequestBody::replaced(body, end..end, member));
@@ -28,44 +28,45 @@ pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<Request
         None | Some(Value::Null | Value::Bool(false)) => {}
         Some(_) => return None,
     }
-    // Without `include_usage` it has no effect; with it every event would have the usage.
+    // This option has no effect without `include_usage`. With it every event would contain the usage.
     if options.get("continuous_usage_stats").is_some_and(Value::is_boolean) {
         options.remove("continuous_usage_stats");
     }
     Some(RequestBody::replaced(body, range, serde_json::to_vec(&options).ok()?.into()))
 }
 
-/// Whole events without the usage that the client did not ask for.
+/// Whole events without the usage, which the client did not request.
 pub(super) fn without_usage(events: Bytes) -> Bytes {
     if !may_have_usage(&events) {
         return events;
     }
-    let mut kept = BytesMut::with_capacity(events.len());
+    let mut rest = BytesMut::with_capacity(events.len());
     for event in events_of(&events) {
         match data(event).map(|json| (json, usage_of(json))) {
-            Some((_, Found::Alone)) => {}
-            Some((json, Found::Member(start, end))) => {
+            Some((_, UsageMember::OnlyMember)) => {}
+            Some((json, UsageMember::Member(start, end))) => {
                 let offset = json.as_ptr().addr() - event.as_ptr().addr();
-                kept.extend_from_slice(&event[..offset + start]);
-                kept.extend_from_slice(&event[offset + end..]);
+                rest.extend_from_slice(&event[..offset + start]);
+                rest.extend_from_slice(&event[offset + end..]);
             }
-            Some((_, Found::Nothing)) | None => kept.extend_from_slice(event),
+            Some((_, UsageMember::Absent)) | None => rest.extend_from_slice(event),
         }
     }
-    kept.freeze()
+    rest.freeze()
 }
 
-/// What an event has of the usage.
+/// Where the data of an event contains the usage.
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    /// The member, with the comma that separates it, from one byte to another.
+enum UsageMember {
+    /// The data has no usage.
+    Absent,
+    /// The range of bytes of the member, with the comma that separates it.
     Member(usize, usize),
-    /// The event was sent for the usage: it has no choices.
-    Alone,
+    /// The data has the usage and no choices, so the event was sent only for the usage.
+    OnlyMember,
 }
 
-fn usage_of(json: &[u8]) -> Found {
+fn usage_of(json: &[u8]) -> UsageMember {
     let mut usage = None;
     let mut has_choices = true;
     let read = members(json, |name, value| match name {
@@ -73,24 +74,24 @@ fn usage_of(json: &[u8]) -> Found {
         b"choices" => has_choices = value.iter().any(|byte| !b"[] \t\r\n".contains(byte)),
         _ => {}
     });
-    let (Ok(()), Some((name, value))) = (read, usage) else { return Found::Nothing };
+    let (Ok(()), Some((name, value))) = (read, usage) else { return UsageMember::Absent };
     if !has_choices && value.starts_with(b"{") {
-        return Found::Alone;
+        return UsageMember::OnlyMember;
     }
     let position = |part: &[u8]| part.as_ptr().addr() - json.as_ptr().addr();
-    // From the quote before the name.
+    // The name is preceded by a quotation mark.
     let (mut start, mut end) = (position(name) - 1, position(value) + value.len());
     let blanks_before = json[..start].iter().rev().take_while(|byte| byte.is_ascii_whitespace()).count();
-    let blanks_behind = json[end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+    let blanks_after = json[end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
     if json[..start - blanks_before].ends_with(b",") {
         start -= blanks_before + 1;
-    } else if json[end + blanks_behind..].starts_with(b",") {
-        end += blanks_behind + 1;
+    } else if json[end + blanks_after..].starts_with(b",") {
+        end += blanks_after + 1;
     }
-    Found::Member(start, end)
+    UsageMember::Member(start, end)
 }
 
-/// The events in `bytes`, each with the blank line that ends it; the last may lack that.
+/// The events in `bytes`, each with the blank line that ends it. The last event may lack the blank line.
 pub(super) fn events_of(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -101,7 +102,7 @@ pub(super) fn events_of(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The bytes of the first event, with its blank line.
+/// The length of the first event, including its blank line.
 fn event_bytes(bytes: &[u8]) -> usize {
     for line_end in memchr::memchr_iter(b'\n', bytes) {
         let next = line_end + 1;
@@ -115,7 +116,7 @@ fn event_bytes(bytes: &[u8]) -> usize {
     bytes.len()
 }
 
-/// The data of an event, if it is in one line.
+/// The data of an event, if it is a single line.
 pub(super) fn data(event: &[u8]) -> Option<&[u8]> {
     let mut lines = event.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(b"data:"));
     let data = lines.next()?.trim_ascii();
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usage_is_requested_where_the_client_did_not_and_nothing_else_is_changed() {
+    fn the_usage_is_requested_if_the_client_did_not_and_nothing_else_is_changed() {
         let same =
             |body: &str, expected: &str| assert_eq!(requested(body).as_deref(), Some(expected), "{body}");
         same(r#"{"stream":true} "#, r#"{"stream":true,"stream_options":{"include_usage":true}} "#);
@@ -152,19 +153,19 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_apart_and_nothing_is_lost() {
+    fn bytes_are_split_into_events_without_loss() {
         let events = ["data: 1\n\n", "event: x\r\ndata: 2\r\n\r\n", ": c\n\n", "\n\n", "data: 3"];
         let joined = events.concat();
-        let found: Vec<&str> =
+        let split: Vec<&str> =
             events_of(joined.as_bytes()).map(|event| std::str::from_utf8(event).unwrap()).collect();
-        assert_eq!(found, events);
+        assert_eq!(split, events);
         assert_eq!(events_of(b"").count(), 0);
     }
 
     #[test]
     fn the_usage_is_removed_from_events_and_nothing_else_is() {
         let cases = [
-            // vLLM's and this repository's way: a null in each, and an event for it.
+            // vLLM and this server send a null in each event, and a separate event with the usage.
             ("data: {\"choices\":[{}],\"usage\":null}\n\n", "data: {\"choices\":[{}]}\n\n"),
             ("data: {\"usage\":null , \"choices\":[{}]}\n\n", "data: { \"choices\":[{}]}\n\n"),
             ("data: {\"usage\":{\"prompt_tokens\":1},\"choices\":[{}]}\n\n", "data: {\"choices\":[{}]}\n\n"),

@@ -1,24 +1,25 @@
-//! One request's times, tokens and outcome, from its arrival to its answer's end: for metrics, quotas, the access
-//! log and the trace.
+//! The times, tokens and outcome of one request, from its arrival to the end of its answer: for metrics, quotas, the
+//! access log and the trace.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
+use super::outgoing::OutgoingRequest;
 use super::usage::{Usage, usage};
-use super::{Arrival, Endpoint, Outgoing};
 use crate::access::Client;
-use crate::app::{Admitted, App};
-use crate::dispatch::Placed;
+use crate::app::{App, RequestPermit};
+use crate::deferred::defer;
+use crate::dispatch::Placement;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::later::later;
 use crate::policy::Demand;
 use crate::trace::Span;
 
-/// A request in work. If it is dropped before its end was recorded, its client went away.
-pub(super) struct Record(Option<Inner>);
+/// The record of a request. If it is dropped before the outcome was recorded, the client has left.
+pub(super) struct RequestRecord(Option<Inner>);
 
 struct Inner {
     app: App,
@@ -28,82 +29,82 @@ struct Inner {
     first_byte: Option<Instant>,
     span: Option<Span>,
     client: Option<Client>,
-    /// Tokens taken from the client's quota.
-    taken: u32,
-    /// Of them, those expected of the prompt.
+    /// The tokens that were charged to the client's quota.
+    charged_tokens: u32,
+    /// The part of them that was charged for the prompt.
     prompt_tokens: u32,
     replica: Option<HeaderValue>,
     model: Option<String>,
     attempts: u32,
-    admitted: Option<Admitted>,
+    permit: Option<RequestPermit>,
     ended: Option<Instant>,
 }
 
-/// What is known of the tokens that a request used.
+/// What is known about the tokens that a request used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spent {
+pub(super) enum TokensUsed {
     /// No replica computed anything that counts.
-    Nothing,
-    /// The replica reported them.
+    None,
+    /// The replica reported the usage.
     Reported(Usage),
-    /// The replica reported nothing. The tokens of the answer were estimated by its events; so was the prompt before.
-    Counted(u32),
-    /// Only what was expected when the request came.
+    /// The replica reported no usage. The tokens of the answer were estimated from its events, and those of the prompt
+    /// from its bytes.
+    Estimated(u32),
+    /// Only the estimate that was charged when the request arrived is known.
     Unknown,
 }
 
-impl Record {
-    pub(super) fn new(app: &App, arrival: &Arrival, headers: &HeaderMap) -> Self {
-        let endpoint = arrival.endpoint;
+impl RequestRecord {
+    pub(super) fn new(app: &App, endpoint: Endpoint, request_id: &HeaderValue, headers: &HeaderMap) -> Self {
         Self(Some(Inner {
             span: app.tracer().map(|tracer| tracer.start(endpoint.name(), headers)),
             app: app.clone(),
             endpoint,
-            request_id: arrival.request_id.clone(),
+            request_id: request_id.clone(),
             arrived: Instant::now(),
             first_byte: None,
             client: None,
-            taken: 0,
+            charged_tokens: 0,
             prompt_tokens: 0,
             replica: None,
             model: None,
             attempts: 0,
-            admitted: None,
+            permit: None,
             ended: None,
         }))
     }
 
-    /// The rest of the record, for the part that passes the answer on.
-    pub(super) fn take(&mut self) -> Self {
+    /// Moves the record to the part that passes the answer on.
+    pub(super) fn detach(&mut self) -> Self {
         Self(self.0.take())
     }
 
-    /// The trace header for the replica, if it differs from the client's.
+    /// The trace header for the replica, if the router traces the request.
     pub(super) fn trace(&self) -> Option<HeaderValue> {
         self.0.as_ref()?.span.as_ref().map(Span::header)
     }
 
-    pub(super) fn admitted(&mut self, admitted: Admitted, client: Option<Client>) {
+    pub(super) fn admitted(&mut self, permit: RequestPermit, client: Option<Client>) {
         if let Some(inner) = &mut self.0 {
-            inner.admitted = Some(admitted);
+            inner.permit = Some(permit);
             inner.client = client;
         }
     }
 
-    /// So many tokens were taken from the client's quota for this demand.
-    pub(super) fn taken(&mut self, tokens: u32, demand: &Demand) {
+    /// `tokens` were charged to the client's quota for this demand.
+    pub(super) fn charged(&mut self, tokens: u32, demand: &Demand) {
         if let Some(inner) = &mut self.0 {
-            inner.taken = tokens;
+            inner.charged_tokens = tokens;
             inner.prompt_tokens = demand.prompt_tokens;
         }
     }
 
-    pub(super) fn placed(&mut self, placed: &Placed) {
+    pub(super) fn placed(&mut self, placement: &Placement) {
         if let Some(inner) = &mut self.0 {
             inner.attempts += 1;
-            inner.replica = Some(placed.replica.name.clone());
+            inner.replica = Some(placement.replica.name.clone());
             if inner.span.is_some() || inner.app.settings().access_log {
-                inner.model = Some(placed.fleet.model.clone());
+                inner.model = Some(placement.fleet.model.clone());
             }
         }
     }
@@ -113,78 +114,86 @@ impl Record {
         if let Some(inner) = &mut self.0 {
             let now = Instant::now();
             inner.first_byte = Some(now);
-            let (app, after) = (inner.app.clone(), now - inner.arrived);
-            later(move || app.metrics().first_byte(after));
+            let (app, time) = (inner.app.clone(), now - inner.arrived);
+            defer(move || app.metrics().record_first_byte(time));
         }
     }
 
-    /// The answer was complete before any of it was passed on, and the router learns from it.
-    pub(super) fn answered(&mut self, placed: &Placed, outgoing: &Outgoing, answer: (StatusCode, Bytes)) {
+    /// The answer was received completely. The usage that it reports improves the estimates for the next requests.
+    pub(super) fn answered(
+        &mut self,
+        placement: &Placement,
+        outgoing: &OutgoingRequest,
+        answer: &Response<Bytes>,
+    ) {
         self.first_byte();
         let mut record = self.finished();
-        let fleet = Arc::clone(&placed.fleet);
+        let fleet = Arc::clone(&placement.fleet);
         let (prompt_bytes, choices) = (outgoing.prompt_bytes, outgoing.choices);
-        later(move || {
-            let (status, body) = answer;
-            let spent = match usage(&body) {
-                _ if !status.is_success() => Spent::Nothing,
+        let (status, body) = (answer.status(), answer.body().clone());
+        defer(move || {
+            let used = match usage(&body) {
+                _ if !status.is_success() => TokensUsed::None,
                 Some(usage) => {
-                    let each = usage.completion.map(|tokens| tokens / choices.max(1));
-                    fleet.learn(Some((prompt_bytes, usage.prompt)), each);
-                    Spent::Reported(usage)
+                    fleet.observe_prompt(prompt_bytes, usage.prompt);
+                    if let Some(tokens) = usage.completion {
+                        fleet.observe_output(tokens / choices.max(1));
+                    }
+                    TokensUsed::Reported(usage)
                 }
-                None => Spent::Unknown,
+                None => TokensUsed::Unknown,
             };
-            record.whole(status, spent);
+            record.completed(status, used);
         });
     }
 
-    /// The rest of the record of a request that is over: it makes room for another now, and is closed later.
+    /// The record of a request that has ended. It makes room for another request now, and its outcome is recorded
+    /// later.
     pub(super) fn finished(&mut self) -> Self {
         if let Some(inner) = &mut self.0 {
             inner.ended = Some(Instant::now());
-            inner.admitted = None;
+            inner.permit = None;
         }
-        self.take()
+        self.detach()
     }
 
-    /// The router refused it.
-    pub(super) fn refused(&mut self, error: &Error) {
-        self.close(error.label(), error.status(), Spent::Nothing);
+    /// The router rejected the request.
+    pub(super) fn rejected(&mut self, error: &Error) {
+        self.close(error.label(), error.status(), TokensUsed::None);
     }
 
     /// The answer is complete.
-    pub(super) fn whole(&mut self, status: StatusCode, spent: Spent) {
+    pub(super) fn completed(&mut self, status: StatusCode, used: TokensUsed) {
         if self.0.as_ref().is_some_and(|inner| inner.first_byte.is_none()) {
             self.first_byte();
         }
         let is_error = status.is_client_error() || status.is_server_error();
-        self.close(if is_error { "replica_error" } else { "ok" }, status, spent);
+        self.close(if is_error { "replica_error" } else { "ok" }, status, used);
     }
 
     /// The replica failed after the answer had begun.
-    pub(super) fn broken(&mut self, status: StatusCode, spent: Spent) {
-        self.close("broken", status, spent);
+    pub(super) fn broken(&mut self, status: StatusCode, used: TokensUsed) {
+        self.close("broken", status, used);
     }
 
-    /// The client went away after the answer had begun.
-    pub(super) fn cancelled(&mut self, status: StatusCode, spent: Spent) {
-        self.close("cancelled", status, spent);
+    /// The client left after the answer had begun.
+    pub(super) fn cancelled(&mut self, status: StatusCode, used: TokensUsed) {
+        self.close("cancelled", status, used);
     }
 
-    fn close(&mut self, outcome: &'static str, status: StatusCode, spent: Spent) {
+    fn close(&mut self, outcome: &'static str, status: StatusCode, used: TokensUsed) {
         let Some(mut inner) = self.0.take() else { return };
-        let took = inner.ended.unwrap_or_else(Instant::now) - inner.arrived;
-        inner.app.metrics().count(inner.endpoint.name(), outcome, status);
-        inner.app.metrics().ended(took);
-        let used = match spent {
-            Spent::Nothing => Some(0),
-            Spent::Reported(usage) => Some(usage.total()),
-            Spent::Counted(tokens) => Some(inner.prompt_tokens.saturating_add(tokens)),
-            Spent::Unknown => None,
+        let duration = inner.ended.unwrap_or_else(Instant::now) - inner.arrived;
+        inner.app.metrics().record_request(inner.endpoint.name(), outcome, status);
+        inner.app.metrics().record_duration(duration);
+        let used = match used {
+            TokensUsed::None => Some(0),
+            TokensUsed::Reported(usage) => Some(usage.total()),
+            TokensUsed::Estimated(tokens) => Some(inner.prompt_tokens.saturating_add(tokens)),
+            TokensUsed::Unknown => None,
         };
-        if let (Some(client), Some(used), true) = (&inner.client, used, inner.taken > 0) {
-            inner.app.access().settle(client, inner.taken, used);
+        if let (Some(client), Some(used), true) = (&inner.client, used, inner.charged_tokens > 0) {
+            inner.app.access().settle(client, inner.charged_tokens, used);
         }
         let replica = inner.replica.as_ref().and_then(|name| name.to_str().ok()).unwrap_or_default();
         let request_id = inner.request_id.to_str().unwrap_or_default();
@@ -200,7 +209,7 @@ impl Record {
                 replica,
                 attempts = inner.attempts,
                 first_byte_ms = first_byte.map(|time| time.as_millis() as u64),
-                total_ms = took.as_millis() as u64,
+                total_ms = duration.as_millis() as u64,
                 tokens = used,
                 "request"
             );
@@ -216,9 +225,10 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for RequestRecord {
     fn drop(&mut self) {
         let is_placed = self.0.as_ref().is_some_and(|inner| inner.attempts > 0);
-        self.close("cancelled", StatusCode::OK, if is_placed { Spent::Unknown } else { Spent::Nothing });
+        let used = if is_placed { TokensUsed::Unknown } else { TokensUsed::None };
+        self.close("cancelled", StatusCode::OK, used);
     }
 }

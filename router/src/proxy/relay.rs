@@ -1,5 +1,4 @@
-//! An answer that is being passed on: as it comes, piece by piece, and with a proper end whatever happens to
-//! the replica.
+//! Passes an answer to the client as it arrives, and ends it properly if the replica fails.
 
 use std::io;
 use std::pin::Pin;
@@ -12,36 +11,37 @@ use http::response::Parts;
 use http::{Response, StatusCode};
 use tokio::time::Sleep;
 
-use super::record::{Record, Spent};
+use super::outgoing::OutgoingRequest;
+use super::record::{RequestRecord, TokensUsed};
 use super::sse::Events;
 use super::upstream::Link;
-use super::{Body, Outgoing, Worker};
-use crate::dispatch::{Outcome, Placed};
+use super::worker::Worker;
+use crate::deferred::defer;
+use crate::dispatch::{Outcome, Placement};
 use crate::fleet::Fleet;
-use crate::later::later;
 
-/// How often a silent stream looks whether its replica still lives.
-const TICK: Duration = Duration::from_secs(2);
+/// How often a silent stream checks whether its replica still reports.
+const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An answer that has begun.
-pub(super) struct Streamed {
+pub(super) struct StreamedAnswer {
     pub(super) parts: Parts,
     pub(super) link: Link,
-    /// What came of it already.
+    /// The part of the body that has arrived.
     pub(super) first: Option<Bytes>,
-    /// It consists of events, not of bytes in general.
+    /// Whether the body consists of server-sent events.
     pub(super) is_events: bool,
 }
 
-impl Streamed {
-    /// The answer for the client, who from now on drives it.
+impl StreamedAnswer {
+    /// The answer for the client, whose connection drives it from now on.
     pub(super) fn into_response(
         self,
         worker: &Arc<Worker>,
-        placed: Placed,
-        outgoing: &Outgoing,
-        record: &mut Record,
-    ) -> Response<Body> {
+        placement: Placement,
+        outgoing: &OutgoingRequest,
+        record: &mut RequestRecord,
+    ) -> Response<Relay> {
         let Self { parts, link, first, is_events } = self;
         record.first_byte();
         let events = |endpoint| {
@@ -53,41 +53,41 @@ impl Streamed {
             prompt_bytes: outgoing.prompt_bytes,
             choices: outgoing.choices,
             upstream: Some(link),
-            fleet: Arc::clone(&placed.fleet),
-            placed: Some(placed),
-            record: record.take(),
+            fleet: Arc::clone(&placement.fleet),
+            placement: Some(placement),
+            record: record.detach(),
             first,
             events: is_events.then(|| events(outgoing.endpoint)),
             silence: None,
             failure: None,
         };
-        Response::from_parts(parts, Body::relay(relay))
+        Response::from_parts(parts, relay)
     }
 }
 
-/// An answer on its way. Dropping it closes the connection to the replica.
+/// The body of an answer that is passed on. Dropping it closes the connection to the replica.
 pub(super) struct Relay {
     worker: Arc<Worker>,
     status: StatusCode,
     prompt_bytes: usize,
     choices: u32,
-    /// `None` once it has ended.
+    /// `None` once the answer has ended.
     upstream: Option<Link>,
-    placed: Option<Placed>,
+    placement: Option<Placement>,
     fleet: Arc<Fleet>,
-    record: Record,
+    record: RequestRecord,
     first: Option<Bytes>,
     events: Option<Events>,
-    /// Since when nothing has come although somebody wants it.
     silence: Option<Silence>,
-    /// What it ends with, once all that went before is on its way.
+    /// The error that ends the body, once everything before it is on its way.
     failure: Option<io::Error>,
 }
 
+/// A time in which the client waits for data and the replica sends none.
 struct Silence {
-    /// `None` from the moment something comes until more is wanted, which a slow client may not do for long.
+    /// `None` from the moment data arrives until the client asks for more, which may be late if the client is slow.
     since: Option<Instant>,
-    /// Looks again.
+    /// Wakes the relay for the next check.
     timer: Pin<Box<Sleep>>,
 }
 
@@ -119,7 +119,7 @@ impl Relay {
                     return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    tracing::debug!(replica = self.replica(), %error, "an answer broke off");
+                    tracing::debug!(replica = self.replica(), %error, "the connection broke during an answer");
                     return self.break_off("the replica died while it was answering", context);
                 }
                 Poll::Pending => {
@@ -139,85 +139,91 @@ impl Relay {
         }
     }
 
-    /// What is known so far of the tokens that the request used.
-    fn spent(&self) -> Spent {
+    /// What is known so far about the tokens that the request used.
+    fn tokens_used(&self) -> TokensUsed {
         match &self.events {
-            _ if !self.status.is_success() => Spent::Nothing,
-            Some(Events { usage: Some(usage), .. }) => Spent::Reported(*usage),
+            _ if !self.status.is_success() => TokensUsed::None,
+            Some(Events { usage: Some(usage), .. }) => TokensUsed::Reported(*usage),
             Some(events) => {
-                Spent::Counted(self.fleet.expectations().estimates.tokens_of_events(events.with_tokens()))
+                let estimates = self.fleet.expectations().estimates;
+                TokensUsed::Estimated(estimates.tokens_of_events(events.token_events()))
             }
-            None => Spent::Unknown,
+            None => TokensUsed::Unknown,
         }
     }
 
     fn replica(&self) -> &str {
-        self.placed.as_ref().map_or("", |placed| &placed.replica.found.name)
+        self.placement.as_ref().map_or("", |placement| &placement.replica.discovered.name)
     }
 
     /// The answer is complete.
     fn end(&mut self) -> Bytes {
-        let spent = self.spent();
-        if let (Some(link), Some(placed)) = (self.upstream.take(), &mut self.placed) {
-            self.worker.pool.give(placed.replica.found.http, link);
-            placed.end(Outcome::Answered);
+        let used = self.tokens_used();
+        if let (Some(link), Some(placement)) = (self.upstream.take(), &mut self.placement) {
+            self.worker.pool.put(placement.replica.discovered.http, link);
+            placement.set_outcome(Outcome::Answered);
             let (status, prompt_bytes, choices) = (self.status, self.prompt_bytes, self.choices.max(1));
             let fleet = Arc::clone(&self.fleet);
-            let events = self.events.as_ref().map(Events::with_tokens);
+            let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
-            later(move || {
-                match spent {
-                    Spent::Reported(usage) => {
-                        let each = usage.completion.map(|tokens| tokens / choices);
-                        fleet.learn(Some((prompt_bytes, usage.prompt)), each);
-                        if let (Some(events), Some(tokens)) = (events, usage.completion) {
-                            fleet.learn_events(events, tokens);
+            defer(move || {
+                match used {
+                    TokensUsed::Reported(usage) => {
+                        fleet.observe_prompt(prompt_bytes, usage.prompt);
+                        if let Some(tokens) = usage.completion {
+                            fleet.observe_output(tokens / choices);
+                            token_events.inspect(|&events| fleet.observe_events(events, tokens));
                         }
                     }
-                    Spent::Counted(tokens) => fleet.learn(None, Some(tokens / choices)),
-                    Spent::Nothing | Spent::Unknown => {}
+                    TokensUsed::Estimated(tokens) => fleet.observe_output(tokens / choices),
+                    TokensUsed::None | TokensUsed::Unknown => {}
                 }
-                record.whole(status, spent);
+                record.completed(status, used);
             });
         }
-        self.placed = None;
+        self.placement = None;
         self.events.as_mut().map(Events::rest).unwrap_or_default()
     }
 
-    /// The replica is gone. A stream of events ends with one that says so, anything else just breaks off.
+    /// Ends an answer whose replica has failed: a stream of events with an error event, any other answer by closing the
+    /// connection.
     fn break_off(&mut self, message: &str, context: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         self.upstream = None;
-        if let Some(mut placed) = self.placed.take() {
-            placed.end(Outcome::Failed);
+        if let Some(mut placement) = self.placement.take() {
+            placement.set_outcome(Outcome::Failed);
         }
-        self.record.broken(self.status, self.spent());
+        self.record.broken(self.status, self.tokens_used());
         if let Some(events) = &self.events {
-            return Poll::Ready(Some(Ok(events.broken(message))));
+            return Poll::Ready(Some(Ok(events.error_events(message))));
         }
-        // With an error the connection is dropped, and with it what is not written yet: that goes first.
+        // An error drops the connection with the data that is not written yet, so that data is written first.
         self.failure = Some(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned()));
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Nothing is there at the moment: whether that has been so for too long. Arranges to be asked again.
+    /// Whether the replica has been silent for too long. Called when no data is there; arranges to be called again.
     fn is_silent_too_long(&mut self, context: &mut Context<'_>) -> bool {
         let now = Instant::now();
-        let silence = self
-            .silence
-            .get_or_insert_with(|| Silence { since: None, timer: Box::pin(tokio::time::sleep(TICK)) });
+        let silence = self.silence.get_or_insert_with(|| Silence {
+            since: None,
+            timer: Box::pin(tokio::time::sleep(SILENCE_CHECK_INTERVAL)),
+        });
         let since = *silence.since.get_or_insert(now);
         while silence.timer.as_mut().poll(context).is_ready() {
             let settings = self.worker.app.settings();
-            let quiet = now.saturating_duration_since(since);
-            let limit = match &self.placed {
-                Some(placed) if placed.replica.hangs(now, settings.hang_timeout) => settings.hang_timeout,
+            let duration = now.saturating_duration_since(since);
+            let limit = match &self.placement {
+                Some(placement) if placement.replica.hangs(now, settings.hang_timeout) => {
+                    settings.hang_timeout
+                }
                 _ => settings.idle_timeout,
             };
-            if quiet >= limit.min(settings.idle_timeout) {
+            if duration >= limit.min(settings.idle_timeout) {
                 return true;
             }
-            let next = TICK.min(limit.saturating_sub(quiet)).max(Duration::from_millis(1));
+            let next =
+                SILENCE_CHECK_INTERVAL.min(limit.saturating_sub(duration)).max(Duration::from_millis(1));
             silence.timer.as_mut().reset(tokio::time::Instant::now() + next);
         }
         false
@@ -226,7 +232,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // Without effect if the answer has ended.
-        self.record.cancelled(self.status, self.spent());
+        // This has no effect if the answer has ended.
+        self.record.cancelled(self.status, self.tokens_used());
     }
 }

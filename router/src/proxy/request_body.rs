@@ -1,5 +1,5 @@
-//! The body of a request as replicas get it: the client's, or the client's with a few bytes replaced. The client's bytes
-//! are shared and not copied, so that they count once against the memory for bodies and are given back together.
+//! The body of a request to a replica: the client's body, or the client's body with a few bytes replaced. The client's
+//! bytes are shared and not copied, so that they count once toward the memory budget for bodies.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -9,15 +9,15 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-/// A request's body. Clones share the bytes.
+/// The body of a request to a replica. Clones share the bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestBody {
-    /// What is still to be sent; empty parts are skipped.
+    /// The parts that are still to be sent. Empty parts are skipped.
     parts: [Bytes; 3],
 }
 
 impl RequestBody {
-    /// The client's body as it is.
+    /// The unchanged body of the client.
     pub(super) fn whole(body: Bytes) -> Self {
         Self { parts: [body, Bytes::new(), Bytes::new()] }
     }
@@ -31,7 +31,7 @@ impl RequestBody {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// All of it in one piece.
+    /// The whole body in one piece.
     #[cfg(test)]
     pub(super) fn concat(&self) -> Vec<u8> {
         self.parts.concat()

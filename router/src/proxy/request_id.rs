@@ -1,4 +1,4 @@
-//! The name by which a request is found in the logs of clients, routers and replicas: the client's, or a new one.
+//! Request IDs, which identify a request in the logs of clients, routers and replicas. The client can choose the ID.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use super::headers::REQUEST_ID;
 /// Beyond it: the router replaces the ID with a new one.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Makes ids: the same 16 digits for all of them, different for each thread of each process, and a number.
+/// Generates IDs that consist of a random number, which differs between threads and processes, and a counter.
 #[derive(Debug)]
 pub(crate) struct RequestIds {
     prefix: u64,
@@ -21,21 +21,21 @@ pub(crate) struct RequestIds {
 
 impl RequestIds {
     pub(crate) fn new() -> Self {
-        // The standard library seeds it from the operating system's random numbers.
+        // The standard library seeds the hash from the random numbers of the operating system.
         Self { prefix: RandomState::new().hash_one("request"), next: AtomicU64::new(1) }
     }
 
-    /// The client's id if it is fit for a log line, else a new one.
+    /// The ID that the client has chosen if it is valid in a log line, and otherwise a new one.
     pub(super) fn of(&self, headers: &HeaderMap) -> HeaderValue {
         match headers.get(REQUEST_ID) {
-            Some(given) if is_valid(given.as_bytes()) => given.clone(),
+            Some(id) if is_valid(id.as_bytes()) => id.clone(),
             _ => self.generate(),
         }
     }
 
     fn generate(&self) -> HeaderValue {
         let id = format!("req_{:016x}{:016x}", self.prefix, self.next.fetch_add(1, Ordering::Relaxed));
-        HeaderValue::try_from(id).expect("invariant: letters and digits are a header's value")
+        HeaderValue::try_from(id).expect("invariant: letters and digits are a header value")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Attempt after attempt, until there is an answer or no further attempt is allowed.
+//! Attempts to send a request, one after the other, until a replica answers or no further attempt is permitted.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,13 +6,17 @@ use std::time::Instant;
 use http::Response;
 
 use super::attempt::{Answer, attempt};
+use super::body::Body;
 use super::failure::Failure;
-use super::record::{Record, Spent};
-use super::{Body, Outgoing, Worker};
-use crate::dispatch::{Outcome, Wanted};
+use super::outgoing::OutgoingRequest;
+use super::record::{RequestRecord, TokensUsed};
+use super::worker::Worker;
+use crate::dispatch::Outcome;
 use crate::error::Error;
 use crate::fleet::Fleet;
-use crate::queue::Waiter;
+use crate::queue::QueuedRequest;
+use crate::replica::Replica;
+use crate::waiting::PlacementRequest;
 
 /// Number of broken connections to replicas after which the router gives up a request. The request itself may be what
 /// ends them, and it must not end one after the other.
@@ -20,85 +24,89 @@ use crate::queue::Waiter;
 /// Beyond it: 502, `replicas_failed`, with `x-should-retry: false`.
 const BROKEN_MAX: u32 = 2;
 
-/// Where a request may go, and how it may wait for a place.
+/// The model that a request is for, what it needs of a replica, and how it may wait.
 pub(super) struct Destination {
     pub(super) fleet: Arc<Fleet>,
-    pub(super) wanted: Wanted,
-    pub(super) waiter: Waiter,
+    pub(super) request: PlacementRequest,
+    pub(super) queued: QueuedRequest,
 }
 
 /// Sends a request to replicas until one answers.
 ///
 /// # Errors
-/// None did.
+/// No replica answered.
 ///
 /// # Cancel safety
-/// Dropping it ends the request at the replica and gives its place back.
-pub(super) async fn until_answered(
+/// Dropping the future cancels the request at the replica and ends its placement.
+pub(super) async fn send_until_answered(
     worker: &Arc<Worker>,
     destination: Destination,
-    outgoing: &Outgoing,
-    record: &mut Record,
+    outgoing: &OutgoingRequest,
+    record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
-    let Destination { fleet, mut wanted, waiter } = destination;
+    let Destination { fleet, mut request, queued } = destination;
     let dispatch = worker.app.dispatch();
     dispatch.earn_retry();
     let mut attempts = 0;
     let mut broken = 0;
-    // When it first found that no replica accepts connections.
+    // When a replica first accepted no connection.
     let mut unreached: Option<Instant> = None;
     loop {
-        // The list of those tried outlives the attempt, as the next needs it.
-        let mut placed = dispatch.place(&fleet, wanted.clone(), waiter).await?;
-        record.placed(&placed);
-        let failure = match attempt(worker, &placed, outgoing).await {
-            Ok(Answer::Whole(response, body)) => {
-                placed.end(Outcome::Answered);
-                record.answered(&placed, outgoing, (response.status(), body));
-                return Ok(response);
+        let mut placement = dispatch.place(&fleet, request.clone(), queued).await?;
+        record.placed(&placement);
+        let failure = match attempt(worker, &placement, outgoing).await {
+            Ok(Answer::Whole(response)) => {
+                placement.set_outcome(Outcome::Answered);
+                record.answered(&placement, outgoing, &response);
+                return Ok(response.map(Body::whole));
             }
-            Ok(Answer::Stream(stream)) => return Ok(stream.into_response(worker, placed, outgoing, record)),
+            Ok(Answer::Streamed(answer)) => {
+                let response = answer.into_response(worker, placement, outgoing, record);
+                return Ok(response.map(Body::relay));
+            }
             Err(failure) => failure,
         };
         let label = failure.label();
         let request_id = outgoing.request_id.to_str().unwrap_or_default();
-        tracing::debug!(replica = placed.replica.found.name, reason = label, request_id, "an attempt failed");
+        let replica = &placement.replica.discovered.name;
+        tracing::debug!(replica, reason = label, request_id, "an attempt failed");
         if failure.is_fault() {
             let is_late = matches!(failure, Failure::TimedOut);
-            placed.end(if is_late { Outcome::TimedOut } else { Outcome::Failed });
+            placement.set_outcome(if is_late { Outcome::TimedOut } else { Outcome::Failed });
         }
-        let identity = placed.replica.identity;
-        drop(placed);
-        wanted.tried.retain(|&tried| tried != identity);
-        wanted.tried.push(identity);
+        let identity = placement.replica.identity;
+        drop(placement);
+        request.tried.retain(|&tried| tried != identity);
+        request.tried.push(identity);
         let attempts_max = worker.app.settings().attempts;
         attempts += 1;
         broken += u32::from(matches!(failure, Failure::Broken { .. }));
         if broken >= BROKEN_MAX {
             return Err(Error::BrokeReplicas(broken));
         }
-        let is_repeated = failure.allows(outgoing.repeat)
+        let is_retried = failure.permits_retry(outgoing.retry_safety)
             && match &failure {
-                // It does not count as an attempt: as long as a request may wait for a replica at all.
+                // This does not count as an attempt. It is retried for as long as a request may wait for a replica.
                 Failure::Connect => {
                     attempts -= 1;
                     let since = *unreached.get_or_insert_with(Instant::now);
                     since.elapsed() < worker.app.settings().waiting_room_timeout
                 }
                 Failure::Busy(_) | Failure::Unauthenticated => {
-                    attempts < attempts_max && has_untried(&fleet, &wanted)
+                    attempts < attempts_max && has_untried(&fleet, &request)
                 }
                 _ => attempts < attempts_max && dispatch.spend_retry(),
             };
-        if !is_repeated {
-            let answer = failure.last(attempts.max(1), outgoing.repeat)?;
-            record.whole(answer.status(), Spent::Nothing);
-            return Ok(answer);
+        if !is_retried {
+            let answer = failure.into_answer(attempts.max(1), outgoing.retry_safety)?;
+            record.completed(answer.status(), TokensUsed::None);
+            return Ok(answer.map(Body::whole));
         }
-        worker.app.metrics().retried(label);
+        worker.app.metrics().record_retry(label);
     }
 }
 
-fn has_untried(fleet: &Fleet, wanted: &Wanted) -> bool {
-    wanted.only.is_none() && fleet.replicas().iter().any(|replica| !wanted.tried.contains(&replica.identity))
+fn has_untried(fleet: &Fleet, request: &PlacementRequest) -> bool {
+    let is_untried = |replica: &Arc<Replica>| !request.tried.contains(&replica.identity);
+    request.only.is_none() && fleet.replicas().iter().any(is_untried)
 }

@@ -1,9 +1,8 @@
-//! Server-sent events on their way through: where one ends, and the one that the router adds when a replica
-//! dies in the middle.
+//! Passes on server-sent events, and adds an error event if the replica dies during a stream.
 //!
-//! An event that is not complete is held back, so that what a client has got at any time are whole events and
-//! the last one can be an error. Of events only the usage is read, and it is removed where only the router requested
-//! it; nothing else is changed.
+//! An incomplete event is held back, so that a client has received only whole events at any time and the last one can
+//! be an error. Only the usage in events is parsed, and it is removed if only the router requested it. Nothing else is
+//! changed.
 
 use std::sync::LazyLock;
 
@@ -11,9 +10,9 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::{self, Finder};
 use serde::Serialize;
 
-use super::Endpoint;
 use super::metering::{data, events_of, without_usage};
 use super::usage::{Usage, may_have_usage, usage};
+use crate::endpoint::Endpoint;
 use crate::error::ErrorObject;
 
 /// Size of a server-sent event that is held back until it is complete.
@@ -21,22 +20,22 @@ use crate::error::ErrorObject;
 /// Beyond it: the event is passed on in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
-/// What nearly every event has.
+/// The prefix of the data in an event.
 static DATA: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"data:"));
 
-/// The events of a stream.
+/// Processes the events of one stream.
 #[derive(Debug)]
 pub(super) struct Events {
     endpoint: Endpoint,
-    /// The beginning of an event.
+    /// The beginning of an event that is not complete.
     held: BytesMut,
-    /// How many have passed.
+    /// The number of events that were passed on.
     pub(super) count: u64,
-    /// The last usage that was reported.
+    /// The last usage that the replica reported.
     pub(super) usage: Option<Usage>,
-    /// The client did not ask for the usage.
+    /// Whether the usage is removed, because the client did not request it.
     hides_usage: bool,
-    /// The last `sequence_number` that has passed.
+    /// The last `sequence_number` that was passed on.
     sequence_number: Option<u64>,
 }
 
@@ -52,14 +51,14 @@ impl Events {
         }
     }
 
-    /// A stream whose usage the router requested for itself.
+    /// A stream whose usage only the router requested.
     pub(super) fn hiding_usage(endpoint: Endpoint) -> Self {
         Self { hides_usage: true, ..Self::new(endpoint) }
     }
 
-    /// What of `bytes`, and of what was held back before, may be passed on now; empty if nothing.
+    /// The whole events in `bytes` and the bytes that were held back before. It is empty if there is none.
     pub(super) fn pass(&mut self, bytes: Bytes) -> Bytes {
-        // Nearly always a piece is one whole event.
+        // Most pieces are one whole event.
         let passed = if self.held.is_empty() && ends_event(&bytes) {
             bytes
         } else {
@@ -72,7 +71,7 @@ impl Events {
         };
         self.count += DATA.find_iter(&passed).count() as u64;
         if self.endpoint == Endpoint::Responses {
-            self.note_sequence_number(&passed);
+            self.track_sequence_number(&passed);
         }
         if may_have_usage(&passed) {
             self.usage = events_of(&passed).filter_map(|event| usage(data(event)?)).last().or(self.usage);
@@ -80,18 +79,18 @@ impl Events {
         if self.hides_usage { without_usage(passed) } else { passed }
     }
 
-    /// How many events with tokens have passed: all but those that begin and end an answer.
-    pub(super) fn with_tokens(&self) -> u32 {
+    /// The number of events with tokens: all except those that begin and end an answer.
+    pub(super) fn token_events(&self) -> u32 {
         u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }
 
-    /// What was held back when the stream came to its proper end.
+    /// The bytes that are held back when the stream ends.
     pub(super) fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// The events that end a stream whose replica died.
-    pub(super) fn broken(&self, message: &str) -> Bytes {
+    /// The events that end a stream after its replica has failed.
+    pub(super) fn error_events(&self, message: &str) -> Bytes {
         const CODE: &str = "replica_failed";
         let error = ErrorObject { message, r#type: "server_error", param: None, code: Some(CODE) };
         let mut event = Vec::new();
@@ -113,7 +112,7 @@ impl Events {
         event.into()
     }
 
-    fn note_sequence_number(&mut self, events: &[u8]) {
+    fn track_sequence_number(&mut self, events: &[u8]) {
         const KEY: &[u8] = b"\"sequence_number\":";
         if let Some(at) = memmem::rfind(events, KEY) {
             self.sequence_number = super::usage::number(&events[at + KEY.len()..]);
@@ -126,7 +125,7 @@ struct ChatError<'a> {
     error: ErrorObject<'a>,
 }
 
-/// OpenAI's error event, with the error object besides, by which its clients raise an exception.
+/// OpenAI's error event, with the additional error object for which its clients raise an exception.
 #[derive(Serialize)]
 struct ResponsesError<'a> {
     r#type: &'a str,
@@ -141,11 +140,11 @@ fn ends_event(bytes: &[u8]) -> bool {
     bytes.ends_with(b"\n\n") || bytes.ends_with(b"\r\n\r\n")
 }
 
-/// Behind the last event that is complete.
+/// The position after the last complete event.
 fn last_end(bytes: &[u8]) -> Option<usize> {
-    let unix = memmem::rfind(bytes, b"\n\n").map(|at| at + 2);
-    let dos = memmem::rfind(bytes, b"\r\n\r\n").map(|at| at + 4);
-    unix.max(dos)
+    let after_lf = memmem::rfind(bytes, b"\n\n").map(|at| at + 2);
+    let after_crlf = memmem::rfind(bytes, b"\r\n\r\n").map(|at| at + 4);
+    after_lf.max(after_crlf)
 }
 
 #[cfg(test)]
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_the_pieces_all_bytes_pass_and_only_whole_events_at_a_time() {
+    fn only_whole_events_are_passed_on_however_they_are_split() {
         let text = b"data: {\"a\":1}\n\n: comment\n\nevent: x\ndata: {\"b\":\"\\n\"}\r\n\r\ndata: [DONE]\n\n";
         for first in 0..text.len() {
             for second in first..text.len() {
@@ -173,9 +172,9 @@ mod tests {
         }
     }
 
-    /// Bytes that a seed makes up: all of them pass, each piece of them ends an event, and an error can follow.
+    /// With random bytes, all bytes are passed on, each piece ends an event, and an error event can follow.
     #[test]
-    fn at_random_nothing_is_lost_or_added_and_an_error_event_can_always_follow() {
+    fn random_bytes_are_passed_on_unchanged_and_an_error_event_can_follow() {
         let seed = 14;
         println!("seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
@@ -205,16 +204,16 @@ mod tests {
                 passed.extend_from_slice(&now);
             }
             assert!(given.starts_with(&passed));
-            let broken = String::from_utf8(events.broken("it died").to_vec()).unwrap();
+            let broken = String::from_utf8(events.error_events("it died").to_vec()).unwrap();
             assert!(broken.ends_with("\n\n") && broken.contains("\"code\":\"replica_failed\""), "{broken}");
             passed.extend_from_slice(&events.rest());
             assert_eq!(passed, given);
         }
     }
 
-    /// Whatever the pieces, a client that did not ask for the usage gets the stream that it would have got without it.
+    /// However a stream is split, a client that did not request the usage receives the same stream as without it.
     #[test]
-    fn at_random_a_stream_without_its_usage_is_the_stream_that_was_asked_for() {
+    fn a_random_stream_without_its_usage_equals_the_stream_that_the_client_requested() {
         let seed = 68;
         println!("seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_end_does_not_grow_without_bound() {
+    fn an_endless_event_is_passed_on_in_parts() {
         let mut events = Events::new(Endpoint::Chat);
         let mut passed = 0;
         for _ in 0..100 {
@@ -267,8 +266,8 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_stream_ends_as_each_api_has_it() {
-        let chat = Events::new(Endpoint::Chat).broken("it \"died\"");
+    fn a_broken_stream_ends_with_the_error_of_its_api() {
+        let chat = Events::new(Endpoint::Chat).error_events("it \"died\"");
         let chat = std::str::from_utf8(&chat).unwrap();
         assert!(
             chat.starts_with(r#"data: {"error":{"message":"it \"died\"","type":"server_error""#),
@@ -277,7 +276,7 @@ mod tests {
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
         let mut events = Events::new(Endpoint::Responses);
         events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
-        let responses = events.broken("m");
+        let responses = events.error_events("m");
         let responses = std::str::from_utf8(&responses).unwrap();
         assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");
         assert!(responses.contains("\"sequence_number\":42") && !responses.contains("[DONE]"), "{responses}");

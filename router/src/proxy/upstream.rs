@@ -1,8 +1,8 @@
-//! Connections to replicas: how one is made, used for a request, read, and pooled for the next request.
+//! Connections to replicas: opens them, sends requests over them, and pools idle ones for later requests.
 //!
 //! A connection has no task of its own. hyper's client connection is polled by the task that waits for the answer, so
 //! that a token passes from one socket to the other without waking another task, and dropping the answer closes the
-//! connection at once, which is how a replica learns that its client has gone:
+//! connection immediately, which is how a replica notices that its client has left:
 //! `docs/decisions/0068-hyper-client.md`.
 
 use std::collections::HashMap;
@@ -34,19 +34,19 @@ const IDLE_MAX: usize = 256;
 ///
 /// Beyond it: the connection is closed.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
-/// Bytes that are buffered of an answer, and of the head of an answer.
+/// Size of the buffer for the head and the body of an answer, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of an answer that are passed on in one piece if they arrived in several.
+/// Number of bytes up to which parts of an answer that arrived together are joined.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
-/// A connection without traffic for this long is probed,
+/// The time without traffic after which a connection is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(15);
-/// this often,
+/// The interval between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// and is closed after this many probes without a reply. Without it an answer that takes minutes would wait for a
-/// machine that is gone.
+/// Number of probes without a reply after which a connection is closed. Without probes an answer that takes minutes
+/// would wait for a machine that has failed.
 const PROBES_MAX: u32 = 3;
 
-/// Why a request has no answer.
+/// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
     /// The connection was closed before a byte of the request was written.
@@ -60,16 +60,16 @@ pub(crate) enum SendError {
 /// A connection to a replica.
 pub(crate) struct Link {
     sender: SendRequest<RequestBody>,
-    /// `None` once it has ended.
+    /// `None` after the connection has ended.
     connection: Option<Connection<TokioIo<TcpStream>, RequestBody>>,
-    /// What is still to come of the answer; `None` once all of it was returned.
+    /// The rest of the answer, or `None` after all of it was returned.
     body: Option<Incoming>,
-    /// The error that follows data that was already returned.
+    /// An error that is returned after the data that arrived before it.
     failure: Option<io::Error>,
-    /// It has carried a request before, so its failure may mean no more than that the replica closed it while it was
+    /// Whether the connection was used before, so that a failure may only mean that the replica closed it while it was
     /// idle.
     pub(crate) is_reused: bool,
-    /// It is closed after one request.
+    /// Whether the connection is closed after one request.
     pub(crate) is_single_use: bool,
 }
 
@@ -95,13 +95,13 @@ impl Link {
         })
     }
 
-    /// Sends a request and waits for the head of its answer, without the headers that concern only this connection.
+    /// Sends a request and waits for the head of its answer, without hop-by-hop headers.
     ///
     /// # Errors
-    /// The connection broke, or what came is not an answer of HTTP/1.
+    /// The connection broke, or the answer is not valid HTTP/1.
     ///
     /// # Cancel safety
-    /// None: a link whose `send` was dropped cannot be used again.
+    /// Not cancel safe: a link whose `send` was dropped cannot be used again.
     pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Parts, SendError> {
         let mut answer = pin!(self.sender.try_send_request(request));
         let connection = &mut self.connection;
@@ -114,25 +114,25 @@ impl Link {
             None => SendError::Sent(io::Error::other(error.into_error())),
         })?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let message = "the replica switched protocols without being asked";
+            let message = "the replica switched protocols without a request to do so";
             return Err(SendError::Sent(io::Error::new(io::ErrorKind::InvalidData, message)));
         }
-        let (given, body) = response.into_parts();
+        let (head, body) = response.into_parts();
         self.body = (!body.is_end_stream()).then_some(body);
-        // Without what hyper keeps beside the head, such as the reason phrase.
+        // Drop hyper's extensions, such as the reason phrase.
         let (mut parts, ()) = Response::new(()).into_parts();
-        parts.status = given.status;
-        parts.headers = given.headers;
+        parts.status = head.status;
+        parts.headers = head.headers;
         headers::remove_hop_by_hop(&mut parts.headers);
         Ok(parts)
     }
 
-    /// The bytes that are still to come of the answer's body, if their number is known.
+    /// The number of bytes of the rest of the body, if it is known.
     pub(crate) fn body_bytes(&self) -> Option<u64> {
         self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
     }
 
-    /// The next part of the answer's body, never empty.
+    /// The next part of the body, which is never empty.
     ///
     /// # Errors
     /// The connection broke before the end, or the framing is invalid.
@@ -141,7 +141,7 @@ impl Link {
             Some(Ok(first)) => first,
             ended => return Poll::Ready(ended),
         };
-        // Small chunks that arrived together cost less as one.
+        // Joining small parts that arrived together saves work.
         let mut joined = BytesMut::new();
         while first.len() + joined.len() < JOINED_BYTES_MAX {
             match self.poll_data(context) {
@@ -162,7 +162,7 @@ impl Link {
         Poll::Ready(Some(Ok(if joined.is_empty() { first } else { joined.freeze() })))
     }
 
-    /// As [`Self::poll_body`].
+    /// Waits for the result of [`Self::poll_body`].
     pub(crate) async fn next(&mut self) -> Option<io::Result<Bytes>> {
         poll_fn(|context| self.poll_body(context)).await
     }
@@ -195,14 +195,14 @@ impl Link {
         Poll::Ready(None)
     }
 
-    /// Whether it can carry another request: the last answer was read to its end, the replica has not closed the
-    /// connection as far as is known, and sends nothing unasked.
+    /// Whether the connection can be used for another request: the last answer was read to its end, and the replica has
+    /// neither closed the connection, as far as is known, nor sent unrequested data.
     fn is_idle(&self) -> bool {
         self.connection.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
     }
 }
 
-/// Whether a replica rejected the router itself. A 401 of any other kind is about the client's own key and is passed on.
+/// Whether a replica rejected the router itself. Any other 401 is about the client's own key and is passed on.
 pub(crate) fn rejects_router(answer: &Parts) -> bool {
     let mut schemes = answer.headers.get_all(header::WWW_AUTHENTICATE).iter();
     answer.status == StatusCode::UNAUTHORIZED && schemes.any(|scheme| scheme == SCHEME)
@@ -211,8 +211,8 @@ pub(crate) fn rejects_router(answer: &Parts) -> bool {
 async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = tokio::time::timeout(timeout, TcpStream::connect(address))
         .await
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))??;
-    // A request is written at once and must not wait for an acknowledgement.
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "timed out"))??;
+    // A request is written immediately and must not wait for an acknowledgement.
     stream.set_nodelay(true)?;
     let probes = socket2::TcpKeepalive::new()
         .with_time(PROBE_AFTER)
@@ -222,7 +222,7 @@ async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Lets hyper write what is to be written and read what is there.
+/// Lets hyper write pending data and read available data.
 fn drive(connection: &mut Option<Connection<TokioIo<TcpStream>, RequestBody>>, context: &mut Context<'_>) {
     if let Some(open) = connection
         && let Poll::Ready(ended) = Pin::new(open).poll(context)
@@ -246,16 +246,16 @@ impl std::fmt::Debug for Link {
 pub(crate) struct Pool(Mutex<HashMap<SocketAddr, Vec<(Link, Instant)>>>);
 
 impl Pool {
-    /// An idle connection to `address`, the most recently used first.
-    pub(crate) async fn take(&self, address: SocketAddr) -> Option<Link> {
+    /// Removes and returns the most recently used idle connection to `address`.
+    pub(crate) async fn get(&self, address: SocketAddr) -> Option<Link> {
         loop {
             let (mut link, since) = self.lock().get_mut(&address)?.pop()?;
             if since.elapsed() > IDLE_AGE_MAX {
-                // The others are older.
+                // The other connections are older.
                 self.lock().remove(&address);
                 return None;
             }
-            // The replica may have closed it meanwhile.
+            // The replica may have closed the connection in the meantime.
             poll_fn(|context| {
                 drive(&mut link.connection, context);
                 Poll::Ready(())
@@ -267,13 +267,13 @@ impl Pool {
         }
     }
 
-    /// Keeps `link` for another request, if it can carry one.
-    pub(crate) fn give(&self, address: SocketAddr, mut link: Link) {
+    /// Adds `link` to the pool, if it can be used for another request.
+    pub(crate) fn put(&self, address: SocketAddr, mut link: Link) {
         if link.is_single_use {
             return;
         }
         if !link.is_idle() {
-            // hyper may not have seen yet that the answer is over. Nobody has to be woken for an idle connection.
+            // hyper may not have noticed yet that the answer is complete. An idle connection needs no waker.
             drive(&mut link.connection, &mut Context::from_waker(Waker::noop()));
             if !link.is_idle() {
                 return;
@@ -287,7 +287,7 @@ impl Pool {
         }
     }
 
-    /// Closes the connections that are too old to be used.
+    /// Closes the connections that are too old.
     pub(crate) fn sweep(&self) {
         self.lock().retain(|_, idle| {
             idle.retain(|(_, since)| since.elapsed() <= IDLE_AGE_MAX);

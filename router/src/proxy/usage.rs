@@ -1,5 +1,5 @@
-//! The tokens that an answer reports to have used. Only members of the answer itself count: its text, and what it
-//! repeats of the request, are the client's, who may be charged by the figures.
+//! The token usage that an answer reports. Only members of the answer itself count. Its text and the parts of the
+//! request that it repeats are controlled by the client, whose quota depends on the numbers.
 
 use std::sync::LazyLock;
 
@@ -8,28 +8,28 @@ use serde::Deserialize;
 
 use super::fields::members;
 
-/// The name of the member.
+/// The name of the member with the usage.
 static NAME: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 
-/// The tokens of an answer.
+/// The token usage of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Usage {
-    /// Of the prompt.
+    /// The number of prompt tokens.
     #[serde(alias = "input_tokens", rename = "prompt_tokens")]
     pub(super) prompt: u32,
-    /// Of all that was generated; `None` where nothing is, as with embeddings.
+    /// The number of generated tokens, or `None` if nothing is generated, as with embeddings.
     #[serde(alias = "output_tokens", rename = "completion_tokens")]
     pub(super) completion: Option<u32>,
 }
 
 impl Usage {
-    /// Of prompt and answer.
+    /// The number of all tokens.
     pub(super) fn total(self) -> u32 {
         self.prompt.saturating_add(self.completion.unwrap_or(0))
     }
 }
 
-/// Whether `bytes` may contain the usage: cheaper than a look at the members.
+/// Whether `bytes` may contain the usage. This is cheaper than parsing the members.
 pub(super) fn may_have_usage(bytes: &[u8]) -> bool {
     NAME.find(bytes).is_some()
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_usage_of_either_api_and_nothing_else() {
+    fn the_usage_of_both_apis_is_parsed_and_nothing_else_is() {
         let chat = br#"{"choices":[],"usage":{"prompt_tokens": 12,"completion_tokens":3,"total_tokens":15}}"#;
         assert_eq!(usage(chat), Some(Usage { prompt: 12, completion: Some(3) }));
         let responses = br#"{"usage":{"input_tokens":1,"output_tokens":2}}"#;
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_write_its_own_usage() {
+    fn a_client_cannot_forge_its_usage() {
         let echoed = r#"{"usage":{"input_tokens":900,"output_tokens":2},
             "tools":[{"parameters":{"usage":{"input_tokens":0,"output_tokens":0}}}],"metadata":{"usage":"0"},
             "text":"\"usage\":{\"input_tokens\":0,\"output_tokens\":0}"}"#;

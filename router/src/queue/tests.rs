@@ -4,14 +4,14 @@ use rand::{Rng as _, SeedableRng as _};
 use super::*;
 
 const CONFIG: QueueConfig = QueueConfig {
-    requests_max: 4,
-    tokens_max: 1000,
-    wait_max: Duration::from_secs(60),
-    class_step: Duration::from_secs(10),
+    queue_requests: 4,
+    queue_tokens: 1000,
+    queue_timeout: Duration::from_secs(60),
+    class_delay: Duration::from_secs(10),
 };
 
-fn waiter(class: Class, arrived: Instant) -> Waiter {
-    Waiter { class, tokens: 100, arrived, deadline: None }
+fn request(class: Class, arrived: Instant) -> QueuedRequest {
+    QueuedRequest { class, tokens: 100, arrived, deadline: None }
 }
 
 fn seconds(count: u64) -> Duration {
@@ -19,13 +19,13 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[test]
-fn who_came_first_is_first() {
+fn the_first_request_is_served_first() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let first = queue.push(waiter(Class::Standard, now), now).unwrap();
-    let second = queue.push(waiter(Class::Standard, now), now).unwrap();
+    let first = queue.push(request(Class::Standard, now), now).unwrap();
+    let second = queue.push(request(Class::Standard, now), now).unwrap();
     assert_eq!(queue.head(), Some(first));
-    assert_eq!(queue.take(first, now + seconds(3)), Some(seconds(3)));
-    assert_eq!(queue.take(first, now), None);
+    assert_eq!(queue.dequeue(first, now + seconds(3)), Some(seconds(3)));
+    assert_eq!(queue.dequeue(first, now), None);
     assert_eq!(queue.age(now + seconds(4)), Some(seconds(4)));
     assert_eq!(queue.head(), Some(second));
     queue.cancel(second, now);
@@ -34,47 +34,47 @@ fn who_came_first_is_first() {
 }
 
 #[test]
-fn who_comes_back_has_its_former_place() {
+fn a_request_that_returns_keeps_its_position() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let newcomer = queue.push(waiter(Class::Standard, now + seconds(1)), now + seconds(1)).unwrap();
-    let back = queue.push(waiter(Class::Standard, now), now + seconds(2)).unwrap();
+    let newcomer = queue.push(request(Class::Standard, now + seconds(1)), now + seconds(1)).unwrap();
+    let back = queue.push(request(Class::Standard, now), now + seconds(2)).unwrap();
     assert_eq!(queue.upcoming(9).collect::<Vec<_>>(), [back, newcomer]);
     assert_eq!(queue.upcoming(1).collect::<Vec<_>>(), [back]);
     assert!(queue.is_upcoming(newcomer, 2) && !queue.is_upcoming(newcomer, 1));
 }
 
 #[test]
-fn a_class_goes_before_those_below_it_but_not_for_ever() {
+fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let bulk = queue.push(waiter(Class::Bulk, now), now).unwrap();
-    let standard = queue.push(waiter(Class::Standard, now + seconds(5)), now + seconds(5)).unwrap();
-    let interactive = queue.push(waiter(Class::Interactive, now + seconds(14)), now + seconds(14)).unwrap();
+    let bulk = queue.push(request(Class::Bulk, now), now).unwrap();
+    let standard = queue.push(request(Class::Standard, now + seconds(5)), now + seconds(5)).unwrap();
+    let interactive = queue.push(request(Class::Interactive, now + seconds(14)), now + seconds(14)).unwrap();
     for next in [interactive, standard] {
         assert_eq!(queue.head(), Some(next));
-        queue.take(next, now + seconds(15));
+        queue.dequeue(next, now + seconds(15));
     }
-    queue.push(waiter(Class::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
+    queue.push(request(Class::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
     assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
 }
 
 #[test]
-fn it_is_bounded_by_requests_and_by_tokens() {
+fn the_queue_is_limited_by_requests_and_by_tokens() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let huge = Waiter { tokens: 5000, ..waiter(Class::Standard, now) };
+    let huge = QueuedRequest { tokens: 5000, ..request(Class::Standard, now) };
     let ticket = queue.push(huge, now).unwrap();
-    assert!(queue.push(waiter(Class::Standard, now), now).is_err(), "no room for tokens");
-    queue.take(ticket, now);
+    assert!(queue.push(request(Class::Standard, now), now).is_err(), "no room for tokens");
+    queue.dequeue(ticket, now);
     for _ in 0..4 {
-        queue.push(Waiter { tokens: 1, ..waiter(Class::Standard, now) }, now).unwrap();
+        queue.push(QueuedRequest { tokens: 1, ..request(Class::Standard, now) }, now).unwrap();
     }
-    assert!(queue.push(waiter(Class::Standard, now), now).is_err(), "no room for requests");
+    assert!(queue.push(request(Class::Standard, now), now).is_err(), "no room for requests");
 }
 
 #[test]
-fn who_has_waited_too_long_leaves_and_nobody_else() {
+fn only_requests_past_their_deadline_expire() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let patient = queue.push(waiter(Class::Standard, now), now).unwrap();
-    let hurried = Waiter { deadline: Some(now + seconds(2)), ..waiter(Class::Bulk, now) };
+    let patient = queue.push(request(Class::Standard, now), now).unwrap();
+    let hurried = QueuedRequest { deadline: Some(now + seconds(2)), ..request(Class::Bulk, now) };
     let hurried = queue.push(hurried, now).unwrap();
     assert_eq!(queue.next_deadline(), Some(now + seconds(2)));
     assert_eq!(queue.expire(now + seconds(1)), None);
@@ -85,49 +85,49 @@ fn who_has_waited_too_long_leaves_and_nobody_else() {
 }
 
 #[test]
-fn who_is_turned_away_is_told_when_there_will_be_room() {
-    let (mut queue, start) = (Queue::new(QueueConfig { requests_max: 10, ..CONFIG }), Instant::now());
+fn a_rejected_request_gets_the_time_until_there_is_room() {
+    let (mut queue, start) = (Queue::new(QueueConfig { queue_requests: 10, ..CONFIG }), Instant::now());
     assert_eq!(queue.retry_after(start), RETRY_AFTER_MIN, "nothing is known");
     let mut now = start;
-    // One leaves every four seconds; the queue is never empty.
+    // One request is served every four seconds, and the queue is never empty.
     for _ in 0..10 {
-        queue.push(waiter(Class::Standard, now), now).unwrap();
+        queue.push(request(Class::Standard, now), now).unwrap();
     }
     for _ in 0..20 {
         now += seconds(4);
-        queue.take(queue.head().unwrap(), now).unwrap();
-        queue.push(waiter(Class::Standard, now), now).unwrap();
+        queue.dequeue(queue.head().unwrap(), now).unwrap();
+        queue.push(request(Class::Standard, now), now).unwrap();
     }
-    let QueueFull { retry_after } = queue.push(waiter(Class::Standard, now), now).unwrap_err();
+    let QueueFull { retry_after } = queue.push(request(Class::Standard, now), now).unwrap_err();
     let told = retry_after.as_secs_f64();
     assert!((told - 40.0).abs() < 1.0, "{told} s for ten that leave at one in four seconds");
-    // Time in which there is nothing to drain does not make the drain slow.
+    // Time with an empty queue does not reduce the drain rate.
     while let Some(ticket) = queue.head() {
-        queue.take(ticket, now);
+        queue.dequeue(ticket, now);
     }
     now += seconds(3600);
-    queue.push(waiter(Class::Standard, now), now).unwrap();
+    queue.push(request(Class::Standard, now), now).unwrap();
     assert!(queue.retry_after(now) < seconds(5));
 }
 
 #[test]
-fn names_of_classes() {
+fn classes_have_names() {
     for class in [Class::Interactive, Class::Standard, Class::Bulk] {
         assert_eq!(class.name().parse(), Ok(class));
     }
     let unknown = "Bulk".parse::<Class>().unwrap_err().to_string();
-    assert_eq!(unknown, "no class has the name \"Bulk\": interactive, standard or bulk");
+    assert_eq!(unknown, "unknown priority class \"Bulk\": use interactive, standard or bulk");
 }
 
-/// A stream of urgent requests that takes all the room there is: whatever came before it is served within the
-/// time that its class yields and the backlog of that moment.
+/// Urgent requests arrive faster than they can be served. Requests that arrived before them are served within the delay
+/// of their class and the backlog at that moment.
 #[test]
-fn at_random_nothing_starves_and_all_counts_are_kept() {
+fn no_request_starves_and_all_counts_hold_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
-        let config = QueueConfig { requests_max: 30, wait_max: seconds(1000), ..CONFIG };
+        let config = QueueConfig { queue_requests: 30, queue_timeout: seconds(1000), ..CONFIG };
         let (mut queue, mut now) = (Queue::new(config), Instant::now());
-        let mut waiting: Vec<(Ticket, Waiter, Instant)> = Vec::new();
+        let mut waiting: Vec<(Ticket, QueuedRequest, Instant)> = Vec::new();
         for _ in 0..2000 {
             now += Duration::from_millis(100);
             let class = match rng.next_u64() % 10 {
@@ -135,7 +135,7 @@ fn at_random_nothing_starves_and_all_counts_are_kept() {
                 1 => Class::Standard,
                 _ => Class::Interactive,
             };
-            let new = Waiter { tokens: 1 + (rng.next_u64() % 20) as u32, ..waiter(class, now) };
+            let new = QueuedRequest { tokens: 1 + (rng.next_u64() % 20) as u32, ..request(class, now) };
             if let Ok(ticket) = queue.push(new, now) {
                 waiting.push((ticket, new, now));
             }
@@ -148,17 +148,17 @@ fn at_random_nothing_starves_and_all_counts_are_kept() {
             {
                 let at = waiting.iter().position(|entry| entry.0 == ticket).unwrap();
                 let (_, taken, since) = waiting.swap_remove(at);
-                assert_eq!(queue.take(ticket, now), Some(now - since));
+                assert_eq!(queue.dequeue(ticket, now), Some(now - since));
                 for (_, other, other_since) in &waiting {
                     let is_before = other.class <= taken.class && *other_since < since;
                     assert!(!is_before, "seed {seed}: an older one of no lower class was passed over");
-                    let yielded = config.class_step * other.class as u32;
+                    let yielded = config.class_delay * other.class as u32;
                     assert!(*other_since + yielded >= since, "seed {seed}: it has yielded for too long");
                 }
             }
             assert_eq!(queue.len(), waiting.len());
             assert_eq!(queue.tokens(), waiting.iter().map(|entry| u64::from(entry.1.tokens)).sum::<u64>());
-            assert!(queue.len() <= config.requests_max && queue.tokens() <= config.tokens_max);
+            assert!(queue.len() <= config.queue_requests && queue.tokens() <= config.queue_tokens);
             let tables = (queue.order.len(), queue.deadlines.len());
             assert_eq!(tables, (queue.len(), queue.len()));
         }

@@ -1,4 +1,4 @@
-//! Keys and rates.
+//! API keys and rate limits.
 
 use std::io::Write as _;
 
@@ -21,7 +21,7 @@ fn ask(router: &Router, key: &str) -> Answer {
     router.request("POST", CHAT, &format!("authorization: Bearer {key}\r\n"), &chat("m", false))
 }
 
-/// As [`Router::start`] does, for a router that asks for a key.
+/// As [`Router::start`], for a router that requires a key.
 fn start(upstream: &Upstream, arguments: &[&str]) -> Router {
     let replica = upstream.argument();
     let all: Vec<&str> = [replica.as_str()].into_iter().chain(arguments.iter().copied()).collect();
@@ -31,7 +31,7 @@ fn start(upstream: &Upstream, arguments: &[&str]) -> Router {
 }
 
 #[test]
-fn only_who_shows_a_key_is_served_and_the_key_goes_no_further() {
+fn only_requests_with_a_key_are_served_and_the_key_is_not_passed_on() {
     let upstream = upstream();
     let (_folder, keys) = file("alpha alice\nbeta\n");
     let router = start(&upstream, &[&keys, "--access-log"]);
@@ -54,7 +54,7 @@ fn only_who_shows_a_key_is_served_and_the_key_goes_no_further() {
 }
 
 #[test]
-fn the_file_of_keys_is_read_again_and_a_wrong_one_changes_nothing() {
+fn the_file_of_keys_is_reloaded_and_an_invalid_one_changes_nothing() {
     let upstream = upstream();
     let (folder, keys) = file("alpha\n");
     let router = start(&upstream, &[&keys]);
@@ -63,7 +63,7 @@ fn the_file_of_keys_is_read_again_and_a_wrong_one_changes_nothing() {
     await_condition("the new key to be known", || (ask(&router, "beta").status == 200).then_some(()));
     assert_eq!(ask(&router, "alpha").status, 401);
     std::fs::write(&path, "too many words here\n").unwrap();
-    router.await_log("the API keys are wrong");
+    router.await_log("failed to reload the API keys");
     assert_eq!(ask(&router, "beta").status, 200);
     std::fs::write(&path, "# nobody any more\n").unwrap();
     await_condition("the last key to be revoked", || (ask(&router, "beta").status == 401).then_some(()));
@@ -113,11 +113,11 @@ fn requests_of_a_key_are_limited() {
 }
 
 #[test]
-fn tokens_of_a_key_are_limited_by_what_was_used() {
+fn the_tokens_of_a_key_are_limited_by_its_real_usage() {
     let upstream = upstream();
     let (_folder, keys) = file("alpha\n");
     let router = start(&upstream, &[&keys, "--key-tokens=400"]);
-    // Some 130 tokens are expected of each, 30 are used: more than three of them pass.
+    // About 130 tokens are expected of each request and 30 are used, so more than three requests pass.
     for _ in 0..6 {
         assert_eq!(ask(&router, "alpha").status, 200);
     }

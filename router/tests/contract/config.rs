@@ -1,4 +1,4 @@
-//! The configuration file, read again while the router runs.
+//! The configuration file, which is reloaded while the router runs.
 
 use std::io::Write as _;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use crate::harness::*;
 
 #[test]
-fn a_changed_file_applies_at_once_and_no_stream_notices() {
+fn a_changed_file_takes_effect_without_interrupting_streams() {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let old = Upstream::start("m", move |request, stream| {
@@ -38,23 +38,23 @@ fn a_changed_file_applies_at_once_and_no_stream_notices() {
     go.send(()).unwrap();
     read_until(&mut stream, "data: [DONE]\n\n");
 
-    // Wrong in each of three ways: it stays as it is.
+    // Three kinds of errors: the configuration does not change.
     for (wrong, said) in [("policy: best\n", "best"), ("polisy: kv\n", "polisy"), ("policy: [", "parse")] {
         std::fs::write(&path, wrong).unwrap();
         await_condition("the reason to be logged", || {
             let log = router.log();
-            let line = log.lines().rev().find(|line| line.contains("the configuration is wrong"))?;
+            let line = log.lines().rev().find(|line| line.contains("failed to reload the configuration"))?;
             line.contains(said).then_some(())
         });
         assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
     }
     std::fs::remove_file(&path).unwrap();
-    router.await_log("a file is gone");
+    router.await_log("failed to read a file again");
     assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
 }
 
 #[test]
-fn a_replica_that_is_taken_away_finishes_what_it_has_and_gets_nothing_new() {
+fn a_replica_removed_from_the_configuration_finishes_its_requests_and_gets_no_new_ones() {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let leaving = Upstream::start("m", move |_, stream| {
@@ -71,7 +71,7 @@ fn a_replica_that_is_taken_away_finishes_what_it_has_and_gets_nothing_new() {
         let waits = scope.spawn(|| router.post(CHAT, &chat("m", false)));
         await_condition("the request to arrive", || (leaving.seen().len() == 1).then_some(()));
         std::fs::write(&path, format!("replica: {}\n", staying.address)).unwrap();
-        router.await_log("a replica is gone");
+        router.await_log("a replica was removed");
         await_condition("the other to be used", || {
             (router.post(CHAT, &chat("m", false)).body == "\"stays\"").then_some(())
         });

@@ -1,4 +1,4 @@
-//! Replicas that leave while they still answer: they stop to report, and their requests are not aborted for it.
+//! Replicas that leave while they still answer: they stop reporting, but their requests are not aborted.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::harness::*;
 
 /// What a replica reports: a state, or nothing while it is `None`.
-type Reported = watch::Sender<Option<State>>;
+type StateSender = watch::Sender<Option<State>>;
 
 /// The gRPC service of a replica that reports every 20 ms.
 struct Reports {
@@ -62,8 +62,8 @@ impl Service for Reports {
     }
 }
 
-/// Reports the load in a thread of its own until the test ends.
-fn report() -> (SocketAddr, Reported) {
+/// Reports the load, in a separate thread, until the test ends.
+fn report() -> (SocketAddr, StateSender) {
     let (reported, receiver) = watch::channel(Some(State::Serving));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -81,15 +81,15 @@ fn report() -> (SocketAddr, Reported) {
     (address, reported)
 }
 
-/// A replica that reports, and answers when the test lets it.
-struct Gated {
+/// A replica that reports its load, and answers when the test releases it.
+struct GatedReplica {
     upstream: Upstream,
     argument: String,
-    reported: Reported,
+    reported: StateSender,
     go: Mutex<Option<Sender<Infallible>>>,
 }
 
-impl Gated {
+impl GatedReplica {
     fn start(name: &'static str) -> Self {
         let (go, gate): (Sender<Infallible>, Receiver<Infallible>) = channel();
         let gate = Mutex::new(gate);
@@ -99,7 +99,7 @@ impl Gated {
                 send(stream, STREAM);
                 send(stream, &event("begun"));
             }
-            // Until the test drops the other end.
+            // This waits until the test drops the other end.
             let _ = gate.lock().unwrap().recv();
             if is_stream {
                 send(stream, &event(name)) && send(stream, END)
@@ -112,26 +112,26 @@ impl Gated {
         Self { upstream, argument, reported, go: Mutex::new(Some(go)) }
     }
 
-    /// Lets it answer.
+    /// Releases the answer.
     fn release(&self) {
         self.go.lock().unwrap().take();
     }
 }
 
-/// How a replica leaves.
+/// The way in which a replica leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
-    /// Discovery does not list it any more, which ends its reports.
+enum Departure {
+    /// Discovery no longer lists the replica, which ends its reports.
     Removed,
-    /// It reports that it drains, and then nothing.
+    /// The replica reports that it drains, and then stops reporting.
     Draining,
 }
 
-/// Sends a request and waits until one of the two replicas has it; `true`: the first has.
+/// Sends a request and waits until a replica has received it. Returns whether it is the first replica.
 fn ask<'scope, 'env>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     router: &'env Router,
-    replicas: [&Gated; 2],
+    replicas: [&GatedReplica; 2],
     is_stream: bool,
 ) -> (bool, std::thread::ScopedJoinHandle<'scope, Answer>) {
     let before = replicas.map(|replica| replica.upstream.seen().len());
@@ -143,8 +143,8 @@ fn ask<'scope, 'env>(
     (is_first, answer)
 }
 
-fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
-    let (leaving, frozen) = (Gated::start("\"late\""), Gated::start("\"never\""));
+fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) {
+    let (leaving, frozen) = (GatedReplica::start("\"late\""), GatedReplica::start("\"never\""));
     let staying = Upstream::start("m", |_, stream| send(stream, &whole("\"stays\"")));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("router.yaml");
@@ -152,7 +152,7 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
         std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", replicas.join(", "))).unwrap();
     };
     write(&[&leaving.argument, &frozen.argument]);
-    // No time-out but the one for replicas that stop to report can end a request.
+    // Only the timeout for replicas that stop reporting can end a request.
     let times =
         ["--hang-timeout=300ms", "--idle-timeout=1h", "--answer-timeout=1h", "--first-token-timeout=1h"];
     let arguments: Vec<&str> = ["--config", path.to_str().unwrap()].into_iter().chain(times).collect();
@@ -168,11 +168,11 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
         let (late, stuck) = if is_first { (one, other) } else { (other, one) };
         let staying_argument = staying.address.to_string();
         match leaving_by {
-            Leaving::Removed => {
+            Departure::Removed => {
                 write(&[&frozen.argument, &staying_argument]);
-                router.await_log("a replica is gone");
+                router.await_log("a replica was removed");
             }
-            Leaving::Draining => {
+            Departure::Draining => {
                 write(&[&leaving.argument, &frozen.argument, &staying_argument]);
                 leaving.reported.send(Some(State::Draining)).unwrap();
                 await_condition("the router to know that it drains", || {
@@ -182,10 +182,10 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
             }
         }
         router.await_served(staying.address);
-        // The other one stops to report only now: once it is taken to hang, the first has been silent for longer.
+        // The other replica stops reporting only now. When it counts as hung, the first one has been silent for longer.
         frozen.reported.send(None).unwrap();
         let stuck = stuck.join().unwrap();
-        // Now the first may answer.
+        // Now the first replica answers.
         leaving.release();
         (late.join().unwrap(), stuck, staying_argument)
     });
@@ -200,15 +200,15 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Leaving, is_stream: bool) {
 }
 
 #[test]
-fn a_replica_that_is_removed_finishes_what_it_has_though_it_reports_no_more() {
+fn a_removed_replica_finishes_its_requests_without_reports() {
     for is_stream in [false, true] {
-        is_finished_by_a_replica_that_leaves(Leaving::Removed, is_stream);
+        is_finished_by_a_replica_that_leaves(Departure::Removed, is_stream);
     }
 }
 
 #[test]
-fn a_replica_that_drains_finishes_what_it_has_though_it_reports_no_more() {
+fn a_draining_replica_finishes_its_requests_after_its_last_report() {
     for is_stream in [false, true] {
-        is_finished_by_a_replica_that_leaves(Leaving::Draining, is_stream);
+        is_finished_by_a_replica_that_leaves(Departure::Draining, is_stream);
     }
 }

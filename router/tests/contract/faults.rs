@@ -20,12 +20,12 @@ fn good() -> Upstream {
     })
 }
 
-/// Both replicas get as many requests, so that half of all meet the bad one.
+/// Both replicas get the same number of requests, so that half of them reach the failing one.
 const IN_TURN: &str = "--policy=round-robin";
-/// Few enough that no retry is refused.
+/// Few enough requests that every retry is permitted.
 const REQUESTS: usize = 10;
 
-/// Every request is answered by the good one, and the bad one has been tried.
+/// Checks that the healthy replica answers every request, and that the failing one was tried.
 fn goes_elsewhere(bad: &Upstream, arguments: &[&str], is_stream: bool) -> String {
     let good = good();
     let all: Vec<&str> = [IN_TURN].into_iter().chain(arguments.iter().copied()).collect();
@@ -88,7 +88,7 @@ fn a_replica_that_does_not_begin_in_time_is_replaced() {
     let bad = || {
         Upstream::start("m", |_, stream| {
             use std::io::Read as _;
-            // Until the router gives up.
+            // This waits until the router gives up.
             let _ = stream.read(&mut [0; 1]);
             false
         })
@@ -102,7 +102,7 @@ fn a_replica_that_does_not_begin_in_time_is_replaced() {
 fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    // It says its model to the first that asks, and accepts nobody else.
+    // The replica lists its model once, and accepts no other connection.
     let asked = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         read_request(&mut stream);
@@ -113,7 +113,7 @@ fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
     let router = Router::start(&[&good], &[IN_TURN, "--connect-timeout=100ms", &deaf]);
     router.await_served(address);
     let listener = asked.join().unwrap();
-    // Once as many wait as may, whoever connects hears nothing at all.
+    // When the backlog is full, further connections get no response at all.
     let mut waiting = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
         waiting.push(stream);
@@ -134,7 +134,7 @@ fn a_replica_that_fails_again_and_again_is_ejected() {
 }
 
 #[test]
-fn what_is_the_clients_fault_is_not_tried_twice() {
+fn errors_of_the_client_are_not_retried() {
     let refuse = |status: &'static str| {
         Upstream::start("m", move |_, stream| send(stream, &with_status(status, "{\"error\":1}")))
     };
@@ -151,7 +151,7 @@ fn what_is_the_clients_fault_is_not_tried_twice() {
 }
 
 #[test]
-fn when_no_replica_has_room_the_client_hears_it_in_the_replicas_words() {
+fn when_no_replica_has_room_the_client_receives_the_answer_of_the_replica() {
     let full = || {
         let answer = "HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\ncontent-length: 2\r\n\r\n{}";
         Upstream::start("m", move |_, stream| send(stream, answer))
@@ -181,7 +181,7 @@ fn dies_within() -> Upstream {
         send(stream, STREAM);
         send(stream, &event("{\"sequence_number\":1}"));
         send(stream, &event("{\"sequence_number\":2}"));
-        // The beginning of an event that never ends.
+        // This event is never completed.
         send(stream, "5\r\ndata:\r\n");
         false
     })
@@ -199,7 +199,7 @@ fn a_stream_whose_replica_dies_ends_with_an_error_event() {
             assert!(metrics.contains(&line), "{line}{metrics}");
         }
     };
-    // Before the first one too: Prometheus sees no increase in a series that begins with its first count.
+    // The series exists from the start, because Prometheus sees no increase in a series that begins at 1.
     broken(0);
     for path in [CHAT, "/v1/completions"] {
         let answer = router.post(path, &chat("m", true));
@@ -234,7 +234,7 @@ fn a_stream_that_falls_silent_ends_with_an_error_event() {
 }
 
 #[test]
-fn bytes_that_are_no_events_just_break_off() {
+fn an_answer_that_is_not_a_stream_of_events_is_cut_off() {
     let upstream = Upstream::start("m", |_, stream| {
         send(stream, "HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ntransfer-encoding: chunked\r\n\r\n");
         send(stream, "3\r\nabc\r\n");
@@ -248,7 +248,7 @@ fn bytes_that_are_no_events_just_break_off() {
 #[test]
 fn while_no_replica_listens_requests_wait_for_one() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("1")));
-    // A place that nobody listens at yet.
+    // Nothing listens on this address yet.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = listener.local_addr().unwrap();
     drop(listener);
@@ -275,7 +275,7 @@ fn while_no_replica_listens_requests_wait_for_one() {
 }
 
 #[test]
-fn who_waits_for_a_replica_too_long_or_with_too_many_hears_so() {
+fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody = format!("--replica={}", listener.local_addr().unwrap());
     drop(listener);
@@ -297,7 +297,7 @@ fn a_replica_that_comes_back_after_a_crash_is_used_again() {
     drop(listener);
     let second = format!("--replica={place}");
     let router = Router::start(&[&first], &[IN_TURN, &second]);
-    // The model of the second is not known, so all go to the first.
+    // The model of the second replica is unknown, so all requests go to the first.
     assert_eq!(router.post(CHAT, &chat("m", false)).body, "1");
     let _second = Upstream::on(TcpListener::bind(place).unwrap(), "m", |_, stream| send(stream, &whole("2")));
     await_condition("the second to be used", || {

@@ -1,4 +1,4 @@
-//! Requests and answers as nobody would write them: no panic, nothing left over, nothing sent twice.
+//! Malformed requests and answers: the router does not panic, frees everything, and sends nothing twice.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ fn pick<'a>(rng: &mut StdRng, from: &[&'a str]) -> &'a str {
     from[rng.random_range(0..from.len())]
 }
 
-/// A body that is right, or nearly, or not at all.
+/// A random body that is valid, nearly valid, or invalid.
 fn body(rng: &mut StdRng) -> Vec<u8> {
     let values = [
         "\"m\"",
@@ -72,7 +72,7 @@ fn headers(rng: &mut StdRng, number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn whatever_is_sent_goes_to_one_replica_at_most_and_is_answered() {
+fn each_request_reaches_at_most_one_replica_and_is_answered() {
     println!("seed {SEED}");
     let mut rng = StdRng::seed_from_u64(SEED);
     let upstream = || Upstream::start("m", |_, stream| send(stream, &whole("{}")));
@@ -95,7 +95,7 @@ fn whatever_is_sent_goes_to_one_replica_at_most_and_is_answered() {
         request.extend_from_slice(format!("content-length: {length}\r\n\r\n").as_bytes());
         request.extend_from_slice(&body);
         let mut stream = router.connect();
-        // The router may have closed it before all was sent.
+        // The router may have closed the connection before everything was sent.
         let _ = stream.write_all(&request);
         let answer = Answer::read(&mut stream);
         answered += usize::from(answer.status == 200);
@@ -104,7 +104,7 @@ fn whatever_is_sent_goes_to_one_replica_at_most_and_is_answered() {
     }
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for request in upstreams.iter().flat_map(Upstream::seen) {
-        // Those whose `connection` names the number have none.
+        // A request whose `Connection` header lists the number has none.
         if let Some(number) = request.header("x-number") {
             *times.entry(number.to_owned()).or_default() += 1;
         }
@@ -114,12 +114,12 @@ fn whatever_is_sent_goes_to_one_replica_at_most_and_is_answered() {
     assert!(times.values().all(|&count| count == 1), "{times:?}");
     assert!(times.len() > REQUESTS / 10 && answered > REQUESTS / 10, "{} of {answered}", times.len());
     idle(&router);
-    // And it still works.
+    // The router still works.
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
 }
 
 #[test]
-fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
+fn any_stream_of_a_replica_ends_properly_for_the_client() {
     println!("seed {SEED}");
     let mut rng = StdRng::seed_from_u64(SEED);
     let seeds = std::sync::Mutex::new(StdRng::seed_from_u64(rng.random()));
@@ -142,7 +142,7 @@ fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
             send(stream, &format!("{:x}\r\n{piece}\r\n", piece.len()));
         }
         match rng.random_range(0..4) {
-            // The end, cut off, nonsense.
+            // The end of the stream, a truncated event, or random bytes.
             0 | 1 => send(stream, END),
             2 => false,
             _ => send_and_close(stream, "zz\r\n"),
@@ -153,7 +153,7 @@ fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
     for _ in 0..REQUESTS / 2 {
         let answer = router.post(CHAT, &chat("m", true));
         if answer.status != 200 {
-            // Never a byte, as often as it was tried.
+            // No attempt returned a byte.
             assert!(answer.body.contains("replicas_failed"), "{answer:?}");
             continue;
         }
@@ -169,7 +169,7 @@ fn whatever_a_replica_sends_as_a_stream_ends_properly_for_the_client() {
     idle(&router);
 }
 
-/// Nothing is in work, in flight or in a queue any more.
+/// Waits until no request is active, in flight or queued.
 pub(crate) fn idle(router: &Router) {
     await_condition("all to be over", || {
         let metrics = router.get("/metrics").body;

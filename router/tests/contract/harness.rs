@@ -1,4 +1,4 @@
-//! A router process, replicas made of a closure, and a client that knows no more than HTTP's framing.
+//! A router process, replicas that are closures, and a client that knows only the framing of HTTP.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,10 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long anything may take that a test waits for.
+/// The longest time that a test waits for anything.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A request as a replica gets it.
+/// A request as a replica receives it.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) head: String,
@@ -32,15 +32,16 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// A replica that answers as a closure says. `/v3/models` it answers itself, for the router to know its model.
+/// A replica whose requests are answered by a closure. It answers `/v3/models` itself, so that the router knows its
+/// model.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
-    seen: Arc<(Mutex<Vec<Request>>, Condvar)>,
+    seen: Arc<Mutex<Vec<Request>>>,
     closed: Arc<AtomicUsize>,
 }
 
 impl Upstream {
-    /// The closure has the connection: it may answer, stop within, or just return to close it. It returns
+    /// Starts a replica. The closure gets the connection: it may answer, answer partly, or not at all. It returns
     /// whether the connection stays open.
     pub(crate) fn start(
         model: &str,
@@ -49,35 +50,35 @@ impl Upstream {
         Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), model, answer)
     }
 
-    /// As [`Upstream::start`], at a place that was taken before.
+    /// As [`Upstream::start`], with a given listener.
     pub(crate) fn on(
         listener: TcpListener,
         model: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self::keeper(listener, model, 0, answer)
+        Self::with_store(listener, model, 0, answer)
     }
 
-    /// As [`Upstream::on`], one that says which number is in the names of what it keeps.
-    pub(crate) fn keeper(
+    /// As [`Upstream::on`], with the number of a store.
+    pub(crate) fn with_store(
         listener: TcpListener,
         model: &str,
-        keeper: u64,
+        store_id: u64,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
     ) -> Self {
         let address = listener.local_addr().unwrap();
-        let seen = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        let seen = Arc::new(Mutex::new(Vec::new()));
         let models = whole(&format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#));
-        let models = models.replacen("\r\n", &format!("\r\nx-ovfleet-keeper: {keeper:016x}\r\n"), 1);
-        let (answer, noted) = (Arc::new(answer), Arc::clone(&seen));
+        let models = models.replacen("\r\n", &format!("\r\nx-ovfleet-keeper: {store_id:016x}\r\n"), 1);
+        let (answer, recorded) = (Arc::new(answer), Arc::clone(&seen));
         let closed = Arc::new(AtomicUsize::new(0));
         let closing = Arc::clone(&closed);
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let (answer, noted, models) = (Arc::clone(&answer), Arc::clone(&noted), models.clone());
+                let (answer, recorded, models) = (Arc::clone(&answer), Arc::clone(&recorded), models.clone());
                 let closing = Arc::clone(&closing);
                 std::thread::spawn(move || {
-                    if serve(stream, &noted, &models, &*answer) == Ended::Closed {
+                    if serve(stream, &recorded, &models, &*answer) == Closer::Answer {
                         closing.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -86,58 +87,57 @@ impl Upstream {
         Self { address, seen, closed }
     }
 
-    /// Waits until the closure has closed so many connections.
+    /// Waits until the closure has closed `count` connections.
     pub(crate) fn await_closed(&self, count: usize) {
         await_condition("connections to be closed", || {
             (self.closed.load(Ordering::Relaxed) >= count).then_some(())
         });
     }
 
-    /// As an argument of the router.
+    /// The argument of the router for this replica.
     pub(crate) fn argument(&self) -> String {
         format!("--replica={}", self.address)
     }
 
-    /// The requests so far.
+    /// The requests that have arrived so far.
     pub(crate) fn seen(&self) -> Vec<Request> {
-        self.seen.0.lock().unwrap().clone()
+        self.seen.lock().unwrap().clone()
     }
 }
 
-/// How a connection of a replica ended.
+/// Who closed a connection of a replica.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    /// By the router.
-    Left,
-    /// By the closure.
-    Closed,
+enum Closer {
+    /// The router closed the connection.
+    Router,
+    /// The closure that answers closed the connection.
+    Answer,
 }
 
 fn serve(
     mut stream: TcpStream,
-    seen: &(Mutex<Vec<Request>>, Condvar),
+    seen: &Mutex<Vec<Request>>,
     models: &str,
     answer: &dyn Fn(&Request, &mut TcpStream) -> bool,
-) -> Ended {
+) -> Closer {
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     while let Some(request) = read_request(&mut stream) {
         if request.head.starts_with("GET /v3/models ") {
             if stream.write_all(models.as_bytes()).is_err() {
-                return Ended::Left;
+                return Closer::Router;
             }
             continue;
         }
-        seen.0.lock().unwrap().push(request.clone());
-        seen.1.notify_all();
+        seen.lock().unwrap().push(request.clone());
         if !answer(&request, &mut stream) {
-            return Ended::Closed;
+            return Closer::Answer;
         }
     }
-    Ended::Left
+    Closer::Router
 }
 
-/// The next request, all of it.
+/// Reads the next request completely.
 pub(crate) fn read_request(stream: &mut TcpStream) -> Option<Request> {
     let mut bytes = Vec::new();
     let mut byte = [0];
@@ -170,7 +170,7 @@ pub(crate) fn with_status(status: &str, body: &str) -> String {
 /// The head of a stream.
 pub(crate) const STREAM: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
-/// Its end.
+/// The end of a stream.
 pub(crate) const END: &str = "0\r\n\r\n";
 
 /// An event of a stream, as a chunk.
@@ -179,19 +179,19 @@ pub(crate) fn event(data: &str) -> String {
     format!("{:x}\r\n{event}\r\n", event.len())
 }
 
-/// Sends `text`; returns whether that went well, for the end of a closure.
+/// Sends `text`. Returns whether that succeeded, as the result of a closure.
 pub(crate) fn send(stream: &mut TcpStream, text: &str) -> bool {
     stream.write_all(text.as_bytes()).is_ok()
 }
 
-/// Sends `text` and closes the connection, as the end of a closure.
+/// Sends `text` and closes the connection, as the result of a closure.
 pub(crate) fn send_and_close(stream: &mut TcpStream, text: &str) -> bool {
-    // That the other side is gone already makes no difference.
+    // It makes no difference if the other side has closed the connection already.
     let _ = stream.write_all(text.as_bytes());
     false
 }
 
-/// A router that runs. Dropping it kills it.
+/// A running router. Dropping it kills the process.
 pub(crate) struct Router {
     child: Child,
     pub(crate) address: String,
@@ -199,7 +199,7 @@ pub(crate) struct Router {
     reader: Option<JoinHandle<()>>,
 }
 
-/// A router's command without what the environment says.
+/// The command of a router, without the variables of the environment.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
@@ -227,38 +227,38 @@ impl Router {
         let mut child = command(arguments).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let log = Arc::new((Mutex::new(String::new()), Condvar::new()));
-        let note = |log: &(Mutex<String>, Condvar), line: String| {
+        let append = |log: &(Mutex<String>, Condvar), line: String| {
             *log.0.lock().unwrap() += &(line + "\n");
             log.1.notify_all();
         };
         let mut address = None;
         for line in lines.by_ref() {
             address = line.split_once("http://").map(|(_, rest)| {
-                // As text or within JSON.
+                // The logs are text or JSON.
                 let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
                 rest[..end.unwrap_or(rest.len())].to_owned()
             });
-            note(&log, line);
+            append(&log, line);
             if address.is_some() {
                 break;
             }
         }
         let address = address.unwrap_or_else(|| panic!("it does not listen: {}", log.0.lock().unwrap()));
         let more = Arc::clone(&log);
-        let reader = std::thread::spawn(move || lines.for_each(|line| note(&more, line)));
+        let reader = std::thread::spawn(move || lines.for_each(|line| append(&more, line)));
         Self { child, address, log, reader: Some(reader) }
     }
 
-    /// Waits until it knows the models of the replica at this address.
+    /// Waits until the router knows the models of the replica at this address.
     pub(crate) fn await_served(&self, replica: SocketAddr) {
-        let wanted = format!("\"address\":\"{replica}\",");
+        let prefix = format!("\"address\":\"{replica}\",");
         await_condition("a replica to be known", || {
             let known = self.get("/debug/replicas").body;
-            known.split(&wanted).nth(1)?.starts_with("\"models\":[\"").then_some(())
+            known.split(&prefix).nth(1)?.starts_with("\"models\":[\"").then_some(())
         });
     }
 
-    /// Waits for this in the log.
+    /// Waits until the log contains `text`.
     pub(crate) fn await_log(&self, text: &str) {
         let log = self.log.0.lock().unwrap();
         let (log, waited) = self.log.1.wait_timeout_while(log, LIMIT, |log| !log.contains(text)).unwrap();
@@ -305,7 +305,7 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let log = self.log();
@@ -315,7 +315,7 @@ impl Drop for Router {
     }
 }
 
-/// A request as it goes over the wire; the connection is closed after the answer.
+/// The bytes of a request. The connection is closed after the answer.
 pub(crate) fn raw(method: &str, path: &str, headers: &str, body: &str) -> String {
     format!(
         "{method} {path} HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -336,9 +336,9 @@ pub(crate) const CHAT: &str = "/v3/chat/completions";
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) head: String,
-    /// Without its framing.
+    /// The body without its framing.
     pub(crate) body: String,
-    /// Whether it ended as its framing says it must.
+    /// Whether the body is complete according to its framing.
     pub(crate) is_complete: bool,
 }
 
@@ -368,7 +368,7 @@ impl Answer {
     }
 }
 
-/// A body without its chunks, and whether the last one is there.
+/// A body without its chunk framing, and whether the last chunk has arrived.
 fn unchunked(mut rest: &str) -> (String, bool) {
     let mut body = String::new();
     loop {
@@ -383,7 +383,7 @@ fn unchunked(mut rest: &str) -> (String, bool) {
     }
 }
 
-/// Reads until `wanted` is there.
+/// Reads until `wanted` has arrived.
 pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
@@ -395,7 +395,7 @@ pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Looks at `condition` until it holds.
+/// Waits until `condition` returns a value.
 pub(crate) fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -407,7 +407,7 @@ pub(crate) fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Opti
     }
 }
 
-/// The value of a metric, all labels added up.
+/// The sum of a metric over all labels.
 pub(crate) fn metric(text: &str, name: &str) -> f64 {
     let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()

@@ -1,4 +1,4 @@
-//! Clients that hold what they can: connections, memory, answers. Others, and probes, are served all the same.
+//! Clients that occupy connections, memory and answers: other clients and probes are served anyway.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ fn answering() -> Upstream {
     Upstream::start("m", |_, stream| send(stream, &whole("{}")))
 }
 
-/// An answer without end, which fails to be sent only once nobody takes it any more.
+/// An endless answer, which ends only when the connection is closed.
 fn endless() -> Upstream {
     let piece = event(&"x".repeat(16 * 1024));
     Upstream::start("m", move |_, stream| {
@@ -50,7 +50,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
     let upstream = answering();
     let router = Router::start(&[&upstream], &["--max-connections=4"]);
     let silent: Vec<TcpStream> = (0..40).map(|_| router.connect()).collect();
-    // They are as many as may be, ten times over, and none says anything.
+    // Ten times as many connections as permitted are silent.
     for _ in 0..3 {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
     }
@@ -58,10 +58,10 @@ fn silent_connections_make_room_for_those_with_a_request() {
 }
 
 #[test]
-fn a_connection_without_a_request_is_closed_whatever_it_has_sent() {
+fn a_connection_without_a_complete_request_is_closed() {
     let upstream = answering();
     let router = Router::start(&[&upstream], &["--read-timeout=200ms"]);
-    // The last but one might become HTTP/2, the last is.
+    // The last but one connection may become HTTP/2, and the last one is HTTP/2.
     for beginning in ["", "G", "PRI * HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = router.connect();
         stream.write_all(beginning.as_bytes()).unwrap();
@@ -72,7 +72,7 @@ fn a_connection_without_a_request_is_closed_whatever_it_has_sent() {
         });
         assert!(!timed_out, "{beginning:?} is left open");
     }
-    // A client that uses its connection keeps it.
+    // A client that uses its connection is not disconnected.
     let mut stream = router.connect();
     for _ in 0..20 {
         let request = raw("POST", CHAT, "", &chat("m", false)).replace("connection: close\r\n", "");
@@ -82,7 +82,7 @@ fn a_connection_without_a_request_is_closed_whatever_it_has_sent() {
 }
 
 #[test]
-fn probes_and_metrics_have_a_port_of_their_own() {
+fn probes_and_metrics_have_their_own_port() {
     let upstream = endless();
     let router =
         Router::start(&[&upstream], &["--max-connections=1", "--admin-port=0", "--write-timeout=1h"]);
@@ -97,9 +97,9 @@ fn probes_and_metrics_have_a_port_of_their_own() {
     for path in [CHAT, "/v3/models", "/debug/replicas", "/console"] {
         assert_eq!(get(&admin, path).status, 404, "{path}");
     }
-    // While it finishes what is under way, it is alive and not ready.
+    // While the router finishes active requests, it is alive and not ready.
     router.signal("TERM");
-    router.await_log("finishing what is under way");
+    router.await_log("waiting for active requests");
     assert_eq!(get(&admin, "/v2/health/live").status, 200);
     assert_eq!(get(&admin, "/v2/health/ready").status, 503);
 }
@@ -133,11 +133,11 @@ fn an_answer_that_is_not_read_is_given_up_over_http2_as_well() {
         let (router, upstream) = (&router, &upstream);
         assert_eq!(upstream.seen().len(), 1);
         let mut body = answer.into_body();
-        // The connection answers pings meanwhile, and its windows stay closed.
+        // The connection answers pings in the meantime, and its windows stay closed.
         while metric(&router.get("/metrics").body, "ovfleet_router_requests_in_work") > 0.0 {
             tokio::task::yield_now().await;
         }
-        // What was sent before is there; then the stream ends with an error.
+        // The data that was sent before arrives; then the stream ends with an error.
         while let Some(frame) = body.frame().await {
             if frame.is_err() {
                 return;
@@ -184,7 +184,7 @@ fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
     await_condition("the first to arrive", || (!upstream.seen().is_empty()).then_some(()));
     for _ in 0..8 {
         let mut client = router.connect();
-        // The rest is read although it is refused before its end: else the client would see a broken connection.
+        // The rest of a rejected body is read, so that the client does not see a broken connection.
         client.write_all(large.as_bytes()).unwrap();
         let answer = Answer::read(&mut client);
         assert_eq!((answer.status, answer.body.contains("too_many_body_bytes")), (429, true), "{answer:?}");
@@ -202,7 +202,7 @@ fn the_operator_hears_which_replicas_receive_requests() {
     let replicas = runtime.block_on(async {
         let mut client = RouterClient::connect(format!("http://{address}")).await.unwrap();
         let mut stream = client.watch_replicas(WatchReplicasRequest {}).await.unwrap().into_inner();
-        // It goes on for as long as it is listened to.
+        // The stream continues until the connection is closed.
         stream.message().await.unwrap().unwrap();
         stream.message().await.unwrap().unwrap()
     });

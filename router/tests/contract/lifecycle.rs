@@ -1,4 +1,4 @@
-//! How the process starts, and how it ends.
+//! The start and the end of the process.
 
 use std::io::Write as _;
 use std::process::Output;
@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 
 use crate::harness::*;
 
-/// Runs a router that does not start, and gives what it said.
+/// Runs a router that fails to start, and returns its output.
 fn refusal(arguments: &[&str]) -> String {
     let Output { status, stderr, .. } = command(arguments).output().unwrap();
     let said = String::from_utf8(stderr).unwrap();
@@ -16,7 +16,7 @@ fn refusal(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_said() {
+fn errors_at_startup_are_reported() {
     let errors = |said: &str| said.lines().filter(|line| line.starts_with("error: ")).count();
     let said = refusal(&[]);
     assert!(said.contains("--replica") && errors(&said) == 1, "{said}");
@@ -31,7 +31,7 @@ fn what_keeps_it_from_starting_is_said() {
     assert!(refusal(&["--policy=best"]).contains("least-requests"));
 }
 
-/// A stream that goes on when the test says so.
+/// A stream that continues when the test releases it.
 fn gated() -> (Upstream, std::sync::mpsc::Sender<()>) {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
@@ -55,13 +55,13 @@ fn begun(router: &Router) -> std::net::TcpStream {
 }
 
 #[test]
-fn on_sigterm_it_finishes_what_runs_and_ends_well() {
+fn on_sigterm_the_router_finishes_active_requests_and_exits_successfully() {
     let (upstream, go) = gated();
     let router = Router::start(&[&upstream], &[]);
     let mut stream = begun(&router);
     let address = router.address.clone();
     router.signal("TERM");
-    router.await_log("finishing what is under way");
+    router.await_log("waiting for active requests");
     await_condition("nothing new to be taken", || {
         std::net::TcpStream::connect(&address).is_err().then_some(())
     });
@@ -73,7 +73,7 @@ fn on_sigterm_it_finishes_what_runs_and_ends_well() {
 }
 
 #[test]
-fn out_of_time_it_cuts_off_what_is_left_and_ends_well() {
+fn after_the_drain_timeout_the_router_aborts_requests_and_exits_successfully() {
     let (upstream, _go) = gated();
     let router = Router::start(&[&upstream], &["--drain-timeout=50ms"]);
     let mut stream = begun(&router);
@@ -81,16 +81,16 @@ fn out_of_time_it_cuts_off_what_is_left_and_ends_well() {
     assert!(!Answer::read(&mut stream).is_complete);
     let (status, log) = router.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("cutting off what is left"), "{log}");
+    assert!(log.contains("aborting the remaining requests"), "{log}");
 }
 
 #[test]
-fn on_the_second_signal_it_ends_at_once() {
+fn on_the_second_signal_the_router_exits_immediately() {
     let (upstream, _go) = gated();
     let router = Router::start(&[&upstream], &["--drain-timeout=1h"]);
     let _stream = begun(&router);
     router.signal("TERM");
-    router.await_log("finishing what is under way");
+    router.await_log("waiting for active requests");
     router.signal("TERM");
     let (status, log) = router.ended();
     assert_eq!(status.code(), Some(1), "{log}");

@@ -1,5 +1,5 @@
-//! What the router does to requests and answers, as clients and replicas see it: the real process between raw
-//! connections, so that every byte and every end of a connection is the test's to choose.
+//! The behavior of the router as clients and replicas see it: the real process between raw connections, so that the
+//! tests control every byte and every end of a connection.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,6 @@ mod faults;
 mod fuzz;
 mod harness;
 mod hostile;
-mod kept;
 mod lifecycle;
 mod passing;
 mod proxying;
@@ -18,5 +17,6 @@ mod quotas;
 mod repeats;
 mod reports;
 mod routing;
+mod stored_objects;
 mod token;
 mod traces;

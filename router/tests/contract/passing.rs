@@ -1,4 +1,4 @@
-//! Requests and answers go through as they are.
+//! Requests and answers are passed on unchanged.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -45,7 +45,7 @@ fn events_come_one_by_one_as_they_are_sent() {
     let mut stream = router.connect();
     stream.write_all(raw("POST", CHAT, "", &chat("m", true)).as_bytes()).unwrap();
     for number in 0..5 {
-        // The next one is not sent before this one is here.
+        // The next event is not sent before this one has arrived.
         let read = read_until(&mut stream, &format!("data: {number}\n\n"));
         assert!(!read.contains(&format!("data: {}\n\n", number + 1)));
         go.send(()).unwrap();
@@ -69,7 +69,7 @@ fn an_event_in_pieces_is_whole_for_the_client() {
 }
 
 #[test]
-fn when_the_client_goes_the_request_ends_at_the_replica() {
+fn a_request_ends_at_the_replica_when_its_client_leaves() {
     let (closed, told) = channel();
     let closed = Mutex::new(closed);
     let upstream = Upstream::start("m", move |request, stream| {
@@ -77,7 +77,7 @@ fn when_the_client_goes_the_request_ends_at_the_replica() {
             send(stream, STREAM);
             send(stream, &event("1"));
         }
-        // Nothing more is sent: that the connection ends is the router's doing.
+        // No more data is sent, so the router closes the connection.
         let ended = matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_));
         closed.lock().unwrap().send(ended).unwrap();
         false
@@ -181,7 +181,7 @@ async fn http_2_without_tls_is_taken_too() {
     let (sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(connection);
-    // All at once over one connection.
+    // All requests are sent over one connection.
     for _ in 0..20 {
         let mut sender = sender.clone();
         tasks.spawn(async move {
@@ -214,7 +214,7 @@ fn other_paths_of_the_api_and_bodies_that_are_no_json_pass_too() {
     assert_eq!(upstream.seen()[0].body, binary.as_bytes());
     assert_eq!(router.request("DELETE", "/v1/models/m", "", "").status, 404);
     assert_eq!(upstream.seen().len(), 2);
-    // vLLM's, without a prefix.
+    // The paths of vLLM have no prefix.
     for path in ["/v3/tokenize", "/tokenize", "/detokenize"] {
         assert_eq!(router.request("POST", path, "", "{\"model\":\"m\"}").body, "{\"mine\":1}", "{path}");
     }

@@ -1,4 +1,4 @@
-//! What a proxy adds: who asked, which way it came, and a name by which a request is found in every log.
+//! The headers that the proxy adds: the address of the client, the path of the request, and the request ID.
 
 use crate::harness::*;
 
@@ -9,7 +9,7 @@ fn echo() -> Upstream {
 }
 
 #[test]
-fn a_request_id_is_taken_or_made_and_is_the_same_everywhere() {
+fn a_request_id_is_chosen_or_generated_and_is_the_same_everywhere() {
     let upstream = echo();
     let router = Router::start(&[&upstream], &["--access-log"]);
     let given = router.request("POST", CHAT, "x-request-id: mine-1\r\n", &chat("m", false));
@@ -32,13 +32,13 @@ fn a_request_id_is_taken_or_made_and_is_the_same_everywhere() {
     made.sort();
     made.dedup();
     assert_eq!(made.len(), 4, "each is another");
-    // What the router refuses has one too.
+    // Rejected requests have one too.
     let refused = router.request("POST", CHAT, "x-request-id: mine-2\r\n", "nonsense");
     assert_eq!((refused.status, refused.header("x-request-id")), (400, Some("mine-2")));
 }
 
 #[test]
-fn a_replica_is_told_who_asked_and_which_way_the_request_came() {
+fn a_replica_receives_the_address_of_the_client_and_the_path_of_the_request() {
     let upstream = echo();
     let router = Router::start(&[&upstream], &[]);
     router.post(CHAT, &chat("m", false));
@@ -55,7 +55,7 @@ fn a_replica_is_told_who_asked_and_which_way_the_request_came() {
 }
 
 #[test]
-fn a_request_that_comes_back_to_the_router_is_refused() {
+fn a_request_that_returns_to_the_router_is_rejected() {
     let upstream = echo();
     let router = Router::start(&[&upstream], &[]);
     router.post(CHAT, &chat("m", false));

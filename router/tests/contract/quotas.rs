@@ -1,5 +1,5 @@
-//! Token quotas on streams: what a stream used is charged, whether or not its client asked for the usage, and
-//! however it ends.
+//! Token quotas on streams: the usage of a stream is charged, whether or not its client requested the usage, and
+//! however the stream ends.
 
 use std::io::Write as _;
 use std::net::Shutdown;
@@ -7,11 +7,11 @@ use std::net::Shutdown;
 use crate::access::file;
 use crate::harness::*;
 
-/// Of each prompt, as the replica counts. The router's own estimate is about a tenth of it.
+/// The tokens of each prompt, as the replica counts them. The estimate of the router is about a tenth.
 const PROMPT_TOKENS: u32 = 300;
 
-/// A stream as vLLM and this repository's server send it: with `include_usage` each chunk has a member `usage`, and
-/// one more chunk has it filled in.
+/// A stream as vLLM and this server send it: with `include_usage` each chunk has the member `usage`, which only an
+/// additional last chunk sets.
 fn streaming(events: usize) -> Upstream {
     Upstream::start("m", move |request, stream| {
         let body = String::from_utf8_lossy(&request.body).into_owned();
@@ -63,7 +63,7 @@ fn a_stream_is_charged_for_its_prompt_though_its_client_did_not_ask_for_the_usag
     for more in ["", r#","stream_options":null"#, r#","stream_options":{"include_usage":false}"#] {
         let answer = ask(&router, more);
         if answer.status == 429 {
-            // Each was charged some 300 tokens of 600.
+            // Each stream was charged about 300 tokens of 600.
             assert!(upstream.seen().len() == 2, "{answer:?}");
             return;
         }
@@ -75,7 +75,7 @@ fn a_stream_is_charged_for_its_prompt_though_its_client_did_not_ask_for_the_usag
 }
 
 #[test]
-fn a_client_that_asks_for_the_usage_gets_it_and_its_body_is_not_touched() {
+fn a_client_that_requests_the_usage_receives_it_and_its_body_is_unchanged() {
     let upstream = streaming(1);
     let (_folder, router) = start(&upstream, 10_000);
     let answer = ask(&router, r#", "stream_options" : {"include_usage":true} "#);
@@ -96,7 +96,7 @@ fn without_a_quota_no_body_is_touched() {
 }
 
 #[test]
-fn a_client_that_leaves_is_charged_for_what_it_got() {
+fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
     const EVENTS: usize = 1000;
     let upstream = Upstream::start("m", |request, stream| {
         if request.head.starts_with("POST /v1/embeddings ") {
@@ -106,7 +106,7 @@ fn a_client_that_leaves_is_charged_for_what_it_got() {
         for number in 0..EVENTS {
             send(stream, &event(&format!("{{\"number\":{number}}}")));
         }
-        // Nothing more comes: that the connection ends is the router's doing.
+        // No more data arrives, so the router closes the connection.
         let _ = std::io::Read::read(stream, &mut [0; 1]);
         false
     });
@@ -120,7 +120,7 @@ fn a_client_that_leaves_is_charged_for_what_it_got() {
         let metrics = router.get("/metrics").body;
         metrics.contains("outcome=\"cancelled\"").then_some(())
     });
-    // About 130 tokens are expected of this one. Only about 10 were expected of the one before.
+    // About 130 tokens are expected of this request, and about 10 of the one before.
     let answer = router.request("POST", "/v1/embeddings", KEY, r#"{"model":"m","input":"x"}"#);
     assert_eq!(answer.status, 429, "{answer:?}");
 }

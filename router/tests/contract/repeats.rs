@@ -1,12 +1,12 @@
-//! What is sent a second time: reads always, computations while the client has no byte, and what may have stored
-//! something never once a replica may have received it.
+//! Retries: reads are always retried, computations until the client has received a byte, and requests that may have
+//! stored something only if no replica can have received them.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::harness::*;
 
-/// A request that ends any replica that receives it.
+/// A request that crashes every replica that receives it.
 const DEADLY: &str = r#"{"model":"m","messages":[{"role":"user","content":"deadly"}]}"#;
 
 fn mortal() -> Upstream {
@@ -25,7 +25,7 @@ fn a_query_of_death_meets_two_replicas_and_no_more() {
     let upstreams: Vec<Upstream> = (0..6).map(|_| mortal()).collect();
     let all: Vec<&Upstream> = upstreams.iter().collect();
     let router = Router::start(&all, &["--policy=round-robin", "--attempts=16", "--retry-share=1"]);
-    // Each has a connection that was used before.
+    // Each replica has a connection that was used before.
     for _ in 0..upstreams.len() {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
     }
@@ -34,16 +34,16 @@ fn a_query_of_death_meets_two_replicas_and_no_more() {
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(answer.body.contains("\"replicas_failed\""), "{answer:?}");
     assert_eq!(answer.header("x-should-retry"), Some("false"), "official clients would send it again");
-    // One that broke nothing but a single connection may be repeated by its client.
+    // The client may retry a request that broke only one connection.
     let router = Router::start(&all, &["--attempts=1"]);
     let answer = router.post(CHAT, DEADLY);
     assert_eq!((answer.status, answer.header("x-should-retry")), (502, None), "{answer:?}");
 }
 
-/// A replica that keeps number 1, receives the first request that it is to drop, and closes the connection.
+/// A replica with store 1 that receives the first request that it must drop, and closes the connection.
 fn dropping_once() -> Upstream {
     let dropped = AtomicUsize::new(0);
-    Upstream::keeper(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, move |request, stream| {
+    Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, move |request, stream| {
         let is_warming = request.header("x-warm").is_some();
         let drops = !is_warming && dropped.fetch_add(1, Ordering::Relaxed) == 0;
         !drops && send(stream, &whole("\"answered\""))
@@ -95,8 +95,8 @@ fn a_stored_write_runs_once_and_a_read_is_repeated() {
 
 #[test]
 fn a_stored_write_does_not_fail_because_the_replica_closes_idle_connections() {
-    // Each connection takes one request and is closed behind the answer, sooner or later.
-    let replica = Upstream::keeper(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, |_, stream| {
+    // Each connection serves one request and is closed after the answer.
+    let replica = Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, |_, stream| {
         send(stream, &whole("{}"));
         false
     });
@@ -109,7 +109,7 @@ fn a_stored_write_does_not_fail_because_the_replica_closes_idle_connections() {
 }
 
 #[test]
-fn a_write_that_a_replica_refuses_for_want_of_room_goes_elsewhere() {
+fn a_write_that_a_full_replica_rejects_goes_to_another() {
     let full = Upstream::start("m", |_, stream| send(stream, &with_status("503 Service Unavailable", "{}")));
     let free = Upstream::start("m", |_, stream| send(stream, &whole("1")));
     let router = Router::start(&[&full, &free], &["--policy=round-robin"]);
@@ -120,7 +120,7 @@ fn a_write_that_a_replica_refuses_for_want_of_room_goes_elsewhere() {
 }
 
 #[test]
-fn what_a_replica_answered_is_counted_by_its_status() {
+fn answers_of_replicas_are_counted_by_status() {
     let statuses = ["400 Bad Request", "500 Internal Server Error", "503 Service Unavailable"];
     for status in statuses {
         for is_chunked in [false, true] {

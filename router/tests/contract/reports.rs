@@ -1,4 +1,4 @@
-//! Load reports as nobody would send them, down to the bytes: they cost nobody an answer.
+//! Malformed load reports, down to the bytes, do not affect answers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -25,22 +25,22 @@ use crate::fuzz::idle;
 use crate::harness::*;
 
 const SEED: u64 = 21;
-/// Replicas that report nonsense,
+/// Number of replicas with malformed reports.
 const BABBLING: usize = 6;
-/// what they must have sent in the end,
+/// Number of reports that these replicas must have sent at the end.
 const STREAMS: usize = 3 * BABBLING;
 const REPORTS: usize = 1000;
-/// and requests meanwhile, at least.
+/// The smallest number of requests in the meantime.
 const REQUESTS: usize = 300;
 
-/// What was sent.
+/// The numbers of reports that were sent.
 #[derive(Debug, Default)]
-struct Sent {
+struct SentReports {
     streams: AtomicUsize,
     reports: AtomicUsize,
 }
 
-/// A figure that is small, large, or anything.
+/// A random number that is small, large or arbitrary.
 fn figure(rng: &mut StdRng) -> u32 {
     match rng.random_range(0..4) {
         0 => 0,
@@ -78,13 +78,13 @@ fn report(rng: &mut StdRng, router: u64, number: u64) -> Load {
         requests_max: figure(rng),
         prefill_tokens_per_second: speed(rng),
         decode_tokens_per_second: speed(rng),
-        keeper: rng.random_range(0..2),
+        store_id: rng.random_range(0..2),
         asleep: rng.random(),
         ..Load::default()
     }
 }
 
-/// A report as it goes over the wire, or nearly.
+/// The bytes of a report, possibly malformed.
 fn framed(rng: &mut StdRng, report: &Load) -> Bytes {
     let mut bytes = report.encode_to_vec();
     if rng.random_bool(0.03) {
@@ -114,11 +114,11 @@ fn framed(rng: &mut StdRng, report: &Load) -> Bytes {
 
 type Reports = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
 
-/// Answers a call with reports that a seed makes up, until they end, properly or not.
+/// Answers a call with random reports until they end, properly or not.
 async fn answer(
     request: Request<Incoming>,
     seed: u64,
-    sent: Arc<Sent>,
+    sent: Arc<SentReports>,
 ) -> Result<Response<Reports>, Infallible> {
     sent.streams.fetch_add(1, Ordering::Relaxed);
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -141,8 +141,8 @@ async fn answer(
     Ok(response.body(StreamBody::new(Box::pin(reports) as _)).unwrap())
 }
 
-/// Serves such reports, in a thread of its own until the process ends.
-fn babble(seed: u64, sent: &Arc<Sent>) -> SocketAddr {
+/// Serves random reports in a thread of its own until the process ends.
+fn babble(seed: u64, sent: &Arc<SentReports>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -158,7 +158,7 @@ fn babble(seed: u64, sent: &Arc<Sent>) -> SocketAddr {
                 connections.spawn(async move {
                     let service = service_fn(move |request| answer(request, seed, Arc::clone(&sent)));
                     let builder = auto::Builder::new(TokioExecutor::new()).http2_only();
-                    // The router ends it when it has heard enough.
+                    // The router closes the connection after an invalid report.
                     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -168,11 +168,11 @@ fn babble(seed: u64, sent: &Arc<Sent>) -> SocketAddr {
 }
 
 #[test]
-fn whatever_is_reported_each_request_is_answered_and_by_one_replica() {
+fn each_request_is_answered_by_one_replica_whatever_replicas_report() {
     println!("seed {SEED}");
-    let sent = Arc::new(Sent::default());
+    let sent = Arc::new(SentReports::default());
     let answering = || Upstream::start("m", |_, stream| send(stream, &whole("{}")));
-    // One that reports nothing, so that there is always somebody who takes requests.
+    // One replica does not report, so that a replica is always available.
     let silent = answering();
     let babbling: Vec<Upstream> = (0..BABBLING).map(|_| answering()).collect();
     let replicas = babbling.iter().enumerate().map(|(number, upstream)| {

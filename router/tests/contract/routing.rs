@@ -1,4 +1,4 @@
-//! Which model, which replica, and what is refused before any replica sees it.
+//! Routing by model and replica, and requests that are rejected before any replica receives them.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ fn requests_go_to_the_model_that_they_name() {
     for model in ["a", "org/b", "a"] {
         assert_eq!(router.post(CHAT, &chat(model, false)).body, format!("\"{model}\""));
     }
-    // As JSON may write it.
+    // JSON permits escape sequences.
     assert_eq!(router.post(CHAT, r#"{"model":"org\/\u0062"}"#).body, "\"org/b\"");
     let unknown = router.post(CHAT, &chat("c", false));
     assert_eq!(unknown.status, 404);
@@ -48,7 +48,7 @@ fn the_models_are_those_of_all_replicas() {
 
 #[test]
 fn the_least_length_that_replicas_of_a_model_take_is_passed_on() {
-    // What follows the name in the list is the replica's.
+    // The rest of the list comes from the replica.
     let replica = |more: &str| Upstream::start(&format!("m\",{more},\"object\":\"model"), |_, _| false);
     let (long, short, silent) =
         (replica("\"max_model_len\":4096"), replica("\"max_model_len\":2048"), replica("\"x\":1"));
@@ -90,7 +90,7 @@ fn sessions_stay_where_they_are_and_others_spread() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_openais_words() {
+fn invalid_requests_get_the_errors_of_openai() {
     let upstream = named("m");
     let router = Router::start(
         &[&upstream],
@@ -134,7 +134,7 @@ fn what_makes_no_sense_is_refused_in_openais_words() {
 }
 
 #[test]
-fn priorities_and_patience_are_taken_from_headers() {
+fn headers_set_the_priority_and_the_timeout() {
     let upstream = named("m");
     let router = Router::start(&[&upstream], &[]);
     for class in ["interactive", "standard", "bulk"] {

@@ -1,4 +1,4 @@
-//! The replica token: it accompanies whatever the router sends to replicas, and clients cannot send one.
+//! The replica token: the router sends it with everything to replicas, and clients cannot send one.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use crate::harness::*;
 const OLD: &str = "old-0123456789abcdef";
 const NEW: &str = "new-0123456789abcdef";
 
-/// A file of tokens, and the flag for it.
+/// Writes a file of tokens, and returns the flag for it.
 fn token_file(text: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("token"), text).unwrap();
@@ -30,22 +30,22 @@ fn token_file(text: &str) -> (tempfile::TempDir, String) {
 /// A request that a replica received.
 #[derive(Clone)]
 struct SeenRequest {
-    /// Method and path.
+    /// The method and the path.
     line: String,
-    /// The token in its header.
+    /// The token in the header.
     token: Option<String>,
 }
 
-/// A replica that serves the model `m` to whoever sends one of its tokens, as the server does.
+/// A replica that serves the model `m` to clients with one of its tokens, as the server does.
 #[derive(Clone)]
-struct Guarded {
+struct GuardedReplica {
     address: SocketAddr,
     grpc: SocketAddr,
     tokens: Arc<Mutex<ReplicaTokens>>,
     seen: Arc<Mutex<Vec<SeenRequest>>>,
 }
 
-impl Guarded {
+impl GuardedReplica {
     fn start(token: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -100,19 +100,19 @@ impl Guarded {
         tonic::transport::Server::builder().add_service(service).serve_with_incoming(listener).await.unwrap();
     }
 
-    /// As an argument of the router, with the port of its load reports or without.
+    /// The argument of the router for this replica, with or without the port of its load reports.
     fn argument(&self, reports: bool) -> String {
         let grpc = if reports { format!("/{}", self.grpc.port()) } else { String::new() };
         format!("--replica={}{grpc}", self.address)
     }
 }
 
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ReportStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Replica for Guarded {
-    type WatchLoadStream = Streamed<Load>;
-    type DrainStream = Streamed<DrainProgress>;
+impl Replica for GuardedReplica {
+    type WatchLoadStream = ReportStream<Load>;
+    type DrainStream = ReportStream<DrainProgress>;
 
     async fn watch_load(
         &self,
@@ -144,14 +144,14 @@ impl Replica for Guarded {
 }
 
 #[test]
-fn the_token_accompanies_every_request_and_load_report_and_replaces_what_a_client_claims() {
-    let replica = Guarded::start(OLD);
+fn the_token_is_sent_with_every_request_and_replaces_that_of_a_client() {
+    let replica = GuardedReplica::start(OLD);
     let (_folder, flag) = token_file(OLD);
     for reports in [false, true] {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log("ready");
         router.await_served(replica.address);
-        // The list of models is requested beside the reports.
+        // The list of models is requested in addition to the reports.
         await_condition("the list of models to be requested", || {
             replica.seen.lock().unwrap().iter().any(|request| request.line == "GET /v3/models").then_some(())
         });
@@ -179,7 +179,7 @@ fn the_token_accompanies_every_request_and_load_report_and_replaces_what_a_clien
 }
 
 #[test]
-fn a_router_without_a_token_removes_what_a_client_claims() {
+fn a_router_without_a_token_removes_the_token_of_a_client() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("\"served\"")));
     let router = Router::start(&[&upstream], &[]);
     let forged = format!("{HEADER}: a-clients-guess-0123\r\n");
@@ -189,7 +189,7 @@ fn a_router_without_a_token_removes_what_a_client_claims() {
 
 #[test]
 fn a_token_is_replaced_without_losing_a_request() {
-    let replica = Guarded::start(OLD);
+    let replica = GuardedReplica::start(OLD);
     let (folder, flag) = token_file(OLD);
     let router = Router::unready(&[&replica.argument(true), &flag]);
     router.await_log("ready");
@@ -197,7 +197,7 @@ fn a_token_is_replaced_without_losing_a_request() {
     let write = |text: &str| std::fs::write(folder.path().join("token"), text).unwrap();
     let accept = |text: &str| *replica.tokens.lock().unwrap() = ReplicaTokens::parse(text).unwrap();
     let both = format!("{NEW}\n{OLD}\n");
-    // Whoever reads the files first.
+    // The processes can read the files in any order.
     accept(&both);
     ask();
     write(&both);
@@ -210,7 +210,7 @@ fn a_token_is_replaced_without_losing_a_request() {
         ask();
         (replica.seen.lock().unwrap().last().unwrap().token.as_deref() == Some(NEW)).then_some(())
     });
-    // What is malformed changes nothing.
+    // A malformed file changes nothing.
     write("too short\n");
     router.await_log("the previous one stays in effect");
     ask();
@@ -218,7 +218,7 @@ fn a_token_is_replaced_without_losing_a_request() {
 
 #[test]
 fn a_replica_that_rejects_the_router_is_passed_over_and_never_makes_a_client_doubt_its_key() {
-    let [accepts, rejects] = [Guarded::start(OLD), Guarded::start(OLD)];
+    let [accepts, rejects] = [GuardedReplica::start(OLD), GuardedReplica::start(OLD)];
     let (_folder, flag) = token_file(OLD);
     let replicas = [accepts.argument(true), rejects.argument(true)];
     let router = Router::unready(&[&replicas[0], &replicas[1], "--policy=round-robin", &flag]);
@@ -230,7 +230,7 @@ fn a_replica_that_rejects_the_router_is_passed_over_and_never_makes_a_client_dou
     for _ in 0..6 {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
     }
-    let rejected = |replica: &Guarded| {
+    let rejected = |replica: &GuardedReplica| {
         let seen = replica.seen.lock().unwrap();
         seen.iter().filter(|request| request.line.starts_with("POST")).count()
     };
@@ -252,11 +252,11 @@ fn a_401_about_the_clients_key_is_passed_on() {
 }
 
 #[test]
-fn replicas_that_reject_the_router_are_not_served_and_the_reason_is_logged() {
-    let replica = Guarded::start(OLD);
+fn a_router_that_replicas_reject_serves_no_requests_and_logs_the_reason() {
+    let replica = GuardedReplica::start(OLD);
     let (_folder, flag) = token_file(NEW);
     for (reports, reason) in
-        [(true, "no valid replica token"), (false, "it rejected the replica token of this router")]
+        [(true, "no valid replica token"), (false, "the replica rejected the replica token of this router")]
     {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log(reason);

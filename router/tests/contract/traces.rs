@@ -1,4 +1,4 @@
-//! Traces that a client has begun go on through the router, and spans are sent where that is configured.
+//! Traces that a client has started continue through the router, and spans are sent if that is configured.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ fn upstream() -> Upstream {
     Upstream::start("m", |_, stream| send(stream, &whole("{}")))
 }
 
-/// Takes spans as a collector does, and keeps the bytes.
+/// Receives spans as a collector does, and stores the bytes.
 fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
     let taken = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&taken);
@@ -40,7 +40,7 @@ fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
                 }
             });
             let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            // It ends with the router.
+            // The connection ends with the router.
             let _ = builder.serve_connection(TokioIo::new(stream), service).await;
         });
     });
@@ -48,7 +48,7 @@ fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
 }
 
 #[test]
-fn a_trace_passes_as_it_is_where_no_spans_are_sent() {
+fn trace_headers_are_passed_on_if_no_spans_are_sent() {
     let upstream = upstream();
     let router = Router::start(&[&upstream], &[]);
     router.request("POST", CHAT, &format!("traceparent: {PARENT}\r\ntracestate: a=b\r\n"), &chat("m", false));

@@ -1,5 +1,5 @@
-//! Any bytes on a client's connection: the router answers or closes, holds nothing afterwards, and goes on to serve others.
-//! `server/fuzz` feeds `check` for hours, `main.rs` for seconds.
+//! Sends arbitrary bytes on a client's connection: the router answers or closes it, frees everything, and serves other
+//! clients. `server/fuzz` feeds `check` for hours, `main.rs` for seconds.
 
 use std::cell::OnceCell;
 use std::mem::ManuallyDrop;
@@ -12,7 +12,7 @@ use axum::http::header;
 use axum::response::IntoResponse as _;
 use axum::routing::get;
 use clap::Parser as _;
-use router::discovery::Found;
+use router::discovery::DiscoveredReplica;
 use router::{App, Args, ConnectionServer, load};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpListener;
@@ -21,39 +21,39 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// How long anything may take that is waited for.
+/// The longest time to wait for any condition.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes between client and router that neither has read.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// How often the router may be run without an answer before the client closes its side.
+/// Number of turns of the runtime without an answer after which the client closes its side.
 const SILENCE: usize = 100;
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// A request that every router answers.
+/// A valid request.
 const SOUND: &str = "POST /v3/chat/completions HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: application/json\r\n\
     content-length: 13\r\n\r\n{\"model\":\"m\"}";
 
-/// A router and a replica, on this thread.
-struct Running {
+/// A router and a replica that run on this thread.
+struct FuzzTarget {
     runtime: Runtime,
     app: App,
     server: Arc<ConnectionServer>,
-    /// The replica, and what finds and hears it.
+    /// The tasks of the replica, and those that discover it and receive its reports.
     _tasks: JoinSet<()>,
-    /// As long as it lives, the replica is known.
-    _found: watch::Sender<Vec<Found>>,
+    /// Keeps the replica known until it is dropped.
+    _found: watch::Sender<Vec<DiscoveredReplica>>,
 }
 
 thread_local! {
-    /// Never dropped: when a thread ends, what the router itself has stored for the thread may be gone before it.
-    static RUNNING: OnceCell<ManuallyDrop<Running>> = const { OnceCell::new() };
+    /// This is never dropped, because thread-local state of the router may be destroyed before it when the thread ends.
+    static TARGET: OnceCell<ManuallyDrop<FuzzTarget>> = const { OnceCell::new() };
 }
 
-/// Panics if a promise is broken.
+/// Runs one input. It panics if the router breaks a promise.
 pub(crate) fn check(input: &[u8]) {
-    RUNNING.with(|running| running.get_or_init(|| ManuallyDrop::new(Running::new())).check(input));
+    TARGET.with(|target| target.get_or_init(|| ManuallyDrop::new(FuzzTarget::new())).check(input));
 }
 
-/// Answers chats as a replica does: as a whole, or as a stream if the body asks for it.
+/// Answers chats as a replica does: as a whole, or as a stream if the body requests one.
 async fn answer(body: Bytes) -> axum::response::Response {
     if body.windows(6).any(|part| part == b"stream") {
         let events = "data: {\"choices\":[]}\n\ndata: [DONE]\n\n";
@@ -62,7 +62,7 @@ async fn answer(body: Bytes) -> axum::response::Response {
     ([(header::CONTENT_TYPE, "application/json")], "{}").into_response()
 }
 
-impl Running {
+impl FuzzTarget {
     fn new() -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (app, server, tasks, found) = runtime.block_on(async {
@@ -74,8 +74,12 @@ impl Running {
             let models = r#"{"object":"list","data":[{"id":"m"}]}"#;
             let models = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], models) });
             let replica = axum::Router::new().route("/v3/models", models).fallback(answer);
-            let (found, replicas) =
-                watch::channel(vec![Found { http, grpc: None, name: "replica".to_owned(), pod: None }]);
+            let (found, replicas) = watch::channel(vec![DiscoveredReplica {
+                http,
+                grpc: None,
+                name: "replica".to_owned(),
+                pod: None,
+            }]);
             let mut tasks = JoinSet::new();
             tasks.spawn(async move { axum::serve(listener, replica).await.expect("it serves for ever") });
             tasks.spawn(load::run(Arc::clone(app.dispatch()), replicas));
@@ -99,8 +103,8 @@ impl Running {
         done.expect("the router answers or closes");
     }
 
-    /// Sends `input` over a connection of its own, and closes it after so many turns without an answer. Returns what came back
-    /// until the router closed it.
+    /// Sends `input` over a new connection, and closes it after some turns without an answer. Returns the bytes that
+    /// came back until the router closed it.
     async fn exchange(&self, input: &[u8], silence_max: usize) -> Vec<u8> {
         let (client, connection) = tokio::io::duplex(BUFFER_BYTES);
         let mut served = JoinSet::new();
@@ -108,7 +112,7 @@ impl Running {
         let answer = talk(client, input, silence_max).await;
         served.join_next().await.expect("one is served").expect("the router does not panic");
         assert_sound(&answer, input);
-        // What an aborted request held is freed by the tasks that notice.
+        // The resources of an aborted request are freed by the tasks that notice the abort.
         let end = Instant::now() + LIMIT;
         while let Some(held) = self.held() {
             assert!(Instant::now() < end, "the connection is closed, and the router still holds {held}");
@@ -117,12 +121,14 @@ impl Running {
         answer
     }
 
-    /// What the router holds of requests.
+    /// The resources that the router uses for requests, if there are any.
     fn held(&self) -> Option<String> {
         let replicas = self.app.dispatch().replicas.all();
         let views = replicas.iter().map(|replica| replica.ledger.view(Instant::now(), LIMIT));
         let booked: u32 = views.map(|view| view.booked.in_flight).sum();
-        let held = (self.app.requests(), self.app.bodies().reserved(), self.app.dispatch().waiters(), booked);
+        let dispatch = self.app.dispatch();
+        let waiting = (dispatch.queued(), dispatch.in_waiting_room());
+        let held = (self.app.requests(), self.app.bodies().reserved(), waiting, booked);
         let (requests, bytes, waiters, booked) = held;
         let is_nothing = held == (0, 0, (0, 0), 0);
         (!is_nothing)
@@ -130,9 +136,10 @@ impl Running {
     }
 }
 
-/// Sends `input`, reads until nothing has come for so many turns of the runtime, closes this side, and reads to the end.
+/// Sends `input`, reads until nothing has arrived for some turns of the runtime, closes this side, and reads to the
+/// end.
 async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec<u8> {
-    // The buffer has room for all of it. The router may have closed its side before.
+    // The buffer has room for the whole input. The router may have closed its side before.
     let _ = client.write_all(input).await;
     let (mut answer, mut silence) = (Vec::new(), 0);
     while silence < silence_max {
@@ -150,9 +157,9 @@ async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec
     answer
 }
 
-/// Whatever came, it is HTTP of a kind, and no failure of the router's own.
+/// Checks that the answer is HTTP, and not an internal error of the router.
 fn assert_sound(answer: &[u8], input: &[u8]) {
-    // HTTP/2 is asked for by its preface alone.
+    // The preface alone selects HTTP/2.
     if answer.is_empty() || input.starts_with(b"PRI * HTTP/2.0") {
         return;
     }

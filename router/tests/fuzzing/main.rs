@@ -1,4 +1,4 @@
-//! Connections whose bytes were changed at random, the same every time. `make fuzz` runs as long as it is allowed to.
+//! Fuzzes connections with a fixed seed. `make fuzz` runs for longer and with other seeds.
 
 mod connection;
 #[path = "../../../server/fuzz/mutations.rs"]
@@ -9,7 +9,7 @@ use mutations::{Random, mutated, words};
 const CASES: u64 = 2_000;
 
 #[test]
-fn whatever_a_client_sends_the_router_holds_nothing_afterwards_and_serves_the_next() {
+fn the_router_frees_everything_and_serves_the_next_client_after_any_input() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/fuzz/seeds/router");
     let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();

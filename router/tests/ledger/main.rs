@@ -1,11 +1,11 @@
-//! The ledger: whatever happens in whatever order, it returns to zero and swallows no dispatch.
+//! Tests of the ledger: it returns to zero and loses no dispatch, whatever happens in whatever order.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod model;
 mod random;
 mod rules;
 
-/// What the ledger under the model check shares state by.
+/// The lock of the ledger in the model check.
 mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 }

@@ -1,12 +1,12 @@
-//! The ledger where threads meet: loom runs these through every interleaving. The ledger's own source is
-//! compiled here a second time, over loom's lock.
+//! Concurrency tests of the ledger: loom runs them through every interleaving. The source of the ledger is compiled a
+//! second time here, with the lock of loom.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::v1alpha1::{DispatchRange, Dispatches, Load};
 
-use self::ledger::{Booked, Booking, Cost, Ledger};
+use self::ledger::{BookedLoad, BookingGuard, Cost, Ledger};
 
 #[path = "../../src/ledger.rs"]
 #[expect(dead_code, unreachable_pub, reason = "the ledger's public items are private here, and few are used")]
@@ -22,8 +22,8 @@ fn report(number: u64, last: u64) -> Load {
     Load { epoch: 1, report: number, dispatches, ..Load::default() }
 }
 
-/// The emptier of two replicas, as it looks, unless it has changed by the time of booking.
-fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> Booking {
+/// Books the replica with fewer requests, unless it has changed since it was examined.
+fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> BookingGuard {
     loop {
         let views = ledgers.each_ref().map(|ledger| ledger.view(now, TTL));
         let emptier = usize::from(views[1].booked.in_flight < views[0].booked.in_flight);
@@ -58,25 +58,25 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         let (at_booking, at_report) = (Arc::clone(&ledger), Arc::clone(&ledger));
         let booker = loom::thread::spawn(move || {
             let second = at_booking.book(COST, now);
-            second.first_token();
+            second.record_first_token();
             second
         });
         let reporter = loom::thread::spawn(move || at_report.observe(&report(1, 1), now));
-        first.first_token();
+        first.record_first_token();
         drop(first);
         reporter.join().unwrap();
         let second = booker.join().unwrap();
         let booked = ledger.view(now, TTL).booked;
-        // The report named the first one only, whenever it came.
+        // The report lists only the first dispatch, whenever it arrives.
         assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
         assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
         drop(second);
-        assert_eq!(ledger.view(now, TTL).booked, Booked::default());
+        assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
     });
 }
 
 #[test]
-fn a_report_is_never_seen_without_what_it_includes() {
+fn a_view_never_contains_a_report_without_its_dispatches() {
     let now = Instant::now();
     loom::model(move || {
         let ledger = Ledger::new(ROUTER);
@@ -88,7 +88,7 @@ fn a_report_is_never_seen_without_what_it_includes() {
         });
         let view = ledger.view(now, TTL);
         let reported = view.reported.map_or(0, |reported| reported.uncomputed_tokens);
-        // Once, wherever it is counted.
+        // The dispatch counts exactly once.
         assert_eq!(reported + view.booked.uncached_unreported, 100);
         reporter.join().unwrap();
         drop(booking);

@@ -1,5 +1,5 @@
-//! A replica, a network that delays, reorders and loses, and a router's ledger, at random: after each step the
-//! ledger is compared with what a bystander who sees everything expects of it.
+//! A random simulation of a replica, a network that delays, reorders and loses messages, and the ledger of a router.
+//! After each step the ledger is compared with an omniscient model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proto::v1alpha1::{DispatchRange, Dispatches, Load};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use router::ledger::{Booked, Booking, Cost, Ledger, Observed};
+use router::ledger::{BookedLoad, BookingGuard, Cost, Ledger, ReportOutcome};
 
 const ROUTER: u64 = 3;
 const TTL: Duration = Duration::from_secs(3);
@@ -16,20 +16,20 @@ struct World {
     rng: StdRng,
     now: Instant,
     ledger: std::sync::Arc<Ledger>,
-    bookings: BTreeMap<u64, (Booking, Cost, Told)>,
-    /// Sent, and neither arrived nor lost.
+    bookings: BTreeMap<u64, (BookingGuard, Cost, ReplicaKnowledge)>,
+    /// The requests that were sent and have neither arrived nor been lost.
     in_transit: Vec<u64>,
     epoch: u64,
     reports: u64,
     arrived: BTreeSet<u64>,
     reports_in_transit: Vec<Load>,
-    /// Epoch and number of the last report that was taken.
+    /// The epoch and the number of the last report that was accepted.
     last: Option<(u64, u64)>,
 }
 
-/// What the router was told about a booking.
+/// What the router has learned about a booking.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct ReplicaKnowledge {
     reported: bool,
     first_token: bool,
 }
@@ -46,7 +46,7 @@ impl World {
             5..8 if !self.in_transit.is_empty() => {
                 let at = self.below(self.in_transit.len());
                 let number = self.in_transit.swap_remove(at);
-                // One in eight never arrives; its booking ends some time, as others do.
+                // One in eight requests never arrives. Its booking ends at some time, like the others.
                 if self.below(8) > 0 {
                     self.arrived.insert(number);
                 }
@@ -62,7 +62,7 @@ impl World {
                 self.bookings.remove(&number);
             }
             15 if self.below(40) == 0 => {
-                // The process is replaced. What was on its way may still reach the new one.
+                // The process is replaced. Requests on their way may still reach the new process.
                 self.epoch += 1;
                 self.reports = 0;
                 self.arrived.clear();
@@ -71,7 +71,7 @@ impl World {
             _ if !self.bookings.is_empty() => {
                 let number = self.any_booking();
                 let (booking, _, told) = self.bookings.get_mut(&number).unwrap();
-                booking.first_token();
+                booking.record_first_token();
                 told.first_token = true;
             }
             _ => {}
@@ -93,7 +93,7 @@ impl World {
         let booking = self.ledger.book_if(version, cost, self.now).expect("nobody else books");
         assert!(self.ledger.book_if(version, cost, self.now).is_none(), "the version has passed");
         self.in_transit.push(booking.number());
-        self.bookings.insert(booking.number(), (booking, cost, Told::default()));
+        self.bookings.insert(booking.number(), (booking, cost, ReplicaKnowledge::default()));
     }
 
     fn send_report(&mut self) {
@@ -105,7 +105,7 @@ impl World {
                 _ => ranges.push(DispatchRange { first: number, last: number }),
             }
         }
-        // Long lists are cut from below.
+        // The lowest ranges of long lists are omitted.
         let ranges = ranges.split_off(ranges.len().saturating_sub(8));
         let dispatches = Some(Dispatches { router: ROUTER, ranges });
         let load = Load { epoch: self.epoch, report: self.reports, dispatches, ..Load::default() };
@@ -114,12 +114,14 @@ impl World {
 
     fn receive(&mut self, report: &Load) {
         let expected = match self.last {
-            Some((epoch, number)) if epoch == report.epoch && number >= report.report => Observed::Outdated,
-            Some((epoch, _)) if epoch != report.epoch => Observed::NewEpoch,
-            _ => Observed::Taken,
+            Some((epoch, number)) if epoch == report.epoch && number >= report.report => {
+                ReportOutcome::Outdated
+            }
+            Some((epoch, _)) if epoch != report.epoch => ReportOutcome::NewEpoch,
+            _ => ReportOutcome::Accepted,
         };
         assert_eq!(self.ledger.observe(report, self.now), expected);
-        if expected == Observed::Outdated {
+        if expected == ReportOutcome::Outdated {
             return;
         }
         self.last = Some((report.epoch, report.report));
@@ -129,8 +131,8 @@ impl World {
         }
     }
 
-    fn expected(&self) -> Booked {
-        let mut booked = Booked::default();
+    fn expected(&self) -> BookedLoad {
+        let mut booked = BookedLoad::default();
         for (_, cost, told) in self.bookings.values() {
             let uncached = if told.first_token { 0 } else { u64::from(cost.uncached_tokens) };
             booked.in_flight += 1;
@@ -168,6 +170,6 @@ fn no_order_of_events_swallows_a_dispatch_or_leaves_anything_behind() {
             assert_eq!(view.booked, world.expected(), "seed {seed}, step {step}");
         }
         world.bookings.clear();
-        assert_eq!(world.ledger.view(world.now, TTL).booked, Booked::default(), "seed {seed}");
+        assert_eq!(world.ledger.view(world.now, TTL).booked, BookedLoad::default(), "seed {seed}");
     }
 }

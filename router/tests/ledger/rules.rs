@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use proto::v1alpha1::{DispatchRange, Dispatches, Load, State};
-use router::ledger::{Booked, Cost, Ledger, Observed, UNREPORTED_MAX};
+use router::ledger::{BookedLoad, Cost, Ledger, ReportOutcome, UNREPORTED_MAX};
 
 const ROUTER: u64 = 0xab;
 const TTL: Duration = Duration::from_secs(3);
@@ -26,7 +26,7 @@ fn a_report_that_has_a_later_dispatch_leaves_the_earlier_one() {
 }
 
 #[test]
-fn what_another_router_sent_is_not_this_ones() {
+fn dispatches_of_another_router_are_ignored() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let _booking = ledger.book(COST, now);
     let mut report = load(1, 1, &[(1, 9)]);
@@ -51,9 +51,9 @@ fn a_replica_that_does_not_tell_is_given_time_before_its_reports_count_as_includ
 fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let newer = Load { running: 7, ..load(1, 5, &[]) };
-    assert_eq!(ledger.observe(&newer, now), Observed::Taken);
-    assert_eq!(ledger.observe(&load(1, 4, &[]), now), Observed::Outdated);
-    assert_eq!(ledger.observe(&load(1, 5, &[]), now), Observed::Outdated);
+    assert_eq!(ledger.observe(&newer, now), ReportOutcome::Accepted);
+    assert_eq!(ledger.observe(&load(1, 4, &[]), now), ReportOutcome::Outdated);
+    assert_eq!(ledger.observe(&load(1, 5, &[]), now), ReportOutcome::Outdated);
     let view = ledger.view(now + TTL, TTL);
     assert_eq!((view.reported.unwrap().running, view.state), (7, Some(State::Serving)));
     let later = now + TTL + Duration::from_millis(1);
@@ -62,10 +62,10 @@ fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
 }
 
 #[test]
-fn a_prompt_is_not_ahead_once_its_first_token_has_come_whatever_the_last_report_says() {
+fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let [first, second, later] = [(); 3].map(|()| ledger.book(COST, now));
-    // A little less than was expected of the two.
+    // This is a little less than was expected of the two requests.
     let report = Load { uncomputed_tokens: 190, ..load(1, 1, &[(1, 2)]) };
     ledger.observe(&report, now);
     let ahead = || {
@@ -73,9 +73,9 @@ fn a_prompt_is_not_ahead_once_its_first_token_has_come_whatever_the_last_report_
         (view.reported.unwrap().uncomputed_tokens, view.booked.uncached_unreported)
     };
     assert_eq!(ahead(), (190, 100));
-    later.first_token();
+    later.record_first_token();
     assert_eq!(ahead(), (190, 0), "no report includes it");
-    first.first_token();
+    first.record_first_token();
     assert_eq!(ahead(), (100, 0), "at most what the second may still have");
     drop(second);
     assert_eq!(ahead(), (0, 0));
@@ -86,21 +86,21 @@ fn a_prompt_is_not_ahead_once_its_first_token_has_come_whatever_the_last_report_
 }
 
 #[test]
-fn a_new_process_has_none_of_what_the_former_one_had() {
+fn a_new_process_starts_without_the_state_of_the_previous_one() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let _had = ledger.book(COST, now);
     let _on_its_way = ledger.book(COST, now);
     ledger.observe(&load(1, 90, &[(1, 1)]), now);
-    assert_eq!(ledger.observe(&load(2, 1, &[]), now), Observed::NewEpoch);
-    // The first one died with the process; the second may reach the new one.
+    assert_eq!(ledger.observe(&load(2, 1, &[]), now), ReportOutcome::NewEpoch);
+    // The first request died with the process. The second one may reach the new process.
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported), (2, 1));
-    assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), Observed::Taken);
+    assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), ReportOutcome::Accepted);
     assert_eq!(ledger.view(now, TTL).booked.unreported, 0);
 }
 
 #[test]
-fn a_dispatch_that_is_never_reported_is_no_load_for_ever() {
+fn a_dispatch_that_is_never_reported_stops_counting_as_load() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let booking = ledger.book(COST, now);
     assert_eq!(ledger.expire(now + UNREPORTED_MAX / 2), 0);
@@ -109,7 +109,7 @@ fn a_dispatch_that_is_never_reported_is_no_load_for_ever() {
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 0, 0));
     drop(booking);
-    assert_eq!(ledger.view(now, TTL).booked, Booked::default());
+    assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A client that checks that what it gets is its own answer, whole, or ends as it must.
+//! A client that checks that each answer is its own, and that it is complete or ends with an error event.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use crate::replica::EVENTS;
 
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum RequestOutcome {
     Whole,
-    /// With an error event.
+    /// The answer ended with an error event.
     Broken,
 }
 
@@ -48,7 +48,7 @@ impl Client {
     }
 
     /// Sends a chat and checks the answer.
-    pub(crate) async fn ask(&mut self, rng: &mut StdRng) -> Ended {
+    pub(crate) async fn ask(&mut self, rng: &mut StdRng) -> RequestOutcome {
         let (id, stream) = (format!("{:016x}", rng.random::<u64>()), rng.random_bool(0.7));
         let prompt = "word ".repeat(rng.random_range(1..400));
         let body = format!(
@@ -63,7 +63,7 @@ impl Client {
         assert_eq!(status, 200, "{answer}");
         if !stream {
             assert!(answer.contains(&id), "{answer}");
-            return Ended::Whole;
+            return RequestOutcome::Whole;
         }
         let events: Vec<&str> = answer.split_terminator("\n\n").collect();
         assert_eq!(events.last(), Some(&"data: [DONE]"), "{answer}");
@@ -74,10 +74,10 @@ impl Client {
         }
         if errors == 0 {
             assert_eq!(events.len(), EVENTS as usize + 1, "{answer}");
-            return Ended::Whole;
+            return RequestOutcome::Whole;
         }
         assert!(errors == 1 && events.len() > 2, "an error comes after a first event: {answer}");
-        Ended::Broken
+        RequestOutcome::Broken
     }
 
     async fn get(&mut self, path: &str) -> String {
@@ -105,13 +105,13 @@ async fn await_page(address: &str, path: &str, condition: impl Fn(&str) -> bool)
     }
 }
 
-/// Waits until the router knows of so many replicas that they serve.
+/// Waits until the router knows `count` ready replicas.
 pub(crate) async fn await_models(address: &str, count: usize) {
     await_page(address, "/debug/replicas", |page| page.matches("\"state\":\"serving\"").count() == count)
         .await;
 }
 
-/// Waits until the router has nothing under way and every ledger is at zero.
+/// Waits until the router has no active requests and every ledger is at zero.
 pub(crate) async fn await_nothing_booked(address: &str) {
     let is_over = |page: &str| {
         let names = [

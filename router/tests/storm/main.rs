@@ -1,6 +1,6 @@
-//! Ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset
-//! streams, fall silent, refuse, and are replaced by others, as a seed has it. Whatever they do, a request
-//! that has no byte yet is answered, the others end properly, and in the end nothing is booked any more.
+//! Ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset streams, stop
+//! reporting, reject requests and are replaced, at random. Whatever they do, a request without a first byte is
+//! answered, the other requests end properly, and no booking remains at the end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,16 +17,16 @@ use rand::{RngExt as _, SeedableRng as _};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::task::JoinSet;
 
-use client::{Client, Ended};
+use client::{Client, RequestOutcome};
 use replica::{Fault, Replica};
 
 const SEED: u64 = 16;
 const REPLICAS: usize = 16;
 const REQUESTS: usize = 10_000;
 const CLIENTS: usize = 48;
-/// Faults at a time, so that there is always somebody to answer.
+/// Number of simultaneous faults, so that a replica is always available.
 const FAULTY_MAX: usize = 6;
-/// Requests after which the faults are drawn anew.
+/// Number of requests after which the faults change.
 const REQUESTS_PER_FAULT: usize = 60;
 
 struct Router {
@@ -36,7 +36,7 @@ struct Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -97,8 +97,8 @@ async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered(
             let mut client = Client::new(address);
             while tally.begun.fetch_add(1, Ordering::Relaxed) < REQUESTS {
                 match client.ask(&mut rng).await {
-                    Ended::Whole => tally.whole.fetch_add(1, Ordering::Relaxed),
-                    Ended::Broken => tally.broken.fetch_add(1, Ordering::Relaxed),
+                    RequestOutcome::Whole => tally.whole.fetch_add(1, Ordering::Relaxed),
+                    RequestOutcome::Broken => tally.broken.fetch_add(1, Ordering::Relaxed),
                 };
             }
         });
@@ -114,7 +114,7 @@ async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered(
             },
             () = tokio::time::sleep(Duration::from_millis(5)) => {}
         }
-        // By requests, not by time, so that a slow machine meets as many.
+        // The faults change by requests and not by time, so that a slow machine has as many of them.
         if tally.begun.load(Ordering::Relaxed) < next {
             continue;
         }

@@ -1,4 +1,4 @@
-//! A replica made up for this test: it streams and reports as a real one does, and fails as it is told.
+//! A simulated replica that streams and reports as a real one does, and fails on demand.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -25,26 +25,26 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Status};
 
-/// Events of an answer.
+/// Number of events of an answer.
 pub(crate) const EVENTS: u32 = 6;
 
-/// What is wrong with a replica.
+/// The fault of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Requests get no byte, reports stop.
+    /// The replica sends no bytes and stops reporting.
     Hang,
-    /// Everything takes long.
+    /// The replica is slow.
     Slow,
-    /// Streams break off after some events.
+    /// Streams break after some events.
     Reset,
-    /// Reports stop, requests are answered.
+    /// The replica stops reporting but answers requests.
     Stale,
-    /// It answers 503, and says that it drains.
+    /// The replica answers 503 and reports that it drains.
     Drain,
-    /// It answers 500.
+    /// The replica answers 500.
     Broken,
-    /// Another process has its place: all it had is gone.
+    /// Another process takes the place of the replica, without its state.
     Replaced,
 }
 
@@ -55,18 +55,18 @@ impl Fault {
     }
 }
 
-/// One replica.
+/// A simulated replica.
 #[derive(Debug)]
 pub(crate) struct Replica {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
-    state: watch::Sender<Now>,
+    state: watch::Sender<ReplicaState>,
     rng: Mutex<StdRng>,
     answered: AtomicUsize,
 }
 
 #[derive(Clone, Debug)]
-struct Now {
+struct ReplicaState {
     fault: Fault,
     epoch: u64,
     report: u64,
@@ -75,10 +75,10 @@ struct Now {
     included: BTreeSet<u64>,
 }
 
-/// A request that runs; dropping it ends it.
-struct Running(Arc<Replica>, u64);
+/// A running request. Dropping it ends the request.
+struct RunningSequence(Arc<Replica>, u64);
 
-impl Drop for Running {
+impl Drop for RunningSequence {
     fn drop(&mut self) {
         self.0.state.send_modify(|now| {
             if now.epoch == self.1 {
@@ -92,7 +92,7 @@ impl Replica {
     pub(crate) async fn start(seed: u64, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let now = Now {
+        let now = ReplicaState {
             fault: Fault::None,
             epoch: seed << 8,
             report: 1,
@@ -140,7 +140,7 @@ impl Replica {
         self.rng.lock().unwrap().random_range(0..below)
     }
 
-    /// Waits as long as `fault` lasts, or another process comes.
+    /// Waits until `fault` ends or another process takes the place of the replica.
     async fn while_it_is(&self, fault: Fault, epoch: u64) {
         let mut state = self.state.subscribe();
         let _ = state.wait_for(|now| now.fault != fault || now.epoch != epoch).await;
@@ -158,7 +158,7 @@ async fn chat(Extract(replica): Extract<Arc<Replica>>, headers: HeaderMap, body:
         }
         now.running += 1;
     });
-    let running = Running(Arc::clone(&replica), epoch);
+    let running = RunningSequence(Arc::clone(&replica), epoch);
     let fault = replica.state.borrow().fault;
     match fault {
         Fault::Hang => replica.while_it_is(Fault::Hang, epoch).await,
@@ -168,7 +168,7 @@ async fn chat(Extract(replica): Extract<Arc<Replica>>, headers: HeaderMap, body:
         _ => tokio::time::sleep(Duration::from_millis(1)).await,
     }
     replica.answered.fetch_add(1, Ordering::Relaxed);
-    // What the client sent comes back, so that it can tell its answer from others'.
+    // The answer repeats the text of the client, so that the client recognizes its own answer.
     let text = String::from_utf8(body.to_vec()).unwrap();
     let id = text.split("\"user\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     if !text.contains("\"stream\":true") {
@@ -184,11 +184,15 @@ async fn chat(Extract(replica): Extract<Arc<Replica>>, headers: HeaderMap, body:
 
 type Event = Result<String, std::io::Error>;
 
-async fn next_event(number: u32, running: Running, id: &str) -> Option<(Event, (u32, Running))> {
+async fn next_event(
+    number: u32,
+    running: RunningSequence,
+    id: &str,
+) -> Option<(Event, (u32, RunningSequence))> {
     if number > EVENTS {
         return None;
     }
-    let Running(replica, epoch) = &running;
+    let RunningSequence(replica, epoch) = &running;
     let broken = || Err(std::io::Error::other("it is gone"));
     let (fault, present) = {
         let now = replica.state.borrow();
@@ -214,15 +218,15 @@ async fn next_event(number: u32, running: Running, id: &str) -> Option<(Event, (
     Some((event, (number, running)))
 }
 
-/// The gRPC side.
+/// The gRPC service of the replica.
 struct Reports(Arc<Replica>);
 
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ReportStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Service for Reports {
-    type WatchLoadStream = Streamed<Load>;
-    type DrainStream = Streamed<DrainProgress>;
+    type WatchLoadStream = ReportStream<Load>;
+    type DrainStream = ReportStream<DrainProgress>;
 
     async fn watch_load(
         &self,
@@ -255,7 +259,7 @@ impl Service for Reports {
     }
 }
 
-fn report(now: &Now, router: u64) -> Load {
+fn report(now: &ReplicaState, router: u64) -> Load {
     let state = if now.fault == Fault::Drain { State::Draining } else { State::Serving };
     let mut ranges: Vec<DispatchRange> = Vec::new();
     for &number in &now.included {

@@ -9,7 +9,7 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection to a replica that the test plays itself.
+/// A connection to a replica, which the test simulates.
 async fn connected() -> (Link, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -31,7 +31,7 @@ async fn all(link: &mut Link) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// The answer to a request, if the replica writes these pieces and closes the connection.
+/// The answer to a request if the replica writes these pieces and closes the connection.
 async fn answer(pieces: [&[u8]; 2]) -> Result<(Parts, io::Result<Vec<u8>>, bool), SendError> {
     let (mut link, mut replica) = connected().await;
     let send = async move {
@@ -46,7 +46,7 @@ async fn answer(pieces: [&[u8]; 2]) -> Result<(Parts, io::Result<Vec<u8>>, bool)
             tokio::task::yield_now().await;
         }
         replica.shutdown().await.unwrap();
-        // Until the other side has closed it too, so that what it was sent is not lost.
+        // Wait until the other side has closed the connection too, so that no data is lost.
         let _ = replica.read_to_end(&mut Vec::new()).await;
     };
     tokio::time::timeout(LIMIT, async { tokio::join!(send, write).0 }).await.unwrap()
@@ -64,7 +64,7 @@ async fn a_connection_to_a_replica_does_not_wait_for_acknowledgements_and_is_pro
 }
 
 #[tokio::test]
-async fn an_answer_passes_however_it_is_framed_and_cut() {
+async fn an_answer_is_passed_on_with_any_framing() {
     let cases = [
         ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", "hello"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""),
@@ -88,7 +88,7 @@ async fn an_answer_passes_however_it_is_framed_and_cut() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_answer_or_ends_early_is_an_error() {
+async fn invalid_and_truncated_answers_are_errors() {
     for wrong in [
         "",
         "HTTP/1.1 200",
@@ -116,7 +116,7 @@ async fn what_is_not_an_answer_or_ends_early_is_an_error() {
 }
 
 #[tokio::test]
-async fn headers_of_the_connection_are_not_passed_on_and_others_are() {
+async fn hop_by_hop_headers_are_not_passed_on() {
     let text = b"HTTP/1.1 429 Slow\r\nConnection: Keep-Alive, x-hop\r\nx-hop: 1\r\nKeep-Alive: timeout=5\r\n\
                  set-cookie: a\r\nset-cookie: b\r\nretry-after: 3\r\ncontent-length: 0\r\n\r\n";
     let (parts, ..) = answer([text, b""]).await.unwrap();
@@ -126,7 +126,7 @@ async fn headers_of_the_connection_are_not_passed_on_and_others_are() {
 }
 
 #[tokio::test]
-async fn chunks_that_arrive_together_are_one_piece() {
+async fn chunks_that_arrive_together_are_joined() {
     let (mut link, mut replica) = connected().await;
     let chunks = "1\r\na\r\n".repeat(100);
     let text = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}");
@@ -134,7 +134,7 @@ async fn chunks_that_arrive_together_are_one_piece() {
     assert_eq!(link.next().await.unwrap().unwrap(), "a".repeat(100));
 }
 
-/// Sends a request that the replica answers with this text.
+/// Sends a request that the replica answers with `text`.
 async fn exchange(link: &mut Link, replica: &mut TcpStream, text: &str) {
     let reply = async {
         assert!(replica.read(&mut [0; 1024]).await.unwrap() > 0);
@@ -144,29 +144,29 @@ async fn exchange(link: &mut Link, replica: &mut TcpStream, text: &str) {
     parts.unwrap();
 }
 
-/// Bytes that note when nobody has them any more.
-struct Noted(Vec<u8>, Arc<AtomicBool>);
+/// Bytes that record when they are dropped.
+struct TrackedBytes(Vec<u8>, Arc<AtomicBool>);
 
-impl AsRef<[u8]> for Noted {
+impl AsRef<[u8]> for TrackedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Noted {
+impl Drop for TrackedBytes {
     fn drop(&mut self) {
         self.1.store(true, Ordering::Relaxed);
     }
 }
 
 #[tokio::test]
-async fn a_stream_does_not_keep_the_body_of_its_request() {
+async fn a_stream_releases_the_body_of_its_request() {
     const BYTES: usize = 4 << 20;
     let is_released = Arc::new(AtomicBool::new(false));
     let (mut link, mut replica) = connected().await;
-    let body = Bytes::from_owner(Noted(vec![b'x'; BYTES], Arc::clone(&is_released)));
+    let body = Bytes::from_owner(TrackedBytes(vec![b'x'; BYTES], Arc::clone(&is_released)));
     let read = async {
-        // All of the body, and no more than a part of the head.
+        // This is the whole body, and at most a part of the head.
         replica.read_exact(&mut vec![0; BYTES]).await.unwrap();
         let _ = replica.read(&mut [0; 1024]).await.unwrap();
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";
@@ -183,15 +183,15 @@ async fn a_stream_does_not_keep_the_body_of_its_request() {
 
 #[tokio::test]
 async fn a_request_is_known_to_be_unsent_only_if_the_replica_cannot_have_it() {
-    // Closed before it is sent.
+    // The connection is closed before the request is sent.
     let (mut link, replica) = connected().await;
     drop(replica);
     for _ in 0..1000 {
-        // The runtime looks for events only now and then while a task is ready.
+        // The runtime polls for events only occasionally while a task is ready.
         tokio::task::yield_now().await;
     }
     assert!(matches!(link.send(request("x")).await.unwrap_err(), SendError::Unsent));
-    // Received, and then closed without an answer.
+    // The request is received, and then the connection is closed without an answer.
     let (mut link, mut replica) = connected().await;
     let receive = async {
         replica.read_exact(&mut [0; 1]).await.unwrap();
@@ -202,28 +202,28 @@ async fn a_request_is_known_to_be_unsent_only_if_the_replica_cannot_have_it() {
 }
 
 #[tokio::test]
-async fn a_connection_is_pooled_once_its_answer_is_over_and_until_the_replica_closes_it() {
+async fn a_connection_is_pooled_after_its_answer_until_the_replica_closes_it() {
     let pool = Pool::default();
     let (mut link, mut replica) = connected().await;
     let address = replica.local_addr().unwrap();
     let text = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na";
     exchange(&mut link, &mut replica, text).await;
-    pool.give(address, link);
-    assert!(pool.take(address).await.is_none(), "its answer was not read");
+    pool.put(address, link);
+    assert!(pool.get(address).await.is_none(), "its answer was not read");
 
     let (mut link, mut replica) = connected().await;
     for is_reused in [false, true] {
         assert_eq!(link.is_reused, is_reused);
         exchange(&mut link, &mut replica, text).await;
         assert_eq!(all(&mut link).await.unwrap(), b"a");
-        pool.give(address, link);
-        link = pool.take(address).await.unwrap();
+        pool.put(address, link);
+        link = pool.get(address).await.unwrap();
     }
-    pool.give(address, link);
+    pool.put(address, link);
     drop(replica);
     tokio::time::timeout(LIMIT, async {
-        while let Some(link) = pool.take(address).await {
-            pool.give(address, link);
+        while let Some(link) = pool.get(address).await {
+            pool.put(address, link);
             tokio::task::yield_now().await;
         }
     })

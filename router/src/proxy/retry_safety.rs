@@ -1,29 +1,29 @@
-//! Whether a request may be sent again once a replica may have received it:
+//! Whether a request is safe to retry after a replica may have received it:
 //! `docs/decisions/0069-what-is-sent-again.md`.
 
 use http::Method;
 
 use super::fields::Fields;
 
-/// Whether a request may be sent again once a replica may have received it.
+/// Whether a request is safe to retry after a replica may have received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Repeat {
-    /// Its method is idempotent (RFC 9110, 9.2.2): sending it twice has the effect of sending it once.
+pub(super) enum RetrySafety {
+    /// The method is idempotent (RFC 9110, 9.2.2): sending the request twice has the same effect as sending it once.
     Idempotent,
-    /// It computes an answer and stores nothing: sending it twice costs only the computation.
+    /// The request computes an answer and stores nothing: sending it twice costs only the computation.
     Computation,
-    /// It may store something, or it is not known what it does.
-    Never,
+    /// The request may store something, or its effect is unknown.
+    Unsafe,
 }
 
-impl Repeat {
-    /// By method, path and body.
+impl RetrySafety {
+    /// Classifies a request by its method, its path and its body.
     pub(super) fn of(method: &Method, path: &str, fields: &Fields<'_>) -> Self {
         if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE) {
             return Self::Idempotent;
         }
         if *method != Method::POST {
-            return Self::Never;
+            return Self::Unsafe;
         }
         let path = path.trim_start_matches('/');
         let operation = path.strip_prefix("v3/").or_else(|| path.strip_prefix("v1/")).unwrap_or(path);
@@ -43,9 +43,9 @@ impl Repeat {
             | "audio/speech"
             | "images/generations"
             | "responses/input_tokens" => Self::Computation,
-            // A response is stored unless the client objects.
+            // A response is stored unless the client disables that.
             "responses" if fields.store == Some(false) => Self::Computation,
-            _ => Self::Never,
+            _ => Self::Unsafe,
         }
     }
 }
@@ -56,25 +56,25 @@ mod tests {
     use crate::proxy::fields;
 
     #[test]
-    fn reads_and_computations_are_repeated_and_stored_writes_are_not() {
+    fn reads_and_computations_are_safe_to_retry_and_stored_writes_are_not() {
         let of = |method: Method, path: &str, body: &str| {
-            Repeat::of(&method, path, &fields::read(body.as_bytes()).unwrap())
+            RetrySafety::of(&method, path, &fields::read(body.as_bytes()).unwrap())
         };
         let post = |path: &str, body: &str| of(Method::POST, path, body);
         for path in ["/v3/chat/completions", "/v1/completions", "/tokenize", "/v3/embeddings"] {
-            assert_eq!(post(path, "{}"), Repeat::Computation, "{path}");
+            assert_eq!(post(path, "{}"), RetrySafety::Computation, "{path}");
         }
         for path in
             ["/v3/conversations", "/v3/conversations/conv_1/items", "/v1/responses/resp_1/cancel", "/v3/x"]
         {
-            assert_eq!(post(path, r#"{"store":false}"#), Repeat::Never, "{path}");
+            assert_eq!(post(path, r#"{"store":false}"#), RetrySafety::Unsafe, "{path}");
         }
         for body in ["{}", r#"{"store":true}"#, r#"{"store":null}"#, r#"{"store":0}"#] {
-            assert_eq!(post("/v3/responses", body), Repeat::Never, "{body}");
+            assert_eq!(post("/v3/responses", body), RetrySafety::Unsafe, "{body}");
         }
-        assert_eq!(post("/v3/responses", r#"{"store":false}"#), Repeat::Computation);
-        assert_eq!(of(Method::GET, "/v3/responses/resp_1", "{}"), Repeat::Idempotent);
-        assert_eq!(of(Method::DELETE, "/v3/responses/resp_1", "{}"), Repeat::Idempotent);
-        assert_eq!(of(Method::PATCH, "/v3/x", "{}"), Repeat::Never);
+        assert_eq!(post("/v3/responses", r#"{"store":false}"#), RetrySafety::Computation);
+        assert_eq!(of(Method::GET, "/v3/responses/resp_1", "{}"), RetrySafety::Idempotent);
+        assert_eq!(of(Method::DELETE, "/v3/responses/resp_1", "{}"), RetrySafety::Idempotent);
+        assert_eq!(of(Method::PATCH, "/v3/x", "{}"), RetrySafety::Unsafe);
     }
 }

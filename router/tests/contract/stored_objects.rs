@@ -1,4 +1,4 @@
-//! What replicas keep: a request that refers to something goes to the replica that has it, by the name alone.
+//! Stored objects: a request that refers to one goes to the replica that stores it, by the ID alone.
 
 use std::net::TcpListener;
 
@@ -6,27 +6,29 @@ use crate::harness::*;
 
 const PATH: &str = "/v3/responses";
 
-fn keeper(number: u64) -> Upstream {
+fn with_store(number: u64) -> Upstream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    Upstream::keeper(listener, "m", number, move |_, stream| send(stream, &whole(&format!("\"{number}\""))))
+    Upstream::with_store(listener, "m", number, move |_, stream| {
+        send(stream, &whole(&format!("\"{number}\"")))
+    })
 }
 
-fn name(prefix: &str, keeper: u64) -> String {
-    format!("{prefix}_{keeper:016x}{:032x}", 0x100)
+fn name(prefix: &str, store_id: u64) -> String {
+    format!("{prefix}_{store_id:016x}{:032x}", 0x100)
 }
 
-/// As many routers as replicas, of which none has seen an answer of another.
+/// As many routers as replicas. No router has seen an answer of another one.
 fn routers(replicas: &[&Upstream]) -> Vec<Router> {
     replicas.iter().map(|_| Router::start(replicas, &["--policy=round-robin"])).collect()
 }
 
 #[test]
-fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router() {
-    let (one, two) = (keeper(1), keeper(2));
+fn a_reference_to_a_stored_object_reaches_its_replica_through_any_router() {
+    let (one, two) = (with_store(1), with_store(2));
     for router in routers(&[&one, &two]) {
         for number in [1, 2, 2, 1, 2] {
             let (response, conversation) = (name("resp", number), name("conv", number));
-            let kept = format!("\"{number}\"");
+            let expected = format!("\"{number}\"");
             for body in [
                 format!(r#"{{"model":"m","input":"x","previous_response_id":"{response}"}}"#),
                 format!(r#"{{"model":"m","input":"x","conversation":{{"id":"{conversation}"}}}}"#),
@@ -35,18 +37,18 @@ fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router
                     name("msg", number)
                 ),
             ] {
-                assert_eq!(router.post(PATH, &body).body, kept, "{body}");
+                assert_eq!(router.post(PATH, &body).body, expected, "{body}");
             }
-            assert_eq!(router.get(&format!("{PATH}/{response}")).body, kept);
-            assert_eq!(router.get(&format!("/v1/responses/{response}/input_items?limit=2")).body, kept);
-            assert_eq!(router.post(&format!("{PATH}/{response}/cancel"), "").body, kept);
-            assert_eq!(router.request("DELETE", &format!("{PATH}/{response}"), "", "").body, kept);
-            assert_eq!(router.get(&format!("/v3/conversations/{conversation}/items")).body, kept);
+            assert_eq!(router.get(&format!("{PATH}/{response}")).body, expected);
+            assert_eq!(router.get(&format!("/v1/responses/{response}/input_items?limit=2")).body, expected);
+            assert_eq!(router.post(&format!("{PATH}/{response}/cancel"), "").body, expected);
+            assert_eq!(router.request("DELETE", &format!("{PATH}/{response}"), "", "").body, expected);
+            assert_eq!(router.get(&format!("/v3/conversations/{conversation}/items")).body, expected);
             let answer = router.get(&format!("{PATH}/{response}"));
-            let keeper = if number == 1 { &one } else { &two };
-            assert_eq!(answer.header("x-ovfleet-replica"), Some(keeper.address.to_string().as_str()));
+            let replica = if number == 1 { &one } else { &two };
+            assert_eq!(answer.header("x-ovfleet-replica"), Some(replica.address.to_string().as_str()));
         }
-        // What refers to nothing goes anywhere: here in turn.
+        // A request without a reference goes to any replica, in turn here.
         let mut answers: Vec<String> =
             (0..2).map(|_| router.post(PATH, r#"{"model":"m","input":"x"}"#).body).collect();
         answers.sort();
@@ -55,8 +57,8 @@ fn what_refers_to_something_goes_to_the_replica_that_keeps_it_through_any_router
 }
 
 #[test]
-fn what_no_replica_keeps_is_a_404_by_its_name() {
-    let one = keeper(1);
+fn an_object_that_no_replica_stores_is_a_404() {
+    let one = with_store(1);
     let router = Router::start(&[&one], &[]);
     let lost = name("resp", 3);
     let answer = router.get(&format!("{PATH}/{lost}"));
@@ -77,7 +79,7 @@ fn what_no_replica_keeps_is_a_404_by_its_name() {
 
 #[test]
 fn a_replica_of_another_model_does_not_do() {
-    let one = keeper(1);
+    let one = with_store(1);
     let other = Upstream::start("other", |_, stream| send(stream, &whole("{}")));
     let router = Router::start(&[&one, &other], &[]);
     let body = format!(r#"{{"model":"other","previous_response_id":"{}"}}"#, name("resp", 1));
@@ -86,12 +88,12 @@ fn a_replica_of_another_model_does_not_do() {
 }
 
 #[test]
-fn the_replicas_own_words_are_passed_on_and_no_other_replica_is_asked() {
+fn errors_of_a_replica_are_passed_on_without_a_retry() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let full = Upstream::keeper(listener, "m", 1, |_, stream| {
+    let full = Upstream::with_store(listener, "m", 1, |_, stream| {
         send(stream, &with_status("429 Too Many Requests", r#"{"error":{"message":"full"}}"#))
     });
-    let other = keeper(2);
+    let other = with_store(2);
     let router = Router::start(&[&full, &other], &[]);
     let body = format!(r#"{{"model":"m","previous_response_id":"{}"}}"#, name("resp", 1));
     let answer = router.post(PATH, &body);

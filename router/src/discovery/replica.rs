@@ -1,0 +1,27 @@
+//! What discovery reports about a replica.
+
+use std::net::SocketAddr;
+
+/// A replica that discovery has found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DiscoveredReplica {
+    /// The address of its API.
+    pub http: SocketAddr,
+    /// The address of its load reports, if it reports its load.
+    pub grpc: Option<SocketAddr>,
+    /// The name of the replica in logs, headers and metrics.
+    pub name: String,
+    /// The pod behind the address, if Kubernetes reports it.
+    pub pod: Option<Pod>,
+}
+
+/// A reference to a Kubernetes pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pod {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The name of the pod.
+    pub name: String,
+    /// The UID of the pod, which is empty if the EndpointSlice does not contain it.
+    pub uid: String,
+}

@@ -1,0 +1,307 @@
+//! Picks a replica for a request and books it there: builds the candidates from ledgers, health and prefixes, lets the
+//! policy choose, and books the choice before anybody else picks. It neither waits nor sends anything.
+
+use std::cell::RefCell;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use proto::v1alpha1::State;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+
+use super::pick_log::{Pick, PickLog};
+use crate::args::Settings;
+use crate::deferred::defer;
+use crate::fleet::Fleet;
+use crate::health::{Health, HealthConfig, HealthState};
+use crate::ledger::BookingGuard;
+use crate::metrics::Metrics;
+use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
+use crate::replica::{Replica, Reservation};
+use crate::waiting::{Assignment, PlacementRequest};
+
+/// Number of times that another thread's booking may invalidate a pick. The pick after that is booked in any case.
+const RACES_MAX: u32 = 3;
+/// Tokens per block of a replica that has not reported the number.
+const BLOCK_TOKENS_DEFAULT: u32 = 16;
+
+/// A request, and the replicas that are candidates for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search<'a> {
+    pub(super) fleet: &'a Arc<Fleet>,
+    pub(super) request: &'a PlacementRequest,
+    /// The only replica to consider, because room has appeared there. Without it all replicas of the model are
+    /// considered.
+    pub(super) at: Option<&'a Arc<Replica>>,
+    /// The replica that is reserved for this request.
+    pub(super) reserved: Option<&'a Arc<Replica>>,
+}
+
+impl<'a> Search<'a> {
+    /// A search among all replicas of a model.
+    pub(super) fn everywhere(fleet: &'a Arc<Fleet>, request: &'a PlacementRequest) -> Self {
+        Self { fleet, request, at: None, reserved: None }
+    }
+}
+
+/// The result of a search.
+pub(super) enum SearchResult {
+    /// The request is booked at a replica.
+    Booked(Assignment),
+    /// All replicas are full.
+    Full,
+    /// No replica accepts requests.
+    NoReplica,
+}
+
+/// Picks and books replicas.
+#[derive(Debug)]
+pub(super) struct Picker {
+    settings: Settings,
+    metrics: Metrics,
+    health: Mutex<Health>,
+    rng: Mutex<StdRng>,
+    /// The number of the next pick.
+    picks: AtomicU64,
+    log: Arc<Mutex<PickLog>>,
+}
+
+/// The working memory of a pick. Each thread reuses its own, so that a pick allocates nothing.
+#[derive(Default)]
+struct Scratch {
+    candidates: Vec<Candidate>,
+    replicas: Vec<Arc<Replica>>,
+    terms: Vec<Terms>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The number of candidates that this thread has examined, which is the work of its searches.
+    pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+impl Picker {
+    pub(super) fn new(settings: Settings, metrics: Metrics) -> Self {
+        Self {
+            settings,
+            metrics,
+            health: Mutex::new(Health::new(HealthConfig::default())),
+            // The standard library seeds the hash from the random numbers of the operating system.
+            rng: Mutex::new(StdRng::seed_from_u64(RandomState::new().hash_one("picks"))),
+            picks: AtomicU64::new(1),
+            log: Arc::default(),
+        }
+    }
+
+    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn log(&self) -> MutexGuard<'_, PickLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any replica of a model accepts requests, as far as is known.
+    pub(super) fn is_available(&self, fleet: &Fleet) -> bool {
+        let now = Instant::now();
+        let settings = self.settings.load();
+        let replicas = fleet.replicas();
+        let is_serving = |replica: &&Arc<Replica>| {
+            let state = replica.ledger.view(now, settings.report_ttl).state;
+            state.is_none_or(|state| state == State::Serving)
+        };
+        let health = self.health();
+        let mut serving = replicas.iter().filter(is_serving).peekable();
+        serving.peek().is_some()
+            && (serving.any(|replica| health.state(replica.identity, now) != HealthState::Ejected)
+                || health.is_panicking(identities(&replicas), now))
+    }
+
+    /// Picks a replica and books it, if one has room now.
+    pub(super) fn book(&self, search: Search<'_>, now: Instant) -> SearchResult {
+        let demand = &search.request.demand;
+        SCRATCH.with_borrow_mut(|scratch| {
+            let settings = self.settings.load();
+            let started = Instant::now();
+            for race in 0.. {
+                self.collect_candidates(scratch, search, now);
+                match capacity(demand, &scratch.candidates) {
+                    Capacity::Later => return SearchResult::Full,
+                    // Other replicas may have room for a request that never fits this one.
+                    Capacity::Never if search.at.is_some() => return SearchResult::Full,
+                    Capacity::Now | Capacity::Never => {}
+                }
+                let Ok(index) = self.pick(&settings.policy, demand, scratch) else {
+                    return SearchResult::NoReplica;
+                };
+                let candidate = &scratch.candidates[index];
+                let replica = &scratch.replicas[index];
+                let cost = candidate.cost(demand);
+                let booking = if race < RACES_MAX {
+                    replica.ledger.book_if(candidate.view.version, cost, now)
+                } else {
+                    Some(replica.ledger.book(cost, now))
+                };
+                let Some(booking) = booking else { continue };
+                let (latency, terms) = (started.elapsed(), scratch.terms[index]);
+                let report_age = candidate.view.report_age;
+                let metrics = self.metrics.clone();
+                defer(move || metrics.record_pick(latency, &terms, report_age));
+                return SearchResult::Booked(self.assign(search, scratch, index, booking));
+            }
+            unreachable!("the last race books")
+        })
+    }
+
+    /// Books the request at the only replica that can answer it, whether that has room or not: a full replica rejects
+    /// the request itself.
+    pub(super) fn book_only(
+        &self,
+        fleet: &Arc<Fleet>,
+        request: &PlacementRequest,
+        now: Instant,
+    ) -> Option<Assignment> {
+        let search = Search::everywhere(fleet, request);
+        SCRATCH.with_borrow_mut(|scratch| {
+            self.collect_candidates(scratch, search, now);
+            let (candidate, replica) = (scratch.candidates.first()?, scratch.replicas.first()?);
+            let booking = replica.ledger.book(candidate.cost(&request.demand), now);
+            scratch.terms.clear();
+            scratch.terms.push(Terms::default());
+            Some(self.assign(search, scratch, 0, booking))
+        })
+    }
+
+    /// Whether the replica that is reserved for a request will have room for it.
+    pub(super) fn can_fit(
+        &self,
+        fleet: &Arc<Fleet>,
+        request: &PlacementRequest,
+        reserved: &Arc<Replica>,
+        now: Instant,
+    ) -> bool {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let search = Search { fleet, request, at: Some(reserved), reserved: Some(reserved) };
+            self.collect_candidates(scratch, search, now);
+            let candidate = scratch.candidates.first();
+            let can_fit =
+                candidate.is_some_and(|candidate| candidate.capacity(&request.demand) != Capacity::Never);
+            can_fit && fleet.contains(reserved)
+        })
+    }
+
+    /// Reserves the replica that the policy expects to have room for a request first.
+    pub(super) fn reserve(
+        &self,
+        fleet: &Arc<Fleet>,
+        request: &PlacementRequest,
+        now: Instant,
+    ) -> Option<Reservation> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            self.collect_candidates(scratch, Search::everywhere(fleet, request), now);
+            let index = self.pick(&self.settings.load().policy, &request.demand, scratch).ok()?;
+            scratch.replicas[index].reserve()
+        })
+    }
+
+    fn collect_candidates(&self, scratch: &mut Scratch, search: Search<'_>, now: Instant) {
+        let Search { fleet, request, at, reserved } = search;
+        let settings = self.settings.load();
+        let bytes_per_token = fleet.expectations().estimates.bytes_per_token();
+        let uses_prefixes = settings.policy.uses_prefixes() && request.chain.blocks() > 0;
+        scratch.candidates.clear();
+        scratch.replicas.clear();
+        let all = fleet.replicas();
+        let replicas = at.map_or(all.as_slice(), std::slice::from_ref);
+        let is_candidate = |replica: &&Arc<Replica>| match &request.only {
+            Some(only) => Arc::ptr_eq(only, replica),
+            None => !request.tried.contains(&replica.identity),
+        };
+        let candidates = || replicas.iter().filter(is_candidate);
+        let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
+        // If all replicas seem to hang, the reports are more likely at fault than the replicas. A single replica is no
+        // evidence for that.
+        let all_hang = at.is_none() && candidates().all(hangs);
+        let health = self.health();
+        // Computed once, and only if a replica is ejected.
+        let mut is_panicking = None;
+        for replica in candidates() {
+            let cached_tokens = if uses_prefixes {
+                let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+                request.chain.tokens_of(prefixes.cached_blocks(&request.chain), bytes_per_token)
+            } else {
+                0
+            };
+            let weight = match health.state(replica.identity, now) {
+                _ if hangs(replica) && !all_hang => 0.0,
+                HealthState::Ejected
+                    if *is_panicking.get_or_insert_with(|| health.is_panicking(identities(&all), now)) =>
+                {
+                    1.0
+                }
+                state => state.weight(),
+            };
+            let is_reserved_for_this = reserved.is_some_and(|reserved| Arc::ptr_eq(reserved, replica));
+            scratch.candidates.push(Candidate {
+                identity: replica.identity,
+                view: replica.ledger.view(now, settings.report_ttl),
+                cached_tokens,
+                weight,
+                is_reserved: replica.is_reserved() && !is_reserved_for_this,
+                last_pick: replica.last_pick.load(Ordering::Relaxed),
+            });
+            scratch.replicas.push(Arc::clone(replica));
+        }
+        #[cfg(test)]
+        EXAMINED.set(EXAMINED.get() + scratch.candidates.len());
+    }
+
+    fn pick(&self, policy: &Policy, demand: &Demand, scratch: &mut Scratch) -> Result<usize, NoReplica> {
+        let Scratch { candidates, terms, .. } = scratch;
+        let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
+        match policy.pick(demand, candidates, terms, &mut *rng) {
+            // The size of the request is an estimate. The replica knows the exact size and rejects the request with a
+            // better message.
+            Err(NoReplica::NeverFits) => {
+                let least = Demand { prompt_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand };
+                policy.pick(&least, candidates, terms, &mut *rng)
+            }
+            result => result,
+        }
+    }
+
+    /// Records that the candidate with this index gets the request.
+    fn assign(
+        &self,
+        search: Search<'_>,
+        scratch: &Scratch,
+        index: usize,
+        booking: BookingGuard,
+    ) -> Assignment {
+        let Search { fleet, request, .. } = search;
+        let replica = Arc::clone(&scratch.replicas[index]);
+        replica.last_pick.store(self.picks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        let sent = self.health().sent(replica.identity, Instant::now());
+        if request.chain.blocks() > 0 {
+            let reported = scratch.candidates[index].view.reported.map(|reported| reported.block_tokens);
+            let block_tokens = reported.filter(|&tokens| tokens > 0).unwrap_or(BLOCK_TOKENS_DEFAULT);
+            let output_blocks = request.demand.output_tokens.div_ceil(block_tokens) as usize;
+            let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+            prefixes.record(&request.chain, output_blocks);
+        }
+        let pick = Pick::new(fleet, &request.demand, &scratch.replicas, &scratch.terms, index);
+        let log = Arc::clone(&self.log);
+        defer(move || log.lock().unwrap_or_else(PoisonError::into_inner).record(pick));
+        Assignment { replica, booking, sent }
+    }
+}
+
+fn identities(replicas: &[Arc<Replica>]) -> impl Iterator<Item = u64> {
+    replicas.iter().map(|replica| replica.identity)
+}

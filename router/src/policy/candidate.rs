@@ -1,0 +1,164 @@
+//! What the policies decide about: the demand of a request, and the replicas that are candidates for it.
+
+use proto::v1alpha1::State;
+
+use crate::ledger::{Cost, View};
+
+/// What a request needs of a replica, as far as the router can know.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Demand {
+    /// The number of tokens of the prompt, estimated from its bytes where it is text.
+    pub prompt_tokens: u32,
+    /// The number of output tokens that is expected of each sequence.
+    pub output_tokens: u32,
+    /// The largest number of output tokens per sequence that the client accepts, if the client has set one.
+    pub output_tokens_max: Option<u32>,
+    /// The number of sequences, which is the number of choices that the client requests.
+    pub sequences: u32,
+    /// A hash of the session of the request, if the client names one.
+    pub session: Option<u64>,
+}
+
+/// One replica, as the router knows it when it picks a replica for one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// A number that stays the same when the replica restarts, such as a hash of its address.
+    pub identity: u64,
+    /// The last report of the replica, and what this router has sent to it since.
+    pub view: View,
+    /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
+    pub cached_tokens: u32,
+    /// The fraction of its usual load that the replica should get: 0 while it is ejected, less than 1 while it is
+    /// probed.
+    pub weight: f32,
+    /// Whether the replica is reserved for another request, which has waited for too long.
+    pub is_reserved: bool,
+    /// The number of the pick that chose this replica last, or 0 if none has.
+    pub last_pick: u64,
+}
+
+/// Whether a replica has room for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Capacity {
+    /// The replica can start the request, as far as is known.
+    Now,
+    /// The replica would queue or reject the request until others end. The request should wait in the router, which can
+    /// use whichever replica has room first.
+    Later,
+    /// The request does not fit the replica at all, or the replica accepts no requests.
+    Never,
+}
+
+/// The terms of a candidate's score, in seconds unless stated otherwise. A term that the policy does not use is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Terms {
+    /// The value that is compared: the candidate with the lowest score is picked. It is infinite for a candidate that
+    /// was not considered.
+    pub score: f64,
+    /// The time to compute the prompt tokens that are ahead of the request.
+    pub queued_prefill: f64,
+    /// The time to compute the prompt tokens of the request that are not cached.
+    pub prefill: f64,
+    /// The time by which decoding sequences prolong the steps that compute these prompts.
+    pub decode_interference: f64,
+    /// The time until a sequence can start, if the replica runs as many sequences as it can.
+    pub sequence_wait: f64,
+    /// The time until enough blocks are free.
+    pub block_wait: f64,
+    /// A penalty for a cache that is nearly full, because sequences that outgrow the cache are computed twice.
+    pub cache_pressure: f64,
+    /// The number of requests in flight, which is compared where a report is missing.
+    pub in_flight: u32,
+    /// The number of prompt tokens that are expected to be cached.
+    pub cached_tokens: u32,
+}
+
+/// The best capacity of all candidates; [`Capacity::Never`] without candidates. With [`Capacity::Later`] the request
+/// should wait in the queue of the router.
+#[must_use]
+pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
+    candidates.iter().map(|candidate| candidate.capacity(demand)).min().unwrap_or(Capacity::Never)
+}
+
+impl Candidate {
+    /// Whether the replica has room for the request. Without a report the result is [`Capacity::Now`], so that a fleet
+    /// whose reports are late continues to serve; a full replica rejects the request itself. A reserved replica has
+    /// room later at best.
+    #[must_use]
+    pub fn capacity(&self, demand: &Demand) -> Capacity {
+        if !self.accepts_requests() {
+            return Capacity::Never;
+        }
+        let now = if self.is_reserved { Capacity::Later } else { Capacity::Now };
+        let Some(reported) = &self.view.reported else { return now };
+        let sequences = demand.sequences.max(1);
+        if (reported.sequences_max > 0 && sequences > reported.sequences_max)
+            || (reported.blocks_total > 0 && self.sequence_blocks(demand) > u64::from(reported.blocks_total))
+        {
+            return Capacity::Never;
+        }
+        let booked = &self.view.booked;
+        let present = u64::from(reported.running) + u64::from(reported.waiting) + booked.sequences_unreported;
+        let exceeds = |limit: u32| limit > 0 && present + u64::from(sequences) > u64::from(limit);
+        let held = u64::from(reported.blocks_active) + self.blocks_claimed();
+        let blocks = u64::from(self.cost(demand).blocks.saturating_sub(self.output_blocks(demand)));
+        let is_out_of_blocks =
+            reported.blocks_total > 0 && present > 0 && held + blocks > u64::from(reported.blocks_total);
+        if exceeds(reported.sequences_max) || exceeds(reported.requests_max) || is_out_of_blocks {
+            Capacity::Later
+        } else {
+            now
+        }
+    }
+
+    /// What the request would cost this replica.
+    #[must_use]
+    pub fn cost(&self, demand: &Demand) -> Cost {
+        let uncached_tokens = demand.prompt_tokens.saturating_sub(self.cached_tokens).max(1);
+        let blocks = uncached_tokens.div_ceil(self.block_tokens()).saturating_add(self.output_blocks(demand));
+        Cost { uncached_tokens, blocks, sequences: demand.sequences.max(1) }
+    }
+
+    /// Whether a request would have to wake the replica. A request in flight wakes it already.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.view.booked.in_flight == 0 && self.view.reported.is_some_and(|reported| reported.is_asleep)
+    }
+
+    /// Whether the replica may get any requests.
+    pub(super) fn accepts_requests(&self) -> bool {
+        self.weight > 0.0 && self.view.state.is_none_or(|state| state == State::Serving)
+    }
+
+    /// The number of blocks that the output is expected to need.
+    fn output_blocks(&self, demand: &Demand) -> u32 {
+        let tokens = demand.output_tokens.min(demand.output_tokens_max.unwrap_or(u32::MAX));
+        tokens.div_ceil(self.block_tokens()).saturating_mul(demand.sequences.max(1))
+    }
+
+    /// The number of blocks of a sequence that is as long as the client permits, or of its prompt if the client has set
+    /// no limit.
+    fn sequence_blocks(&self, demand: &Demand) -> u64 {
+        let tokens = u64::from(demand.prompt_tokens) + u64::from(demand.output_tokens_max.unwrap_or(1));
+        tokens.div_ceil(u64::from(self.block_tokens()))
+    }
+
+    /// The number of free blocks that requests will need that wait at the replica or were sent since the report.
+    pub(super) fn blocks_claimed(&self) -> u64 {
+        let Some(reported) = &self.view.reported else { return 0 };
+        let waiting = if reported.waiting > 0 {
+            reported.uncomputed_tokens / u64::from(self.block_tokens())
+        } else {
+            0
+        };
+        waiting + self.view.booked.blocks_unreported
+    }
+
+    fn block_tokens(&self) -> u32 {
+        /// The number for a replica that has not reported it.
+        const DEFAULT: u32 = 16;
+        match &self.view.reported {
+            Some(reported) if reported.block_tokens > 0 => reported.block_tokens,
+            _ => DEFAULT,
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! A client's request as the router sends it to replicas.
+
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+
+use super::headers;
+use super::request_body::RequestBody;
+use super::retry_safety::RetrySafety;
+use crate::dispatch::Placement;
+use crate::endpoint::Endpoint;
+use crate::replicas::Replicas;
+
+/// A request to replicas.
+pub(super) struct OutgoingRequest {
+    pub(super) endpoint: Endpoint,
+    pub(super) request_id: HeaderValue,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    /// The headers that do not depend on the replica.
+    pub(super) headers: HeaderMap,
+    pub(super) body: RequestBody,
+    pub(super) retry_safety: RetrySafety,
+    pub(super) is_stream: bool,
+    /// Whether the router requested the usage for itself, so that the client must not receive it.
+    pub(super) hides_usage: bool,
+    pub(super) prompt_bytes: usize,
+    /// The number of sequences that the answer has.
+    pub(super) choices: u32,
+}
+
+impl OutgoingRequest {
+    /// The request to the replica of `placement`, which is one of `replicas`.
+    pub(super) fn to_replica(&self, placement: &Placement, replicas: &Replicas) -> Request<RequestBody> {
+        let mut request = Request::new(self.body.clone());
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        let headers = request.headers_mut();
+        *headers = self.headers.clone();
+        headers.insert(header::HOST, placement.replica.authority.clone());
+        if let Ok(dispatch) = HeaderValue::try_from(placement.header()) {
+            headers.insert(headers::DISPATCH, dispatch);
+        }
+        replicas.authenticate(headers);
+        request
+    }
+}

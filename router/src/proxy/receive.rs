@@ -1,0 +1,85 @@
+//! Receives the body of a client's request, within the limits for its size, its time and the memory of all bodies.
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Incoming};
+
+use crate::app::App;
+use crate::body_budget::{BudgetExceeded, BudgetLimits};
+use crate::error::Error;
+
+/// Size of the part of a rejected body that the router reads and discards. A client that is still sending does not read
+/// the answer, and closing the connection early would discard the answer with the unread data.
+///
+/// Beyond it: the router answers without reading the rest and closes the connection.
+const DISCARDED_BYTES_MAX: usize = 64 << 20;
+
+/// Receives the whole body.
+///
+/// # Errors
+/// The body exceeds a limit, or the connection broke.
+pub(super) async fn receive(app: &App, mut body: Incoming) -> Result<Bytes, Error> {
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    let settings = app.settings();
+    let (max_body_bytes, read_timeout) = (settings.max_body_bytes.0, settings.read_timeout);
+    drop(settings);
+    if body.size_hint().lower() > max_body_bytes {
+        return Err(Error::BodyTooLarge(max_body_bytes));
+    }
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let deadline = tokio::time::Instant::now() + read_timeout;
+    let received =
+        tokio::time::timeout_at(deadline, receive_parts(app, &mut body, announced, max_body_bytes)).await;
+    let received =
+        received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {read_timeout:?}"))));
+    if received.is_err() {
+        // The request is rejected whether the rest arrives or not.
+        let _ = tokio::time::timeout_at(deadline, discard(&mut body)).await;
+    }
+    received
+}
+
+async fn receive_parts(
+    app: &App,
+    body: &mut Incoming,
+    announced: usize,
+    max_body_bytes: u64,
+) -> Result<Bytes, Error> {
+    let max_buffered_body_bytes = app.settings().max_buffered_body_bytes.0;
+    let limits = BudgetLimits::new(max_buffered_body_bytes, max_body_bytes);
+    let mut received = app.bodies().body(announced);
+    while let Some(part) = next_part(body).await? {
+        if received.len() + part.len() as u64 > max_body_bytes {
+            return Err(Error::BodyTooLarge(max_body_bytes));
+        }
+        received
+            .push(part, limits)
+            .map_err(|BudgetExceeded| Error::TooManyBodyBytes(max_buffered_body_bytes))?;
+    }
+    Ok(received.into_bytes())
+}
+
+/// Reads the rest of a body, up to [`DISCARDED_BYTES_MAX`].
+async fn discard(body: &mut Incoming) -> Result<(), Error> {
+    let mut discarded = 0;
+    while let Some(part) = next_part(body).await? {
+        discarded += part.len();
+        if discarded > DISCARDED_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The next part of a body. Trailers are ignored.
+async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
+        if let Ok(part) = frame.into_data() {
+            return Ok(Some(part));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,254 @@
+//! One replica as the router knows it: what discovery, its load reports and its answers have shown. Who sends requests
+//! to it is not decided here.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::HeaderValue;
+use proto::v1alpha1::{Load, State};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::discovery::DiscoveredReplica;
+use crate::ledger::{Ledger, ReportOutcome};
+use crate::prefix::PrefixIndex;
+
+/// Number of models of one replica.
+///
+/// Beyond it: further models of the replica are ignored.
+const REPLICA_MODELS_MAX: usize = 64;
+
+/// A replica that discovery lists.
+#[derive(Debug)]
+pub struct Replica {
+    /// The addresses and the name that discovery has reported.
+    pub discovered: DiscoveredReplica,
+    /// The name of the replica as a header value of answers.
+    pub name: HeaderValue,
+    /// The address of the replica as the `Host` header of requests.
+    pub authority: HeaderValue,
+    /// A hash of the address, which is the same after a restart.
+    pub identity: u64,
+    /// The requests that were sent to it, and what it has reported about them.
+    pub ledger: Arc<Ledger>,
+    /// The prefixes of prompts that are expected to be in its cache.
+    pub prefixes: Mutex<PrefixIndex>,
+    /// The number of the pick that chose this replica last.
+    pub last_pick: AtomicU64,
+    /// The number of requests that it has answered.
+    pub answered: AtomicU64,
+    /// The number of requests that it has failed to answer.
+    pub failed: AtomicU64,
+    /// The number of its store of responses and conversations; 0 if it has none or has not reported one.
+    store_id: AtomicU64,
+    status: Mutex<ReplicaStatus>,
+    /// When the last report arrived, in milliseconds after `since`; [`NEVER`] before the first.
+    reported: AtomicU64,
+    /// When it was last seen to compute something, in milliseconds after `since`; [`NEVER`] before that.
+    progressed: AtomicU64,
+    since: Instant,
+    is_removed: AtomicBool,
+    is_reserved: AtomicBool,
+    is_draining: AtomicBool,
+    /// Whether the models that it reported can be looked up: reports arrive while requests look up models.
+    is_listed: AtomicBool,
+}
+
+/// The time of an event that has not happened.
+const NEVER: u64 = u64::MAX;
+
+/// What a replica has reported about itself, apart from the figures that the policies use.
+#[derive(Clone, Debug, Default)]
+pub struct ReplicaStatus {
+    /// The names of the models that it serves.
+    pub models: Vec<String>,
+    /// The number of tokens that a prompt and its answer may have together, for each model that lists it.
+    pub max_model_lens: BTreeMap<String, u64>,
+    /// The complete last load report.
+    pub load: Load,
+    /// Whether a stream of load reports is open.
+    pub is_connected: bool,
+    /// The reason if no stream is open.
+    pub problem: Option<String>,
+}
+
+/// What a load report has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportChanges {
+    /// Another process has taken the place of the replica, so nothing that was known about it holds any more.
+    pub is_new_process: bool,
+    /// The replica serves other models than before, or accepts requests again.
+    pub affects_routing: bool,
+}
+
+impl Replica {
+    pub(crate) fn new(discovered: DiscoveredReplica, router: u64) -> Arc<Self> {
+        let header =
+            |text: String| HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("replica"));
+        Arc::new(Self {
+            name: header(discovered.name.clone()),
+            authority: header(discovered.http.to_string()),
+            identity: identity(discovered.http),
+            ledger: Ledger::new(router),
+            prefixes: Mutex::default(),
+            last_pick: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            store_id: AtomicU64::new(0),
+            status: Mutex::default(),
+            reported: AtomicU64::new(NEVER),
+            progressed: AtomicU64::new(NEVER),
+            since: Instant::now(),
+            is_removed: AtomicBool::new(false),
+            is_reserved: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            is_listed: AtomicBool::new(false),
+            discovered,
+        })
+    }
+
+    /// What the replica has reported about itself.
+    pub fn status(&self) -> MutexGuard<'_, ReplicaStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether discovery no longer lists the replica.
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_removed(&self) {
+        self.is_removed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the models that the replica has reported can be looked up.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Release);
+    }
+
+    /// Whether the replica has the store with this number.
+    pub(crate) fn has_store(&self, store_id: u64) -> bool {
+        store_id != 0 && self.store_id.load(Ordering::Relaxed) == store_id
+    }
+
+    /// Whether the replica used to report and has been silent for `limit` although it should report. A replica that
+    /// drains or was removed finishes its requests, and its reports may end before them, so its silence says nothing
+    /// about the requests.
+    pub fn hangs(&self, now: Instant, limit: Duration) -> bool {
+        let reported = self.reported.load(Ordering::Relaxed);
+        reported != NEVER
+            && !self.is_removed()
+            && !self.is_draining.load(Ordering::Relaxed)
+            && now.saturating_duration_since(self.since + Duration::from_millis(reported)) >= limit
+    }
+
+    /// Records that the replica computes: one of its answers began, or its reported figures changed.
+    pub(crate) fn record_progress(&self, now: Instant) {
+        self.progressed.store(self.millis(now), Ordering::Relaxed);
+    }
+
+    /// Whether the replica was seen to compute something after `moment`. A replica that did is not broken, however long
+    /// one of its requests takes.
+    #[must_use]
+    pub fn has_progressed_since(&self, moment: Instant) -> bool {
+        let progressed = self.progressed.load(Ordering::Relaxed);
+        progressed != NEVER && progressed > self.millis(moment)
+    }
+
+    fn millis(&self, moment: Instant) -> u64 {
+        let after = moment.saturating_duration_since(self.since).as_millis();
+        u64::try_from(after).unwrap_or(NEVER - 1)
+    }
+
+    /// Whether the replica is reserved for a request that has waited too long.
+    #[must_use]
+    pub fn is_reserved(&self) -> bool {
+        self.is_reserved.load(Ordering::Relaxed)
+    }
+
+    /// Reserves the replica for one request, unless it is reserved already.
+    pub(crate) fn reserve(self: &Arc<Self>) -> Option<Reservation> {
+        let was_reserved = self.is_reserved.swap(true, Ordering::Relaxed);
+        (!was_reserved).then(|| Reservation(Arc::clone(self)))
+    }
+
+    /// Applies a load report. Returns `None` if it is out of date.
+    pub(crate) fn observe(&self, load: Load, now: Instant) -> Option<ReportChanges> {
+        let outcome = self.ledger.observe(&load, now);
+        if outcome == ReportOutcome::Outdated {
+            return None;
+        }
+        let blocks = load.blocks_active as usize + load.blocks_evictable as usize;
+        {
+            let mut prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+            if outcome == ReportOutcome::NewEpoch {
+                prefixes.reset();
+            }
+            // Requests that wait at the replica have no blocks yet, but will have some.
+            let expected = self.ledger.view(now, Duration::MAX).booked.blocks_without_token;
+            prefixes.trim(blocks.saturating_add(usize::try_from(expected).unwrap_or(usize::MAX)));
+        }
+        self.store_id.store(load.store_id, Ordering::Relaxed);
+        self.is_draining.store(load.state() == State::Draining, Ordering::Relaxed);
+        let mut status = self.status();
+        let is_serving = |load: &Load| load.state() == State::Serving;
+        let models = &load.models[..load.models.len().min(REPLICA_MODELS_MAX)];
+        let affects_routing = status.models != models || is_serving(&status.load) != is_serving(&load);
+        if status.models != models {
+            status.models = models.to_vec();
+        }
+        if shows_progress(&status.load, &load) {
+            self.record_progress(now);
+        }
+        status.load = load;
+        drop(status);
+        self.reported.store(self.millis(now), Ordering::Relaxed);
+        Some(ReportChanges { is_new_process: outcome == ReportOutcome::NewEpoch, affects_routing })
+    }
+
+    /// Applies the list of models of a replica that does not report its load, and the number of its store. Returns
+    /// whether the models differ from the previous ones.
+    pub(crate) fn observe_models(&self, mut models: Vec<String>, store_id: u64) -> bool {
+        self.store_id.store(store_id, Ordering::Relaxed);
+        let mut status = self.status();
+        status.is_connected = true;
+        status.problem = None;
+        models.truncate(REPLICA_MODELS_MAX);
+        let differ = status.models != models;
+        status.models = models;
+        differ
+    }
+}
+
+/// A replica that is reserved for one request. Dropping it ends the reservation.
+#[derive(Debug)]
+pub(crate) struct Reservation(Arc<Replica>);
+
+impl Reservation {
+    pub(crate) fn replica(&self) -> &Arc<Replica> {
+        &self.0
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.0.is_reserved.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Whether the figures of two reports show that the replica computed something in between.
+fn shows_progress(before: &Load, after: &Load) -> bool {
+    let figures = |load: &Load| (load.running, load.waiting, load.uncomputed_tokens, load.blocks_active);
+    figures(before) != figures(after)
+}
+
+/// A number that depends only on the address, so that it survives a restart of the process behind it.
+fn identity(address: SocketAddr) -> u64 {
+    xxh3_64(address.to_string().as_bytes())
+}

@@ -1,0 +1,83 @@
+//! The requests that wait for a replica of one model: what each of them needs, and how it is woken.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+use crate::health::SentRequest;
+use crate::ledger::BookingGuard;
+use crate::policy::Demand;
+use crate::prefix::Chain;
+use crate::queue::{Queue, QueueConfig, Ticket};
+use crate::replica::{Replica, Reservation};
+
+/// What a request needs of a replica.
+#[derive(Clone, Debug, Default)]
+pub struct PlacementRequest {
+    /// The estimated size of the request, in tokens and sequences.
+    pub demand: Demand,
+    /// The hashes of the beginning of its prompt.
+    pub chain: Arc<Chain>,
+    /// The identities of the replicas that have failed to answer it.
+    pub tried: Vec<u64>,
+    /// The only replica that can answer it, because it stores an object that the request refers to.
+    pub only: Option<Arc<Replica>>,
+}
+
+/// A replica that is booked for a request, before the task that handles the request has received it.
+#[derive(Debug)]
+pub(crate) struct Assignment {
+    pub(crate) replica: Arc<Replica>,
+    pub(crate) booking: BookingGuard,
+    pub(crate) sent: SentRequest,
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) request: PlacementRequest,
+    pub(crate) wake: oneshot::Sender<Assignment>,
+    /// When it entered the queue.
+    pub(crate) since: Instant,
+}
+
+/// The requests that wait for a replica with room, in the order of the queue.
+#[derive(Debug)]
+pub(crate) struct WaitingList {
+    pub(crate) queue: Queue,
+    pub(crate) waiters: HashMap<Ticket, Waiter>,
+    /// The request that has been first for too long, and the replica that gets no other request until this one fits.
+    pub(crate) reservation: Option<(Ticket, Reservation)>,
+}
+
+impl WaitingList {
+    pub(crate) fn new() -> Self {
+        Self { queue: Queue::new(QueueConfig::default()), waiters: HashMap::new(), reservation: None }
+    }
+
+    /// Removes a request that leaves without a replica.
+    pub(crate) fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
+        self.release(ticket);
+        self.queue.cancel(ticket, now);
+        self.waiters.remove(&ticket)
+    }
+
+    /// Removes a request that has got a replica.
+    pub(crate) fn dequeue(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
+        self.release(ticket);
+        self.queue.dequeue(ticket, now);
+        self.waiters.remove(&ticket)
+    }
+
+    /// The replica that is reserved for a request.
+    pub(crate) fn reserved_for(&self, ticket: Ticket) -> Option<&Arc<Replica>> {
+        let (holder, reservation) = self.reservation.as_ref()?;
+        (*holder == ticket).then(|| reservation.replica())
+    }
+
+    fn release(&mut self, ticket: Ticket) {
+        self.reservation.take_if(|(holder, _)| *holder == ticket);
+    }
+}
