@@ -6,8 +6,15 @@ use super::{File, Tree};
 
 /// The crates whose names, comments and modules follow the style. The rules below apply to these crates only, until
 /// the list holds every crate of the workspace.
-pub const CRATES_IN_STYLE: [&str; 6] =
-    ["server/scheduler", "server/gguf", "server/guidance", "server/openai", "server/parsers", "server/text"];
+pub const CRATES_IN_STYLE: [&str; 7] = [
+    "server/engine",
+    "server/scheduler",
+    "server/gguf",
+    "server/guidance",
+    "server/openai",
+    "server/parsers",
+    "server/text",
+];
 
 /// The folders of a crate that hold Rust code.
 const CODE_FOLDERS: [&str; 4] = ["src", "tests", "benches", "examples"];

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::expected_tokens_with;
-use server_engine::{Beams, Event, PromptLookup, Request, SearchEnd, SubmitError};
+use server_engine::{BeamSearch, EarlyStopping, Event, PromptLookup, Request, SubmitError};
 use tokio::task::JoinSet;
 
 use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
@@ -24,9 +24,10 @@ async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
         let mut one = Request { adapter, ..request(&prompt(which / 4 % 3, 45), rng.random_range(1..60)) };
         match rng.random_range(0..3) {
             0 => {
-                one.lookup = Some(PromptLookup { ngram_max: 3, tokens_max: 5, prediction: vec![1, 2, 3] });
+                one.lookup =
+                    Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: vec![1, 2, 3] });
             }
-            1 => one.beams = Some(one_beam()),
+            1 => one.beam_search = Some(one_beam()),
             _ => {}
         }
         let expected = expected_tokens_with(adapter, &one.prompt, one.stop.max_tokens, VOCABULARY);
@@ -43,14 +44,14 @@ async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
     assert!(reports.iter().any(|report| report.cached_tokens > 0), "and some found what was cached");
 }
 
-fn one_beam() -> Beams {
-    Beams {
-        results: 1,
-        groups: 1,
+fn one_beam() -> BeamSearch {
+    BeamSearch {
+        num_results: 1,
+        num_groups: 1,
         length_penalty: 1.0,
         diversity_penalty: 0.0,
-        end: SearchEnd::Never,
-        stops: None,
+        early_stopping: EarlyStopping::Never,
+        stop_strings: None,
     }
 }
 
@@ -59,7 +60,7 @@ async fn what_is_cached_is_found_with_the_same_adapter_and_salt_only() {
     let engine = setup(100).start();
     let handle = engine.handle();
     let cached = async |adapter, salt| {
-        let request = Request { adapter, salt, ..request(&prompt(1, 33), 1) };
+        let request = Request { adapter, cache_salt: salt, ..request(&prompt(1, 33), 1) };
         let mut stream = handle.submit(request).unwrap();
         let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
         while stream.next().await.is_some() {}

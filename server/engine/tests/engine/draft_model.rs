@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::{SimCosts, SimFault, SimFaultKind, SimRunner};
 use server_engine::{
-    CacheLayout, DraftCounts, DraftRule, DraftRunner, Engine, EngineHandle, Event, Extras, Logits,
-    ModelRunner, PromptLookup, Request, RunError, Sampling, StartError, StepReport,
+    CacheLayout, DraftCounts, DraftModelParams, DraftRunner, Engine, EngineHandle, EngineOptions, Event,
+    Logits, ModelRunner, PromptLookup, Request, RunError, Sampling, StartError, StepReport,
 };
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
@@ -66,11 +66,11 @@ fn draft(setup: &Setup, change: Change) -> DraftRunner {
     sim.vocabulary = change.vocabulary.unwrap_or(sim.vocabulary);
     let inner = SimRunner::new(sim, setup.engine.clock.clone());
     let runner = Box::new(Draft { inner, wrong: change.wrong, logits: Vec::new() });
-    DraftRunner { runner, tokens_max: change.tokens_max.unwrap_or(u32::MAX) }
+    DraftRunner { runner, max_model_len: change.tokens_max.unwrap_or(u32::MAX) }
 }
 
-fn drafted(draft: DraftRunner) -> Extras {
-    Extras { draft: Some(draft), ..Extras::default() }
+fn drafted(draft: DraftRunner) -> EngineOptions {
+    EngineOptions { draft: Some(draft), ..EngineOptions::default() }
 }
 
 fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
@@ -78,11 +78,11 @@ fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
     let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
     let draft = draft(&setup, change);
     let runner = Box::new(setup.runner());
-    (Engine::start_with(setup.engine, runner, drafted(draft), observer).unwrap(), reports)
+    (Engine::start_with_options(setup.engine, runner, drafted(draft), observer).unwrap(), reports)
 }
 
-fn rule(tokens_max: u32) -> Option<DraftRule> {
-    Some(DraftRule { tokens_max, probability_min: 0.0 })
+fn rule(tokens_max: u32) -> Option<DraftModelParams> {
+    Some(DraftModelParams { num_draft_tokens: tokens_max, confidence_threshold: 0.0 })
 }
 
 /// Some requests at once, of which some are dropped and some are guessed by lookup too. Each is compared with what
@@ -201,7 +201,8 @@ async fn what_is_guessed_is_held_to_the_same_forms() {
             if form.is_none() {
                 continue;
             }
-            let lookup = PromptLookup { ngram_max: 3, tokens_max: 5, prediction: prompt(which, 30) };
+            let lookup =
+                PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: prompt(which, 30) };
             let lookup = which.is_multiple_of(2).then_some(lookup);
             let request = Request { lookup, draft: rule(4), ..plain.clone() };
             let stream = engine.handle().submit(request).unwrap();
@@ -289,8 +290,8 @@ async fn a_draft_model_that_is_wrong_or_slow_is_soon_not_asked() {
 
 #[tokio::test]
 async fn guesses_that_are_not_probable_enough_are_not_computed() {
-    let drafted = async |probability_min| {
-        let draft = Some(DraftRule { tokens_max: 9, probability_min });
+    let drafted = async |confidence_threshold| {
+        let draft = Some(DraftModelParams { num_draft_tokens: 9, confidence_threshold });
         let request = Request { draft, ..request(&prompt(1, 20), 60) };
         sum(&steps(request, SimCosts::default(), Change::default()).await, |report| report.drafted_tokens)
     };
@@ -302,7 +303,7 @@ async fn guesses_that_are_not_probable_enough_are_not_computed() {
 async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
     for vocabulary in [VOCABULARY / 2, VOCABULARY + 50] {
         let change = Change { vocabulary: Some(vocabulary), ..Change::default() };
-        let few = Sampling { allowed: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
+        let few = Sampling { allowed_token_ids: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
         let known: Vec<_> = prompt(1, 20).iter().map(|token| token % 100).collect();
         let known = Request { sampling: few, draft: rule(4), ..request(&known, 50) };
         let reports = steps(known.clone(), SimCosts::default(), change.clone()).await;
@@ -330,7 +331,7 @@ fn caches_that_do_not_go_together_are_refused() {
         let mut other = Setup::new(blocks);
         other.sim.block_tokens = block_tokens;
         let (runner, draft) = (Box::new(setup.runner()), draft(&other, Change::default()));
-        Engine::start_with(setup.engine, runner, drafted(draft), Box::new(|_| {})).err()
+        Engine::start_with_options(setup.engine, runner, drafted(draft), Box::new(|_| {})).err()
     };
     assert!(refused(100, 8).is_none() && refused(101, 8).is_none());
     for error in [refused(99, 8), refused(100, 16)] {
@@ -369,9 +370,10 @@ async fn with_any_draft_model_tokens_come_as_often_as_they_are_probable() {
     const SEQUENCES: u32 = 16;
     let words: Vec<u32> = vec![11, 57, 101, 160, 222, 280];
     let temperature = 4.0;
-    let sampling = Sampling { temperature, allowed: Some(words.clone().into()), ..Sampling::greedy() };
+    let sampling =
+        Sampling { temperature, allowed_token_ids: Some(words.clone().into()), ..Sampling::greedy() };
     // The first comes with the prompt, the second and the third are guessed.
-    let base = Request { sampling, sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
+    let base = Request { sampling, num_sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
     let expected = expected(&base, &words, temperature).await;
     for wrong in [0, 400, 1000] {
         let (engine, reports) = start(Setup::new(3000), Change { wrong, ..Change::default() });

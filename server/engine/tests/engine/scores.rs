@@ -66,7 +66,7 @@ async fn scores_are_whole_however_often_their_sequence_is_preempted() {
     for which in 0..60 {
         let tokens = prompt(which % 20, rng.random_range(1..150));
         let asks = which % 3 == 0;
-        let plain = Request { sequences: 1 + which % 2, ..request(&tokens, rng.random_range(1..60)) };
+        let plain = Request { num_sequences: 1 + which % 2, ..request(&tokens, rng.random_range(1..60)) };
         let stream = handle.submit(if asks { scored(plain, 1) } else { plain }).unwrap();
         tasks.spawn(async move {
             let (scores, _) = told(stream).await;
@@ -90,7 +90,7 @@ async fn salted_prompts_are_cached_apart() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let cached = async |salt| {
-        let mut stream = handle.submit(Request { salt, ..request(&prompt(1, 33), 1) }).unwrap();
+        let mut stream = handle.submit(Request { cache_salt: salt, ..request(&prompt(1, 33), 1) }).unwrap();
         let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
         while stream.next().await.is_some() {}
         cached_tokens
@@ -113,12 +113,12 @@ async fn only_what_is_allowed_and_nothing_bad_is_generated() {
         }
         tokens
     };
-    let allowed = Sampling { allowed: Some([4, 5, 6, 7].into()), ..Sampling::greedy() };
+    let allowed = Sampling { allowed_token_ids: Some([4, 5, 6, 7].into()), ..Sampling::greedy() };
     let tokens = generated(allowed.clone()).await;
     assert!(tokens.len() == 60 && tokens.iter().all(|token| (4..8).contains(token)), "{tokens:?}");
     assert!(tokens.windows(2).any(|pair| pair == [4, 5]) && tokens.contains(&6), "{tokens:?}");
 
-    let tokens = generated(Sampling { bad: [vec![4, 5], vec![6]].into(), ..allowed }).await;
+    let tokens = generated(Sampling { bad_words: [vec![4, 5], vec![6]].into(), ..allowed }).await;
     assert!(!tokens.windows(2).any(|pair| pair == [4, 5]) && !tokens.contains(&6), "{tokens:?}");
     assert!(tokens.contains(&4) && tokens.contains(&5), "each by itself may come: {tokens:?}");
 }

@@ -82,11 +82,11 @@ async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
     for level in [SleepLevel::Cache, SleepLevel::Model] {
         settled(&handle).await;
         handle.sleep(level).await.unwrap();
-        assert_eq!(handle.asleep(), Some(level));
+        assert_eq!(handle.sleep_level(), Some(level));
         let load = *handle.load().borrow();
         assert_eq!((load.state, load.load.blocks_free), (EngineState::Serving, 100), "{load:?}");
         assert_eq!(is_right(&engine, 1).await.cached_tokens, Some(0), "the cache was given back");
-        assert_eq!(handle.asleep(), None);
+        assert_eq!(handle.sleep_level(), None);
         assert_eq!(is_right(&engine, 1).await.cached_tokens, cached);
     }
     assert_eq!(nights.wakes.load(Ordering::Relaxed), 2);
@@ -116,10 +116,10 @@ async fn deeper_sleep_gives_back_more_and_lighter_sleep_nothing() {
     for level in [SleepLevel::Cache, SleepLevel::Cache, SleepLevel::Model, SleepLevel::Cache] {
         handle.sleep(level).await.unwrap();
     }
-    assert_eq!(handle.asleep(), Some(SleepLevel::Model));
+    assert_eq!(handle.sleep_level(), Some(SleepLevel::Model));
     assert_eq!(*nights.levels.lock().unwrap(), [SleepLevel::Cache, SleepLevel::Model]);
     handle.wake().await.unwrap();
-    assert_eq!(handle.asleep(), None);
+    assert_eq!(handle.sleep_level(), None);
     is_right(&engine, 3).await;
 }
 
@@ -130,7 +130,7 @@ async fn a_failed_waking_fails_those_who_wait_and_the_next_tries_again() {
     handle.sleep(SleepLevel::Model).await.unwrap();
     let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
     assert_eq!(failed.failure, Some(Failure::Wake("too tired".to_owned())));
-    assert_eq!(handle.asleep(), Some(SleepLevel::Model));
+    assert_eq!(handle.sleep_level(), Some(SleepLevel::Model));
     assert_eq!(handle.wake().await, Err(SleepError::Wake("too tired".to_owned())));
     assert!(handle.is_alive());
     settled(&handle).await;
@@ -148,7 +148,7 @@ async fn a_runner_that_cannot_be_woken_for_good_ends_the_engine() {
     handle.sleep(SleepLevel::Model).await.unwrap();
     let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
     assert_eq!(failed.failure, Some(Failure::Stopped));
-    assert!(handle.dead().await.reason.contains("too tired"));
+    assert!(handle.wait_for_failure().await.reason.contains("too tired"));
     assert_eq!(handle.sleep(SleepLevel::Cache).await, Err(SleepError::Stopped));
 }
 

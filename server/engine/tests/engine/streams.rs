@@ -85,7 +85,7 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
     let handle = engine.handle();
     let kept = handle.submit(request(&prompt(1, 20), 30)).unwrap();
     gate.arrive();
-    let dropped = handle.submit(Request { sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
+    let dropped = handle.submit(Request { num_sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
     gate.pass();
     for _ in 0..2 {
         assert!(gate.arrive().sequences.len() > 1);
@@ -110,7 +110,7 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_not
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let expected = expected_tokens(&prompt(1, 20), 30, VOCABULARY);
-    let mut stream = handle.submit(Request { sequences: 3, ..request(&prompt(1, 20), 30) }).unwrap();
+    let mut stream = handle.submit(Request { num_sequences: 3, ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..3 {
         gate.arrive();
         gate.pass();
@@ -141,9 +141,9 @@ async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
         let keeper = handle.submit(request(&prompt(99, 5), 40)).unwrap();
         let mut streams = Vec::new();
         for which in 0..12 {
-            let request = Request { sequences: rng.random_range(1..5), ..one_of_many(which, &mut rng) };
+            let request = Request { num_sequences: rng.random_range(1..5), ..one_of_many(which, &mut rng) };
             let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
-            let aborted = vec![false; request.sequences as usize];
+            let aborted = vec![false; request.num_sequences as usize];
             streams.push((handle.submit(request).unwrap(), expected, aborted));
         }
         for _ in 0..30 {
@@ -178,12 +178,12 @@ async fn a_request_whose_sequences_are_all_aborted_is_gone() {
     let handle = engine.handle();
     let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
     gate.arrive();
-    let mut waiting = handle.submit(Request { sequences: 1, ..request(&[4], 5) }).unwrap();
+    let mut waiting = handle.submit(Request { num_sequences: 1, ..request(&[4], 5) }).unwrap();
     waiting.abort(0);
     assert!(waiting.next().await.is_none());
     gate.pass();
     gate.arrive();
-    assert_eq!(handle.waiting(), 0, "while the stream is still held");
+    assert_eq!(handle.waiting_sequences(), 0, "while the stream is still held");
     gate.pass();
     drop(gate);
     assert_eq!(tokens(running).await, expected_tokens(&[1, 2, 3], 5, VOCABULARY));
@@ -203,7 +203,7 @@ async fn a_dropped_request_gives_its_place_in_the_queue_back() {
     drop(waiting);
     gate.pass();
     gate.arrive();
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
     // Who counts what is taken into account counts it too.
     assert_eq!((handle.load().borrow().submissions, handle.submissions()), (2, 2));
     gate.pass();
@@ -298,14 +298,14 @@ async fn siblings_share_a_prompt_and_then_go_their_own_ways() {
     for blocks_total in [12, 500] {
         let engine = Setup::new(blocks_total).start();
         let handle = engine.handle();
-        let greedy = Request { sequences: 4, ..request(&prompt(3, 21), 30) };
+        let greedy = Request { num_sequences: 4, ..request(&prompt(3, 21), 30) };
         let greedy = outcome(handle.submit(greedy).unwrap()).await;
         assert_eq!(greedy.tokens, vec![expected_tokens(&prompt(3, 21), 30, VOCABULARY); 4]);
         assert_eq!(greedy.reasons, [Some(FinishReason::Length); 4]);
 
-        let drawn = Request { sequences: 4, ..sampled(&prompt(3, 21), 30, 77) };
+        let drawn = Request { num_sequences: 4, ..sampled(&prompt(3, 21), 30, 77) };
         let together = outcome(handle.submit(drawn.clone()).unwrap()).await;
-        let alone = outcome(handle.submit(Request { sequences: 1, ..drawn.clone() }).unwrap()).await;
+        let alone = outcome(handle.submit(Request { num_sequences: 1, ..drawn.clone() }).unwrap()).await;
         assert_eq!(together.tokens[0], alone.tokens[0], "the first does not depend on how many there are");
         let mut distinct = together.tokens.clone();
         distinct.sort();

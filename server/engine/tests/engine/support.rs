@@ -46,7 +46,7 @@ impl Setup {
     }
 
     pub(crate) fn runner(&self) -> SimRunner {
-        SimRunner::new(self.sim.clone(), self.engine.clock.clone()).adapted(self.adapters)
+        SimRunner::new(self.sim.clone(), self.engine.clock.clone()).with_adapters(self.adapters)
     }
 
     pub(crate) fn start(self) -> Engine {
@@ -65,7 +65,7 @@ impl Setup {
     pub(crate) fn start_gated(self) -> (Engine, Gate) {
         let (batches, shown) = channel();
         let (go, permits) = channel();
-        let runner = Gated { inner: self.runner(), batches, permits };
+        let runner = GatedRunner { inner: self.runner(), batches, permits };
         let (sender, reports) = channel();
         let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
         let engine = Engine::start(self.engine, Box::new(runner), observer).unwrap();
@@ -97,19 +97,19 @@ impl Gate {
     }
 }
 
-struct Gated {
+struct GatedRunner {
     inner: SimRunner,
     batches: Sender<Batch>,
     permits: Receiver<()>,
 }
 
-impl ModelRunner for Gated {
+impl ModelRunner for GatedRunner {
     fn layout(&self) -> CacheLayout {
         self.inner.layout()
     }
 
-    fn block_weights(&self) -> &[f32] {
-        self.inner.block_weights()
+    fn block_scores(&self) -> &[f32] {
+        self.inner.block_scores()
     }
 
     fn adapters(&self) -> u32 {
@@ -127,14 +127,14 @@ impl ModelRunner for Gated {
 pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
     Request {
         prompt: prompt.to_vec(),
-        sequences: 1,
-        beams: None,
+        num_sequences: 1,
+        beam_search: None,
         lookup: None,
         draft: None,
         sampling: Sampling::greedy(),
         stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: tokens_max, min_tokens: 0 },
         guide: None,
-        salt: 0,
+        cache_salt: 0,
         adapter: 0,
         tenant: 0,
     }
@@ -215,5 +215,5 @@ pub(crate) async fn settled(handle: &EngineHandle) {
     let now = idle.await.unwrap().load;
     assert_eq!(now.blocks_active, 0, "{now:?}");
     assert_eq!(now.blocks_free + now.blocks_evictable, now.blocks_total, "{now:?}");
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
 }

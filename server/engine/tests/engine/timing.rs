@@ -10,7 +10,7 @@ use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
 const COSTS: SimCosts = SimCosts {
     step: Duration::from_micros(5000),
     prefill_token: Duration::from_micros(250),
-    decode_row: Duration::from_micros(400),
+    decode_token: Duration::from_micros(400),
 };
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
     // While what attention costs is being learnt, a step or two may be smaller: here it costs nothing.
     let least = 4096_u32.div_ceil(chunk - 8);
     assert!((least..least + 2).contains(&(chunks.len() as u32)), "the step is filled up: {}", chunks.len());
-    let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_row * 8;
+    let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_token * 8;
     for report in chunks {
         assert!(report.generated_tokens >= 8, "all eight go on: {report:?}");
         assert!(report.step_time <= longest, "{report:?}");
@@ -130,7 +130,7 @@ async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_s
     assert_eq!(starts, (0..24).collect::<Vec<_>>());
     assert_eq!(generated, [4; 60]);
     settled(&handle).await;
-    let per_group = COSTS.step * 10 + COSTS.prefill_token * 32 + COSTS.decode_row * 36;
+    let per_group = COSTS.step * 10 + COSTS.prefill_token * 32 + COSTS.decode_token * 36;
     assert_eq!(clock.now() - began, per_group * 6, "the clock tells the costs of all steps and nothing else");
 }
 
@@ -155,7 +155,7 @@ async fn reports_and_rates_are_in_the_engines_time() {
     let reports: Vec<StepReport> = reports.into_iter().collect();
     let waits: Vec<_> = reports.iter().flat_map(|report| report.queue_times.clone()).collect();
     let prefill = COSTS.step + COSTS.prefill_token * 8;
-    let decode = COSTS.step + COSTS.decode_row;
+    let decode = COSTS.step + COSTS.decode_token;
     assert_eq!(waits, [Duration::ZERO, prefill + decode * 2]);
     let times: Vec<_> = reports.iter().map(|report| report.step_time).collect();
     assert_eq!(times, [prefill, decode, decode, prefill]);
