@@ -1,4 +1,4 @@
-//! Adapters: each request has what its own says, whoever else is in the batch and in the cache.
+//! Adapters: the output of a request depends only on its own adapter, whatever else is in the batch and in the cache.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -13,7 +13,7 @@ fn setup(blocks_total: u32) -> Setup {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
+async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
     let mut rng = StdRng::seed_from_u64(4);
     let (engine, reports) = setup(40).start_observed();
     let handle = engine.handle();
@@ -56,7 +56,7 @@ fn one_beam() -> BeamSearch {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_found_with_the_same_adapter_and_salt_only() {
+async fn only_requests_with_the_same_adapter_and_salt_share_cached_blocks() {
     let engine = setup(100).start();
     let handle = engine.handle();
     let cached = async |adapter, salt| {
@@ -72,7 +72,7 @@ async fn what_is_cached_is_found_with_the_same_adapter_and_salt_only() {
 }
 
 #[tokio::test]
-async fn an_adapter_that_is_not_there_is_refused() {
+async fn an_unknown_adapter_is_rejected() {
     let invalid = |adapters, adapter| {
         let engine = Setup { adapters, ..Setup::new(10) }.start();
         engine.handle().submit(Request { adapter, ..request(&[1], 1) }).err()

@@ -1,4 +1,4 @@
-//! Sequences that search together: what they find is the same as if nothing else happened.
+//! Beam search: the results are the same as if no other request ran.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -58,7 +58,7 @@ fn check(outcome: &Outcome, request: &Request) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beams_find_beside_others_and_with_little_room_what_they_find_alone() {
+async fn beam_search_finds_the_same_results_alone_and_under_load() {
     let mut preempted = 0;
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -99,7 +99,7 @@ async fn beams_find_beside_others_and_with_little_room_what_they_find_alone() {
 }
 
 #[tokio::test]
-async fn a_single_beam_takes_the_most_probable_token_each_time() {
+async fn a_single_beam_is_greedy() {
     let engine = Setup::new(100).start();
     let request = Request { beam_search: Some(beams(1)), ..request(&prompt(1, 20), 30) };
     assert_eq!(
@@ -109,7 +109,7 @@ async fn a_single_beam_takes_the_most_probable_token_each_time() {
 }
 
 #[tokio::test]
-async fn a_search_whose_client_leaves_or_whose_step_fails_leaves_nothing_behind() {
+async fn a_search_that_is_aborted_or_fails_releases_everything() {
     let mut setup = Setup::new(100);
     setup.sim.faults = vec![SimFault { step: 12, kind: SimFaultKind::Step }];
     let (engine, gate) = setup.start_gated();
@@ -134,7 +134,7 @@ async fn a_search_whose_client_leaves_or_whose_step_fails_leaves_nothing_behind(
 }
 
 #[tokio::test]
-async fn what_has_no_meaning_or_never_fits_is_refused() {
+async fn invalid_parameters_and_searches_that_never_fit_are_rejected() {
     let engine = Setup::new(100).start();
     let refused = |sequences, beams| {
         let request =
@@ -158,7 +158,7 @@ async fn what_has_no_meaning_or_never_fits_is_refused() {
 }
 
 #[tokio::test]
-async fn where_fewer_texts_are_left_than_are_asked_for_the_last_ones_are_empty() {
+async fn missing_results_are_empty() {
     let engine = Setup::new(100).start();
     let sampling = Sampling { allowed_token_ids: Some([7].into()), ..Sampling::greedy() };
     let search =

@@ -1,4 +1,4 @@
-//! A draft model: whatever it says, and whatever becomes of its cache, changes how many steps there are, and nothing else.
+//! Draft models: their proposals and the state of their cache change the number of steps, and nothing else.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -151,7 +151,7 @@ async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_model_as_its_own_draft_model_is_never_wrong() {
+async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
     // Whatever is drawn, penalised, preempted, evicted, shared, copied or dropped: had its cache anything but what it is
     // thought to have, it would be wrong at once.
     let (counts, preempted) = compare_all(Change::default(), false).await;
@@ -160,7 +160,7 @@ async fn the_model_as_its_own_draft_model_is_never_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_of_a_draft_model_change_no_token_no_log_probability_and_no_end() {
+async fn drafts_of_a_draft_model_change_no_output() {
     for wrong in [300, 1000] {
         let (counts, preempted) = compare_all(Change { wrong, ..Change::default() }, false).await;
         assert!(counts.rejected > 500 && preempted > 20, "{counts:?} {preempted}");
@@ -169,13 +169,13 @@ async fn guesses_of_a_draft_model_change_no_token_no_log_probability_and_no_end(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn neither_do_those_of_both_kinds() {
+async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
     let (counts, _) = compare_all(Change { wrong: 200, ..Change::default() }, true).await;
     assert!(counts.accepted > 1000 && counts.rejected > 500, "{counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_draft_model_that_fails_costs_its_guesses() {
+async fn a_failing_draft_model_costs_only_its_drafts() {
     let failing = |step| SimFault { step, kind: SimFaultKind::Step };
     let faults = (3..400).step_by(7).map(failing).collect();
     // What a failed step left of its cache is told from what it should be: it is still never wrong.
@@ -189,7 +189,7 @@ async fn a_draft_model_that_fails_costs_its_guesses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_guessed_is_held_to_the_same_forms() {
+async fn drafts_follow_the_guides() {
     let mut all = 0;
     for seed in 0..4 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -248,7 +248,7 @@ fn sum(reports: &[StepReport], of: fn(&StepReport) -> u32) -> u32 {
 }
 
 #[tokio::test]
-async fn a_draft_model_that_is_quick_and_right_saves_time() {
+async fn a_fast_and_accurate_draft_model_saves_time() {
     for base in [request(&prompt(1, 20), 200), sampled(&prompt(1, 20), 200, 3)] {
         let change = Change { costs: costs(1, 0, 0), ..Change::default() };
         let plain = steps(base.clone(), costs(10, 1, 0), change.clone()).await;
@@ -267,7 +267,7 @@ async fn a_draft_model_that_is_quick_and_right_saves_time() {
 }
 
 #[tokio::test]
-async fn a_draft_model_that_is_wrong_or_slow_is_soon_not_asked() {
+async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
         // Wrong in all, in half, or right but as slow as the model, or slow at reading.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
@@ -289,7 +289,7 @@ async fn a_draft_model_that_is_wrong_or_slow_is_soon_not_asked() {
 }
 
 #[tokio::test]
-async fn guesses_that_are_not_probable_enough_are_not_computed() {
+async fn drafts_below_the_confidence_threshold_are_not_computed() {
     let drafted = async |confidence_threshold| {
         let draft = Some(DraftModelParams { num_draft_tokens: 9, confidence_threshold });
         let request = Request { draft, ..request(&prompt(1, 20), 60) };
@@ -300,7 +300,7 @@ async fn guesses_that_are_not_probable_enough_are_not_computed() {
 }
 
 #[tokio::test]
-async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
+async fn a_draft_model_with_a_smaller_vocabulary_skips_unknown_tokens() {
     for vocabulary in [VOCABULARY / 2, VOCABULARY + 50] {
         let change = Change { vocabulary: Some(vocabulary), ..Change::default() };
         let few = Sampling { allowed_token_ids: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
@@ -316,7 +316,7 @@ async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
 }
 
 #[tokio::test]
-async fn texts_that_are_too_long_for_it_are_not_guessed() {
+async fn texts_that_are_too_long_for_the_draft_model_get_no_drafts() {
     let change = Change { tokens_max: Some(50), ..Change::default() };
     let request = Request { draft: rule(4), ..request(&prompt(1, 20), 100) };
     let reports = steps(request, SimCosts::default(), change).await;
@@ -325,7 +325,7 @@ async fn texts_that_are_too_long_for_it_are_not_guessed() {
 }
 
 #[test]
-fn caches_that_do_not_go_together_are_refused() {
+fn a_draft_model_with_an_incompatible_cache_is_rejected() {
     let refused = |blocks: u32, block_tokens: u32| {
         let setup = Setup::new(100);
         let mut other = Setup::new(blocks);
@@ -365,7 +365,7 @@ async fn expected(base: &Request, words: &[u32], temperature: f32) -> Vec<f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_any_draft_model_tokens_come_as_often_as_they_are_probable() {
+async fn drafts_preserve_the_sampling_distribution() {
     const REQUESTS: u64 = 1500;
     const SEQUENCES: u32 = 16;
     let words: Vec<u32> = vec![11, 57, 101, 160, 222, 280];

@@ -1,4 +1,4 @@
-//! Guesses of what comes next: they change how many steps there are, and nothing else.
+//! Lookup drafts change the number of steps, and nothing else.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ pub(crate) fn told(events: &[Event]) -> Vec<Vec<Event>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_change_no_token_no_log_probability_and_no_end() {
+async fn lookup_drafts_change_no_output() {
     let (mut accepted, mut rejected, mut preempted) = (0, 0, 0);
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -131,7 +131,7 @@ pub(crate) fn costs(step: u64, prefill_token: u64, decode_token: u64) -> SimCost
 }
 
 #[tokio::test]
-async fn what_is_guessed_right_saves_steps() {
+async fn accepted_drafts_save_steps() {
     // It says one word, over and over.
     let sampling = Sampling { allowed_token_ids: Some([7].into()), ..Sampling::greedy() };
     let base = Request { sampling, ..request(&prompt(1, 20), 60) };
@@ -151,7 +151,7 @@ async fn what_is_guessed_right_saves_steps() {
 }
 
 #[tokio::test]
-async fn guesses_that_are_wrong_or_cost_too_much_are_soon_not_computed() {
+async fn drafts_that_are_rejected_or_expensive_soon_stop() {
     for (words, costs) in [(20, costs(10, 1, 1)), (2, costs(0, 9, 10)), (200, costs(10, 3, 1))] {
         let sampling = Sampling { allowed_token_ids: Some((20..20 + words).collect()), ..Sampling::greedy() };
         let base = Request { sampling, ..request(&prompt(1, 20), 500) };
@@ -164,7 +164,7 @@ async fn guesses_that_are_wrong_or_cost_too_much_are_soon_not_computed() {
 }
 
 #[tokio::test]
-async fn a_prediction_is_of_tokens_that_there_are() {
+async fn a_prediction_with_unknown_tokens_is_rejected() {
     let engine = Setup::new(100).start();
     let lookup = Some(PromptLookup { prediction: vec![VOCABULARY], ..lookup().unwrap() });
     let refused = engine.handle().submit(Request { lookup, ..request(&prompt(1, 20), 5) }).map(|_| ());

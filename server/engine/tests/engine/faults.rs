@@ -1,4 +1,4 @@
-//! What happens when steps fail, the runner dies, or a request should not be taken at all.
+//! Failed steps, fatal errors of the runner, and rejected requests.
 
 use std::task::{Context, Poll, Waker};
 
@@ -14,7 +14,7 @@ fn with_fault(step: u64, kind: SimFaultKind) -> Setup {
 }
 
 #[tokio::test]
-async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
+async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
     for failing in 0..8 {
         let mut setup = with_fault(failing, SimFaultKind::Step);
         setup.engine.max_num_seqs = 4;
@@ -51,7 +51,7 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
         }
         assert!((1..=rows).contains(&failed), "{failed} failed with the {rows} rows of step {failing}");
 
-        // What the failed step left in the cache is not taken for a prefix.
+        // The prefix cache has nothing of the failed step.
         for prompt in [prompt(1, 150), shared, prompt(2, 30)] {
             let again = tokens(handle.submit(request(&prompt, 40)).unwrap()).await;
             assert_eq!(again, expected_tokens(&prompt, 40, VOCABULARY), "after step {failing} failed");
@@ -62,7 +62,7 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
 }
 
 #[tokio::test]
-async fn logits_that_are_not_numbers_fail_their_request_alone() {
+async fn invalid_logits_fail_only_their_request() {
     let (engine, gate) = with_fault(3, SimFaultKind::NotANumber(1)).start_gated();
     let handle = engine.handle();
     let first = handle.submit(request(&prompt(1, 9), 20)).unwrap();
@@ -80,7 +80,7 @@ async fn logits_that_are_not_numbers_fail_their_request_alone() {
 }
 
 #[tokio::test]
-async fn a_bias_that_bans_everything_fails_the_request_alone() {
+async fn a_bias_that_bans_all_tokens_fails_only_its_request() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let mut banned = request(&[1, 2], 5);
@@ -93,7 +93,7 @@ async fn a_bias_that_bans_everything_fails_the_request_alone() {
 }
 
 #[tokio::test]
-async fn a_dead_runner_fails_everything_and_says_so() {
+async fn a_fatal_error_fails_all_requests_and_is_reported() {
     for (kind, reason) in [
         (SimFaultKind::Fatal, "failed to run the model: a simulated fatal fault"),
         (SimFaultKind::Panic, "a simulated panic"),
@@ -120,7 +120,7 @@ async fn a_dead_runner_fails_everything_and_says_so() {
 }
 
 #[tokio::test]
-async fn draining_finishes_what_there_is_and_takes_nothing_more() {
+async fn draining_finishes_accepted_requests_and_rejects_new_ones() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 2;
     let (engine, gate) = setup.start_gated();
@@ -148,7 +148,7 @@ async fn draining_finishes_what_there_is_and_takes_nothing_more() {
 }
 
 #[tokio::test]
-async fn dropping_the_engine_fails_what_is_unfinished() {
+async fn dropping_the_engine_fails_unfinished_requests() {
     let engine = Setup::new(1000).start();
     let handle = engine.handle();
     let mut stream = handle.submit(request(&[1, 2, 3], 7000)).unwrap();
@@ -165,7 +165,7 @@ async fn dropping_the_engine_fails_what_is_unfinished() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_at_once() {
+async fn a_full_queue_rejects_immediately() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 1;
     setup.engine.max_queue = 3;
@@ -194,7 +194,7 @@ async fn a_full_queue_refuses_at_once() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_served_is_refused_by_name() {
+async fn requests_that_can_never_run_are_rejected_with_the_reason() {
     let mut setup = Setup::new(10);
     setup.engine.max_num_seqs = 4;
     let engine = setup.start();
@@ -227,7 +227,7 @@ async fn what_can_never_be_served_is_refused_by_name() {
 }
 
 #[test]
-fn an_engine_that_could_compute_nothing_does_not_start() {
+fn an_engine_with_invalid_limits_does_not_start() {
     let start = |change: fn(&mut Setup)| {
         let mut setup = Setup::new(10);
         change(&mut setup);

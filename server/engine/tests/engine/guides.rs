@@ -198,10 +198,10 @@ pub(crate) fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guided_sequences_keep_to_their_forms_beside_others_and_come_out_as_if_alone() {
+async fn guided_sequences_follow_their_forms_with_the_same_output_alone_and_under_load() {
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
-        // Little room: sequences are preempted. Then one at a time, with all the room there is.
+        // First with a small cache, so that sequences are preempted. Then alone with a large one.
         let engine = Setup::new(60).start();
         let alone = Setup::new(2000).start();
         let (handle, alone_handle) = (engine.handle(), alone.handle());
@@ -239,7 +239,7 @@ async fn guided_sequences_keep_to_their_forms_beside_others_and_come_out_as_if_a
 }
 
 #[tokio::test]
-async fn a_form_that_is_complete_ends_the_sequence_with_its_last_token() {
+async fn a_complete_form_ends_the_sequence() {
     let engine = Setup::new(100).start();
     let form = Form::new(5, 6);
     let base = Request { guide: form.guide(), ..request(&prompt(1, 10), 50) };
@@ -258,7 +258,7 @@ async fn a_form_that_is_complete_ends_the_sequence_with_its_last_token() {
 }
 
 #[tokio::test]
-async fn stop_tokens_come_only_where_the_form_may_end() {
+async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
     let engine = Setup::new(100).start();
     // Every token stops, so that none is left for the form, which may end at the beginning.
     let form = Form::new(9, 30);
@@ -284,7 +284,7 @@ async fn stop_tokens_come_only_where_the_form_may_end() {
 }
 
 #[tokio::test]
-async fn a_guide_that_fails_fails_its_request_and_no_other() {
+async fn a_failing_guide_fails_only_its_request() {
     let engine = Setup::new(200).start();
     let handle = engine.handle();
     let other = handle.submit(request(&prompt(8, 30), 60)).unwrap();
@@ -306,7 +306,7 @@ async fn a_guide_that_fails_fails_its_request_and_no_other() {
 }
 
 #[tokio::test]
-async fn what_may_come_is_computed_while_the_model_runs() {
+async fn allowed_tokens_are_computed_while_the_model_runs() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let (told, seen) = mpsc::channel();

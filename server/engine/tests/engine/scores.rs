@@ -1,4 +1,4 @@
-//! Prompts whose log probabilities are asked for.
+//! Log probabilities of prompts.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Setup, prompt, request, settled};
 
-/// The log probabilities that a stream tells: of its prompt, and of its tokens.
+/// The log probabilities of the prompt and of the tokens of a stream.
 async fn told(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
     let (mut scores, mut tokens) = (None, Vec::new());
     while let Some(event) = stream.next().await {
@@ -30,7 +30,7 @@ fn scored(mut request: Request, count: u32) -> Request {
 }
 
 #[tokio::test]
-async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_generated() {
+async fn a_prompt_has_the_log_probabilities_of_its_generation() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let begin = prompt(7, 30);
@@ -39,7 +39,7 @@ async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_g
     let (scores, generated) = told(handle.submit(first).unwrap()).await;
     assert_eq!((scores, generated.len()), (None, 150));
 
-    // What was generated is a prompt now, of several chunks, and cached.
+    // The generated text is the prompt now, in several chunks, and cached.
     let tokens: Vec<_> =
         begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
     let (scores, _) = told(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
@@ -57,8 +57,8 @@ async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_g
 }
 
 #[tokio::test]
-async fn scores_are_whole_however_often_their_sequence_is_preempted() {
-    // Two of the longest fit, and there are others: they come and go.
+async fn scores_are_complete_after_preemptions() {
+    // Only two of the longest sequences fit, so sequences are preempted.
     let (engine, reports) = Setup::new(40).start_observed();
     let handle = engine.handle();
     let mut rng = StdRng::seed_from_u64(5);
@@ -86,7 +86,7 @@ async fn scores_are_whole_however_often_their_sequence_is_preempted() {
 }
 
 #[tokio::test]
-async fn salted_prompts_are_cached_apart() {
+async fn prompts_with_different_salts_share_no_cached_blocks() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let cached = async |salt| {
@@ -100,7 +100,7 @@ async fn salted_prompts_are_cached_apart() {
 }
 
 #[tokio::test]
-async fn only_what_is_allowed_and_nothing_bad_is_generated() {
+async fn allowed_tokens_and_bad_words_restrict_the_output() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let generated = async |sampling: Sampling| {

@@ -1,4 +1,4 @@
-//! Sleep: what is given back is gone, whoever comes finds the engine awake, and failures are told and not for ever.
+//! Sleep: the cache is lost, requests wake the engine, and failures are reported and can be retried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -73,7 +73,7 @@ async fn is_right(engine: &Engine, which: u32) -> Outcome {
 }
 
 #[tokio::test]
-async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
+async fn sleep_clears_the_cache_and_changes_no_output() {
     let (engine, nights, reports) = restless(0, false);
     let handle = engine.handle();
     is_right(&engine, 1).await;
@@ -95,7 +95,7 @@ async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
 }
 
 #[tokio::test]
-async fn many_at_once_wake_it_once() {
+async fn many_requests_wake_the_engine_once() {
     let (engine, nights, _reports) = restless(0, false);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
@@ -110,7 +110,7 @@ async fn many_at_once_wake_it_once() {
 }
 
 #[tokio::test]
-async fn deeper_sleep_gives_back_more_and_lighter_sleep_nothing() {
+async fn a_deeper_sleep_level_releases_more_and_a_lighter_one_nothing() {
     let (engine, nights, _reports) = restless(0, false);
     let handle = engine.handle();
     for level in [SleepLevel::Cache, SleepLevel::Cache, SleepLevel::Model, SleepLevel::Cache] {
@@ -124,7 +124,7 @@ async fn deeper_sleep_gives_back_more_and_lighter_sleep_nothing() {
 }
 
 #[tokio::test]
-async fn a_failed_waking_fails_those_who_wait_and_the_next_tries_again() {
+async fn a_failed_wake_up_fails_waiting_requests_and_the_next_tries_again() {
     let (engine, nights, reports) = restless(2, false);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
@@ -142,7 +142,7 @@ async fn a_failed_waking_fails_those_who_wait_and_the_next_tries_again() {
 }
 
 #[tokio::test]
-async fn a_runner_that_cannot_be_woken_for_good_ends_the_engine() {
+async fn a_fatal_wake_up_error_ends_the_engine() {
     let (engine, _nights, _reports) = restless(1, true);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
@@ -153,7 +153,7 @@ async fn a_runner_that_cannot_be_woken_for_good_ends_the_engine() {
 }
 
 #[tokio::test]
-async fn an_engine_at_work_does_not_sleep_and_one_that_sleeps_ends_at_once() {
+async fn a_busy_engine_does_not_sleep_and_a_sleeping_one_stops_immediately() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let stream = handle.submit(request(&prompt(1, 9), 5)).unwrap();

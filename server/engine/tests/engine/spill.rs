@@ -1,4 +1,4 @@
-//! Evicted blocks that are kept on disk: found again, also after a restart, and never wrong.
+//! Evicted blocks on disk: they are restored, even after a restart, and never wrong.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn start(config: &SpillConfig) -> Engine {
     Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {})).unwrap()
 }
 
-/// Asks, and checks the answer against what a model without a cache says.
+/// Sends a request, and compares the answer with that of a model without a cache.
 async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
     let prompt = prompt(which, PROMPT_TOKENS);
     let outcome = outcome(handle.submit(request(&prompt, 9)).unwrap()).await;
@@ -71,7 +71,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn an_evicted_prefix_is_read_back_instead_of_computed() {
+async fn an_evicted_prefix_is_restored_instead_of_computed() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -85,7 +85,7 @@ async fn an_evicted_prefix_is_read_back_instead_of_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_that_want_blocks_back_at_once_all_get_what_they_should() {
+async fn concurrent_restores_return_the_right_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -122,7 +122,7 @@ async fn many_that_want_blocks_back_at_once_all_get_what_they_should() {
 }
 
 #[tokio::test]
-async fn what_is_kept_outlives_the_engine_but_not_its_model() {
+async fn stored_blocks_outlive_the_engine_but_not_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     fill(&engine.handle()).await;
@@ -206,17 +206,17 @@ async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
 }
 
 #[tokio::test]
-async fn a_block_that_ends_early_is_computed() {
+async fn a_truncated_block_is_computed() {
     with_spoilt(|file| fs::File::options().write(true).open(file).unwrap().set_len(60).unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_block_that_is_gone_is_computed() {
+async fn a_missing_block_is_computed() {
     with_spoilt(|file| fs::remove_file(file).unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_block_that_does_not_come_is_computed() {
+async fn an_overdue_block_is_computed() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -239,7 +239,7 @@ async fn a_block_that_does_not_come_is_computed() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_made_costs_only_what_it_would_keep() {
+async fn a_directory_that_cannot_be_created_costs_only_the_stored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "in the way").unwrap();
@@ -256,7 +256,7 @@ async fn a_directory_that_cannot_be_made_costs_only_what_it_would_keep() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_written_costs_only_what_it_would_keep() {
+async fn a_directory_that_cannot_be_written_costs_only_the_stored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -286,7 +286,7 @@ fn bytes(folder: &Path) -> u64 {
 }
 
 #[tokio::test]
-async fn no_more_bytes_are_kept_than_may_be() {
+async fn the_size_limit_is_not_exceeded() {
     let folder = tempfile::tempdir().unwrap();
     let few = 20 * BLOCK_BYTES + 5;
     for bytes_max in [few, 60 * BLOCK_BYTES, few] {
@@ -309,7 +309,7 @@ async fn no_more_bytes_are_kept_than_may_be() {
 }
 
 #[tokio::test]
-async fn nothing_is_kept_where_there_is_room_for_nothing() {
+async fn a_limit_below_one_block_stores_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&SpillConfig { bytes_max: BLOCK_BYTES - 1, ..config(folder.path(), "a") });
     let handle = engine.handle();
@@ -336,7 +336,7 @@ async fn two_engines_do_not_share_a_directory() {
 }
 
 #[tokio::test]
-async fn a_salt_keeps_blocks_apart_on_disk_too() {
+async fn blocks_with_different_salts_are_separate_on_disk() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -349,7 +349,7 @@ async fn a_salt_keeps_blocks_apart_on_disk_too() {
 }
 
 #[tokio::test]
-async fn what_is_cached_when_the_engine_ends_is_there_when_it_starts() {
+async fn cached_blocks_are_stored_when_the_engine_ends() {
     let folder = tempfile::tempdir().unwrap();
     for cached in [0, 96] {
         let engine = start(&config(folder.path(), "a"));
@@ -361,7 +361,7 @@ async fn what_is_cached_when_the_engine_ends_is_there_when_it_starts() {
 }
 
 #[tokio::test]
-async fn what_is_cached_when_the_engine_sleeps_is_there_when_it_wakes() {
+async fn cached_blocks_are_stored_when_the_engine_sleeps() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -379,7 +379,7 @@ async fn what_is_cached_when_the_engine_sleeps_is_there_when_it_wakes() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_another_after_sleep_finds_nothing() {
+async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fs::write(&model, "one").unwrap();
@@ -416,7 +416,7 @@ fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> 
 }
 
 #[tokio::test]
-async fn adapters_are_told_apart_by_their_content_and_not_by_their_number() {
+async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
     let folder = tempfile::tempdir().unwrap();
     // What is in the cache of the first two, and what is found of it by others later.
     let starts: [(&[u64], [u32; 3]); 4] = [
@@ -444,7 +444,7 @@ async fn adapters_are_told_apart_by_their_content_and_not_by_their_number() {
 }
 
 #[tokio::test]
-async fn a_draft_model_guesses_after_what_was_read_back() {
+async fn a_draft_model_proposes_after_restored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup::new(32);
     let draft = DraftRunner { runner: Box::new(setup.runner()), max_model_len: u32::MAX };
@@ -469,7 +469,7 @@ async fn a_draft_model_guesses_after_what_was_read_back() {
 }
 
 #[tokio::test]
-async fn without_a_prefix_cache_there_is_nothing_to_keep() {
+async fn spilling_requires_prefix_caching() {
     let folder = tempfile::tempdir().unwrap();
     let mut setup = Setup::new(32);
     setup.engine.prefix_caching = false;

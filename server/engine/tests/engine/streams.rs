@@ -1,4 +1,4 @@
-//! What comes out of many requests at once, and of those that are dropped.
+//! The output of concurrent requests, and of those that are dropped.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -16,9 +16,9 @@ fn one_of_many(which: u32, rng: &mut StdRng) -> Request {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_200_streams_half_are_dropped_and_the_others_do_not_notice() {
+async fn dropping_half_of_200_streams_does_not_affect_the_others() {
     let mut rng = StdRng::seed_from_u64(1);
-    // Two sequences of the longest fit: they come and go, and are preempted.
+    // Only two of the longest sequences fit, so sequences are preempted.
     let engine = Setup::new(40).start();
     let handle = engine.handle();
     let mut tasks = JoinSet::new();
@@ -47,7 +47,7 @@ async fn of_200_streams_half_are_dropped_and_the_others_do_not_notice() {
 }
 
 #[tokio::test]
-async fn streams_dropped_at_any_step_give_their_blocks_back() {
+async fn streams_dropped_at_any_step_release_their_blocks() {
     // The same in lock step, so that drops meet waiting requests, half computed prompts and decodes alike.
     for seed in 0..20 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -106,7 +106,7 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
 }
 
 #[tokio::test]
-async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_notice() {
+async fn an_aborted_sequence_is_not_in_the_next_step_and_does_not_affect_its_siblings() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let expected = expected_tokens(&prompt(1, 20), 30, VOCABULARY);
@@ -132,7 +132,7 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_not
 }
 
 #[tokio::test]
-async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
+async fn sequences_aborted_at_any_step_do_not_affect_the_others() {
     for seed in 0..20 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (engine, gate) = Setup::new(60).start_gated();
@@ -170,7 +170,7 @@ async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
 }
 
 #[tokio::test]
-async fn a_request_whose_sequences_are_all_aborted_is_gone() {
+async fn a_request_without_sequences_is_removed() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 1;
     setup.engine.max_queue = 2;
@@ -191,7 +191,7 @@ async fn a_request_whose_sequences_are_all_aborted_is_gone() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_gives_its_place_in_the_queue_back() {
+async fn a_dropped_request_frees_its_queue_slot() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 1;
     setup.engine.max_queue = 2;
@@ -241,7 +241,7 @@ async fn a_seed_gives_the_same_output_alone_and_among_others() {
 }
 
 #[tokio::test]
-async fn prefix_caching_changes_nothing_but_what_is_computed() {
+async fn prefix_caching_changes_no_output() {
     for prefix_caching in [false, true] {
         let mut setup = Setup::new(100);
         setup.engine.prefix_caching = prefix_caching;
@@ -294,7 +294,7 @@ async fn a_tiny_cache_preempts_and_gives_the_output_of_a_large_one() {
 }
 
 #[tokio::test]
-async fn siblings_share_a_prompt_and_then_go_their_own_ways() {
+async fn siblings_share_the_prompt_and_then_diverge() {
     for blocks_total in [12, 500] {
         let engine = Setup::new(blocks_total).start();
         let handle = engine.handle();
@@ -316,7 +316,7 @@ async fn siblings_share_a_prompt_and_then_go_their_own_ways() {
 }
 
 #[tokio::test]
-async fn stop_tokens_end_a_sequence_but_not_too_early() {
+async fn stop_tokens_end_a_sequence_after_min_tokens() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let free = expected_tokens(&prompt(5, 10), 20, VOCABULARY);
@@ -335,7 +335,7 @@ async fn stop_tokens_end_a_sequence_but_not_too_early() {
 }
 
 #[tokio::test]
-async fn logprobs_come_with_each_token_as_many_as_asked_for() {
+async fn each_token_has_the_requested_number_of_logprobs() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     for count in [0, 5] {

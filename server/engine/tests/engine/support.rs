@@ -11,7 +11,7 @@ use server_scheduler::Batch;
 
 pub(crate) const VOCABULARY: u32 = 300;
 
-/// What to start.
+/// The configuration of an engine.
 pub(crate) struct Setup {
     pub(crate) sim: SimConfig,
     pub(crate) engine: EngineConfig,
@@ -73,7 +73,7 @@ impl Setup {
     }
 }
 
-/// Holds each step before it is computed. Dropped, it lets all pass.
+/// Blocks each step before it is computed, until the gate is dropped.
 pub(crate) struct Gate {
     shown: Receiver<Batch>,
     go: Sender<()>,
@@ -81,17 +81,17 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Waits until a step is held, and shows it.
+    /// Waits until a step is blocked, and returns its batch.
     pub(crate) fn arrive(&self) -> Batch {
         self.shown.recv().unwrap()
     }
 
-    /// Lets the step that is held pass.
+    /// Unblocks the current step.
     pub(crate) fn pass(&self) {
         self.go.send(()).unwrap();
     }
 
-    /// Lets all pass, and goes on to show the reports.
+    /// Unblocks all steps, and returns the receiver of the reports.
     pub(crate) fn release(self) -> Receiver<StepReport> {
         self.reports
     }
@@ -152,11 +152,11 @@ pub(crate) fn prompt(which: u32, length: u32) -> Vec<TokenId> {
     (0..length).map(|position| (which * 7919 + position * position * 31 + 17) % VOCABULARY).collect()
 }
 
-/// All that came of a request.
+/// The outcome of a request.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) cached_tokens: Option<u32>,
-    /// By sequence.
+    /// The tokens of each sequence.
     pub(crate) tokens: Vec<Vec<TokenId>>,
     pub(crate) reasons: Vec<Option<FinishReason>>,
     pub(crate) failure: Option<Failure>,
@@ -207,7 +207,7 @@ pub(crate) async fn tokens(stream: TokenStream) -> Vec<TokenId> {
     outcome.tokens.into_iter().next().unwrap()
 }
 
-/// Waits until the engine has nothing to do, and checks that nobody holds a block or a place in the queue.
+/// Waits until the engine is idle, and checks that no blocks are held and the queue is empty.
 pub(crate) async fn settled(handle: &EngineHandle) {
     let mut load = handle.load();
     let idle = load

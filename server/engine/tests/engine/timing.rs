@@ -1,4 +1,4 @@
-//! Who waits for whom, in simulated time.
+//! Waiting times in simulated time.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const COSTS: SimCosts = SimCosts {
 };
 
 #[tokio::test]
-async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
+async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
     let chunk = 256;
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
@@ -54,7 +54,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
 }
 
 #[tokio::test]
-async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_steps_may_take() {
+async fn a_long_prompt_delays_decoding_streams_by_no_more_than_max_itl() {
     let max_itl = Duration::from_millis(20);
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
@@ -84,7 +84,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_ste
         .into_iter()
         .filter(|report| report.prefill_tokens > 0 && report.generated_tokens >= 8)
         .collect();
-    // What steps cost is learnt from the first ones.
+    // The first steps measure the costs.
     let (first, others) = chunks.split_at(24);
     assert!(first.iter().all(|report| report.prefill_tokens <= 128), "{first:?}");
     let (last, others) = others.split_last().unwrap();
@@ -96,14 +96,14 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_ste
 }
 
 #[tokio::test]
-async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_step() {
+async fn requests_start_in_order_and_every_running_sequence_gets_a_token_each_step() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
     setup.engine.max_num_seqs = 4;
     let clock = setup.engine.clock.clone();
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
-    // One step is held until all have come.
+    // One step is blocked until all requests have arrived.
     let first = handle.submit(request(&[1], 1)).unwrap();
     gate.arrive();
     let mut streams: Vec<_> =
@@ -135,7 +135,7 @@ async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_s
 }
 
 #[tokio::test]
-async fn reports_and_rates_are_in_the_engines_time() {
+async fn reports_and_rates_use_the_clock_of_the_engine() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
     setup.engine.max_num_seqs = 1;
