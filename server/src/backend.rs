@@ -8,8 +8,8 @@ use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Map, Value, json};
 use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
 use server_engine::{
-    ADAPTERS_MAX, CacheLayout, Clock, DraftRunner, Engine, EngineConfig, Extras, ModelRunner, SpillConfig,
-    SpillIdentity,
+    ADAPTERS_MAX, CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, ModelRunner,
+    SpillConfig, SpillIdentity,
 };
 use server_parsers::{ReasoningFormat, ToolFormat};
 use server_text::{LoadOptions, ModelText, RenderInput, TextSource};
@@ -129,8 +129,8 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
         clock: Clock::real(),
     };
     let spill = config.spill.clone().map(|(folder, bytes_max)| SpillConfig { folder, bytes_max, identity });
-    let extras = Extras { draft, spill };
-    let engine = Engine::start_with(engine, runner, extras, metrics.observer())
+    let extras = EngineOptions { draft, spill };
+    let engine = Engine::start_with_options(engine, runner, extras, metrics.observer())
         .context("failed to start the engine")?;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     let mut model = Model::new(config.names(), text, &computed)
@@ -146,7 +146,7 @@ pub(crate) fn start(config: &Config, metrics: &Metrics) -> anyhow::Result<(Servi
         blocks_total,
         block_tokens,
         vocabulary,
-        max_model_len = engine.handle().limits().max_model_len,
+        max_model_len = engine.handle().limits().requests.max_model_len,
         tool_parser = model.formats().tool.name(),
         reasoning_parser = model.formats().reasoning.name(),
         ms = started.elapsed().as_millis() as u64,
@@ -202,7 +202,7 @@ fn load(config: &Config, source: Option<&TextSource>, context: Option<u32>) -> a
 fn loaded((text, draft_tokens_max): (ModelText, u32), runners: Runners) -> Loaded {
     let Runners { mut runners, computed, identity } = runners;
     let runner = runners.remove(0);
-    let draft = runners.pop().map(|runner| DraftRunner { runner, tokens_max: draft_tokens_max });
+    let draft = runners.pop().map(|runner| DraftRunner { runner, max_model_len: draft_tokens_max });
     Loaded { text, runner, draft, computed, identity }
 }
 
@@ -238,7 +238,7 @@ fn sim(config: &Config, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>
     let costs = SimCosts {
         step: sim_step_time,
         prefill_token: sim_prefill_token_time,
-        decode_row: sim_decode_row_time,
+        decode_token: sim_decode_row_time,
     };
     let fatal = sim_fatal_step.map(|step| SimFault { step: step - 1, kind: SimFaultKind::Fatal });
     let adapters = config.adapters.len() as u32;
@@ -249,8 +249,8 @@ fn sim(config: &Config, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>
         costs,
         faults: fatal.into_iter().collect(),
     };
-    let runner = SimRunner::new(config, Clock::real()).adapted(adapters);
-    Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.scripted(script(sim_answers, text)?) }))
+    let runner = SimRunner::new(config, Clock::real()).with_adapters(adapters);
+    Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.with_script(script(sim_answers, text)?) }))
 }
 
 /// What the simulated model says in its turns of a conversation.

@@ -68,7 +68,7 @@ async fn matters(engine: &mut Option<watch::Receiver<EngineLoad>>, told: EngineL
 fn differs(told: &EngineLoad, present: &EngineLoad) -> bool {
     let (before, after) = (&told.load, &present.load);
     let far = |before: u32, after: u32, total: u32| before.abs_diff(after) > total / BLOCKS_PART;
-    (told.state, told.asleep) != (present.state, present.asleep)
+    (told.state, told.sleep_level) != (present.state, present.sleep_level)
         || (before.running, before.waiting) != (after.running, after.waiting)
         || before.blocks_total != after.blocks_total
         || far(before.blocks_active, after.blocks_active, after.blocks_total)
@@ -104,7 +104,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         prefill_tokens_per_second: engine.prefill_tokens_per_second,
         decode_tokens_per_second: engine.decode_tokens_per_second,
         preemptions_total: load.preemptions_total,
-        asleep: engine.asleep.is_some(),
+        asleep: engine.sleep_level.is_some(),
         // They differ by listener.
         dispatches: None,
         store_id: if app.store().is_on() { app.store().keeper() } else { 0 },

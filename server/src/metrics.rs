@@ -161,11 +161,11 @@ impl Metrics {
 
     fn step(&self, report: &StepReport) {
         let inner = &*self.0;
-        if report.rows > 0 {
+        if report.num_sequences > 0 {
             inner.step_time.observe(report.step_time.as_secs_f64());
             inner.model_time.observe(report.run_time.as_secs_f64());
             inner.batch_tokens.observe(f64::from(report.batch_tokens));
-            inner.batch_rows.observe(f64::from(report.rows));
+            inner.batch_rows.observe(f64::from(report.num_sequences));
         }
         if !report.draft_time.is_zero() {
             inner.draft_time.observe(report.draft_time.as_secs_f64());
@@ -207,14 +207,14 @@ impl Metrics {
         inner.ready.set(i64::from(app.is_ready()));
         inner.requests_in_work.set(i64::try_from(app.requests()).unwrap_or(i64::MAX));
         if let Some(serving) = app.loaded() {
-            let EngineLoad { load, asleep, .. } = *serving.engine.load().borrow();
+            let EngineLoad { load, sleep_level: asleep, .. } = *serving.engine.load().borrow();
             inner.sleeping.set(i64::from(asleep.is_some()));
             inner.sequences_running.set(i64::from(load.running));
             inner.sequences_waiting.set(i64::from(load.waiting));
             inner.blocks_active.set(i64::from(load.blocks_active));
             inner.blocks_evictable.set(i64::from(load.blocks_evictable));
             inner.blocks_total.set(i64::from(load.blocks_total));
-            if let Some(spill) = serving.engine.spill() {
+            if let Some(spill) = serving.engine.spill_stats() {
                 inner.spill.take(spill);
             }
         }

@@ -236,7 +236,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     tokio::select! {
         () = signals.next() => {}
         () = fall_asleep(handle.clone(), &settings.sleep) => {}
-        died = handle.dead() => return farewell(&app, &stop, &mut listener, died).await,
+        died = handle.wait_for_failure() => return farewell(&app, &stop, &mut listener, died).await,
         Some(ended) = services.join_next() => return Err(service_ended(ended)),
     }
     drain(&app, (&stop, &mut listener), settings.drain_timeout, &mut signals).await?;
@@ -372,7 +372,7 @@ async fn farewell(
     app: &App,
     stop: &CancellationToken,
     listener: &mut JoinSet<()>,
-    died: server_engine::EngineDied,
+    died: server_engine::EngineError,
 ) -> anyhow::Result<()> {
     app.lifecycle().advance(Phase::Stopped);
     stop.cancel();

@@ -21,7 +21,7 @@ pub async fn sleep_when_idle(engine: EngineHandle, after: Duration, level: Sleep
     let mut load = engine.load();
     let may_sleep = |load: &EngineLoad| {
         load.state == EngineState::Serving
-            && load.asleep < Some(level)
+            && load.sleep_level < Some(level)
             && (load.load.running, load.load.waiting) == (0, 0)
     };
     while load.wait_for(may_sleep).await.is_ok() {

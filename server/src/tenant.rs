@@ -45,7 +45,7 @@ impl Tenant {
     /// take turns with them in the queue.
     pub(crate) fn claim(self, prompts: &mut [Request]) {
         for prompt in prompts {
-            prompt.salt = self.salt(prompt.salt);
+            prompt.cache_salt = self.salt(prompt.cache_salt);
             prompt.tenant = self.0;
         }
     }

@@ -1,43 +1,43 @@
-//! The time the engine measures and a simulated model spends.
+//! The clock that the engine reads and that a simulated model advances.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The time since some beginning. Clones show the same time.
+/// A clock that shows the time since its creation. Clones show the same time.
 #[derive(Clone, Debug)]
-pub struct Clock(Kind);
+pub struct Clock(ClockKind);
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum ClockKind {
     Real(Instant),
     Simulated(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// The machine's monotonic clock.
+    /// Creates a clock that follows the monotonic clock of the machine.
     pub fn real() -> Self {
-        Self(Kind::Real(Instant::now()))
+        Self(ClockKind::Real(Instant::now()))
     }
 
-    /// A clock at zero that stands still except for what is spent on it.
+    /// Creates a clock at zero that advances only by [`Self::spend`].
     pub fn simulated() -> Self {
-        Self(Kind::Simulated(Arc::new(AtomicU64::new(0))))
+        Self(ClockKind::Simulated(Arc::new(AtomicU64::new(0))))
     }
 
-    /// The time since this clock was made.
+    /// The time since this clock was created.
     pub fn now(&self) -> Duration {
         match &self.0 {
-            Kind::Real(beginning) => beginning.elapsed(),
-            Kind::Simulated(nanoseconds) => Duration::from_nanos(nanoseconds.load(Ordering::Acquire)),
+            ClockKind::Real(beginning) => beginning.elapsed(),
+            ClockKind::Simulated(nanoseconds) => Duration::from_nanos(nanoseconds.load(Ordering::Acquire)),
         }
     }
 
-    /// Lets `duration` pass: at once on a simulated clock, by sleeping on a real one.
+    /// Advances by `duration`: immediately on a simulated clock, by sleeping on a real one.
     pub fn spend(&self, duration: Duration) {
         match &self.0 {
-            Kind::Real(_) => std::thread::sleep(duration),
-            Kind::Simulated(nanoseconds) => {
+            ClockKind::Real(_) => std::thread::sleep(duration),
+            ClockKind::Simulated(nanoseconds) => {
                 let spent = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
                 nanoseconds.fetch_add(spent, Ordering::AcqRel);
             }

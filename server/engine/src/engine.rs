@@ -1,4 +1,4 @@
-//! The engine as its owner sees it: started, and joined. The loop is in `core`.
+//! Starts and stops the thread of the engine. `core` has its loop.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,97 +11,93 @@ use server_scheduler::{KV_EVICTION_BLOCKS_MIN, SchedulerConfig};
 use tokio::sync::{Semaphore, watch};
 
 use crate::clock::Clock;
-use crate::handle::{CONTROL_COMMANDS_MAX, Command, EngineDied, EngineHandle, Limits, Shared};
+use crate::command::{CONTROL_COMMANDS_MAX, Command};
+use crate::core::{Core, Links};
+use crate::handle::{EngineError, EngineHandle, Limits, SharedState};
 use crate::report::{EngineLoad, EngineState, Observer};
 use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
 use crate::spill::{self, Spill, SpillConfig, SpillStats};
 use crate::waker::Waker;
 
-mod core;
-
-pub(crate) use core::Drafters;
-
-/// The sizes and limits of an engine. Those of the cache and the vocabulary are the runner's.
+/// The limits of an engine. The runner determines the sizes of the cache and of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Most tokens computed in one step, over all sequences.
+    /// Number of tokens that one step computes at most, over all sequences.
     pub max_num_batched_tokens: u32,
-    /// Most tokens computed in a step in which sequences decode while there are prompts to compute: how long a
-    /// prompt may hold these up.
+    /// Number of tokens that a step computes at most while sequences decode and prompts wait to be computed.
     pub max_chunk_tokens: u32,
-    /// How long a step should take at most in which sequences decode; then prompts have as many tokens in it as fit by what
-    /// steps were seen to take, and `max_chunk_tokens` holds only until enough is known.
+    /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as are predicted to fit.
+    /// Until enough steps were recorded, `max_chunk_tokens` applies.
     pub max_itl: Option<Duration>,
-    /// Most sequences that run at once.
+    /// Number of sequences that run at the same time at most.
     pub max_num_seqs: u32,
-    /// Most sequences that wait to be started. A burst waits as a whole until the next step, so this is not
-    /// to be less than what is to be taken at once.
+    /// Number of sequences that wait at most. A burst of requests waits as a whole until the next step.
     pub max_queue: u32,
-    /// Longest sequence, prompt and generated tokens together; what the cache holds if that is less.
+    /// Number of tokens of a prompt and its completion together at most. It is reduced to the size of the cache.
     pub max_model_len: u32,
-    /// Whether blocks of equal content are computed once and kept after their sequence ends.
+    /// Whether blocks with equal content are computed once and stay cached after their sequence has ended.
     pub prefix_caching: bool,
-    /// Tokens of a sequence that stay in the cache at most while it generates, in whole blocks, of which there are four at least:
-    /// others are left by what weight they have had ([`ModelRunner::block_weights`]). `None`: all stay.
+    /// Number of tokens of a generating sequence that stay in the cache at most, rounded down to whole blocks. The blocks with the
+    /// lowest scores ([`ModelRunner::block_scores`]) are evicted. `None` keeps all.
     pub kv_eviction_tokens: Option<u32>,
-    /// What queue times and step times are measured by.
+    /// The clock that measures queue times and step times.
     pub clock: Clock,
 }
 
-/// Upper limit of [`EngineConfig::max_queue`].
+/// The largest value of [`EngineConfig::max_queue`]. The queue is allocated at the start.
 pub const MAX_QUEUE_LIMIT: u32 = 1 << 20;
 
 /// Why an engine could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A size is zero, or too small to compute anything with.
-    #[error("{name} is too small: it is to be {min} at least")]
+    /// A size is zero or too small.
+    #[error("{name} must be at least {min}")]
     TooSmall {
-        /// The field of [`EngineConfig`] or [`CacheLayout`].
+        /// The name of the field of [`EngineConfig`] or [`CacheLayout`].
         name: &'static str,
-        /// What would do.
+        /// The smallest valid value.
         min: u32,
     },
-    /// More may never wait: the queue is allocated at once.
-    #[error("max_queue is greater than {MAX_QUEUE_LIMIT}")]
+    /// The queue would be too large.
+    #[error("max_queue must be at most {MAX_QUEUE_LIMIT}")]
     TooManyWaiting,
-    /// The draft model cannot share the target's block tables.
+    /// The draft model cannot use the block tables of the target model.
     #[error(
-        "the draft model's cache has {} blocks of {} tokens, the model's {} of {}",
+        "the cache of the draft model has {} blocks of {} tokens, but that of the model has {} blocks of {} tokens",
         draft.blocks_total, draft.block_tokens, target.blocks_total, target.block_tokens
     )]
     DraftCache {
-        /// The cache of the model.
+        /// The cache layout of the model.
         target: CacheLayout,
-        /// The cache of the draft model.
+        /// The cache layout of the draft model.
         draft: CacheLayout,
     },
-    /// The operating system has no thread for it.
+    /// The operating system could not start a thread.
     #[error("failed to start the engine's thread")]
     Thread(#[source] std::io::Error),
-    /// It is not told what each adapter is by its content, so that what is kept of one cannot be told from another's.
-    #[error("of the content of {known} of {adapters} adapters is known what evicted blocks are kept by")]
+    /// The identity of stored blocks does not include every adapter, so that blocks of different adapters could be confused.
+    #[error("the identity of evicted blocks has {known} adapters, but the model has {adapters}")]
     UnknownAdapters {
-        /// Those of [`SpillIdentity`](crate::SpillIdentity).
+        /// Number of adapters in [`SpillIdentity`](crate::SpillIdentity).
         known: usize,
-        /// Those of the runner.
+        /// Number of adapters of the runner.
         adapters: u32,
     },
-    /// Evicted blocks are to be kept of a cache that evicts none.
-    #[error("without a prefix cache nothing is evicted that could be kept")]
+    /// Evicted blocks cannot be stored, because without prefix caching no blocks are evicted.
+    #[error("storing evicted blocks requires prefix caching")]
     NothingToSpill,
 }
 
-/// What an engine can do without.
+/// The optional parts of an engine.
 #[derive(Default)]
-pub struct Extras {
-    /// A model that guesses what the other will say, for requests with [`Request::draft`](crate::Request::draft).
+pub struct EngineOptions {
+    /// The draft model for requests with [`Request::draft`](crate::Request::draft).
     pub draft: Option<DraftRunner>,
-    /// Where evicted blocks are kept.
+    /// The directory in which evicted blocks are stored.
     pub spill: Option<SpillConfig>,
 }
 
-impl Extras {
+impl EngineOptions {
     fn check(&self, config: &EngineConfig, runner: &dyn ModelRunner) -> Result<(), StartError> {
         if let Some(draft) = &self.draft {
             let (target, other) = (runner.layout(), draft.runner.layout());
@@ -122,8 +118,8 @@ impl Extras {
     }
 }
 
-/// Owns the engine's thread. Dropping it ends the engine after the step in progress, fails what is
-/// unfinished with [`Failure::Stopped`](crate::Failure::Stopped), and waits for the thread.
+/// Owns the engine's thread. Dropping it ends the engine after the current step, fails unfinished requests with
+/// [`Failure::Stopped`](crate::Failure::Stopped), and waits for the thread.
 #[derive(Debug)]
 pub struct Engine {
     handle: EngineHandle,
@@ -134,69 +130,57 @@ impl Engine {
     /// Starts a thread that owns `runner` and serves requests with it.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`StartError`] if the configuration is invalid or no thread could be started.
     pub fn start(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
         observer: Observer,
     ) -> Result<Self, StartError> {
-        Self::start_with(config, runner, Extras::default(), observer)
+        Self::start_with_options(config, runner, EngineOptions::default(), observer)
     }
 
-    /// As [`Self::start`], with what an engine can do without.
+    /// Starts an engine with optional parts.
     ///
     /// # Errors
-    /// [`StartError`]. Whatever is wrong with the directory of [`Extras::spill`] is logged, and costs only what would
-    /// be kept there.
-    pub fn start_with(
+    /// As for [`Self::start`]. Errors of the directory in [`EngineOptions::spill`] are only logged.
+    pub fn start_with_options(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
-        extras: Extras,
+        options: EngineOptions,
         observer: Observer,
     ) -> Result<Self, StartError> {
-        extras.check(&config, &*runner)?;
-        let Extras { draft, spill } = extras;
+        options.check(&config, &*runner)?;
+        let EngineOptions { draft, spill } = options;
         let runners = Runners { target: runner, draft };
         let layout = runners.target.layout();
         let scheduler = scheduler_config(&config, layout)?;
-        let limits = Limits {
-            vocabulary: layout.vocabulary,
-            max_model_len: scheduler.max_model_len,
-            block_tokens: scheduler.block_tokens,
-            blocks_total: scheduler.blocks_total,
-            request_sequences_max: scheduler.max_num_seqs.min(config.max_queue),
-            max_queue: config.max_queue,
-            adapters: runners.target.adapters(),
-        };
+        let requests = SchedulerConfig { max_queue: config.max_queue, ..scheduler.clone() }.request_limits();
+        let limits = Limits { requests, vocabulary: layout.vocabulary, adapters: runners.target.adapters() };
         let (commands, receiver) = mpsc::sync_channel(config.max_queue as usize + CONTROL_COMMANDS_MAX);
         let waker = Waker::new(commands.clone());
         let stats = spill.as_ref().map(|_| Arc::new(SpillStats::default()));
         let start = |(spill, stats): (&SpillConfig, &Arc<SpillStats>)| {
             let started = Spill::start(spill, &*runners.target, waker.clone(), Arc::clone(stats));
-            Ok((started.map_err(StartError::Thread)?, spill::keying(&spill.identity)))
+            Ok((started.map_err(StartError::Thread)?, spill::key_scheme(&spill.identity)))
         };
         let started = spill.as_ref().zip(stats.as_ref()).map(start).transpose()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedState {
             commands,
             load: watch::Sender::new(EngineLoad::default()),
             limits,
             clock: config.clock,
             has_draft_model: runners.draft.is_some(),
-            spill: stats,
+            spill_stats: stats,
             waiting: Arc::new(AtomicU32::new(0)),
             submissions: AtomicU64::new(0),
             draining: AtomicBool::new(false),
-            sleep_turn: Arc::new(Semaphore::new(1)),
-            death: OnceLock::new(),
+            sleep_permit: Arc::new(Semaphore::new(1)),
+            failure: OnceLock::new(),
         });
         let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let links = core::Links {
-            commands: receiver,
-            waker: waker.clone(),
-            clock: shared.clock.clone(),
-            spill: started,
-        };
-        let core = core::Core::new(scheduler, runners, observer, links);
+        let links =
+            Links { commands: receiver, waker: waker.clone(), clock: shared.clock.clone(), spill: started };
+        let core = Core::new(scheduler, runners, observer, links);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(core, &shared))
@@ -204,24 +188,24 @@ impl Engine {
         Ok(Self { handle, thread: Some(thread) })
     }
 
-    /// A handle to submit requests by.
+    /// Returns a handle to submit requests.
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
     }
 
-    /// Finishes what there is, refuses more, and waits for the thread to end. It blocks.
+    /// Finishes the accepted requests, rejects new ones, and blocks until the thread has ended.
     ///
     /// # Errors
-    /// The engine died.
-    pub fn shutdown(mut self) -> Result<(), EngineDied> {
+    /// [`EngineError`] if the engine has failed.
+    pub fn shutdown(mut self) -> Result<(), EngineError> {
         self.handle.begin_drain();
         self.join();
-        self.handle.ended()
+        self.handle.result()
     }
 
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A panic that was not caught happened while the runner was dropped: the state is set already.
+            // An uncaught panic can only come from dropping the runner, after the state was published.
             let _ = thread.join();
         }
     }
@@ -230,7 +214,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            // There is room for it; without a receiver the thread has ended.
+            // The channel has room for it. Sending fails only if the thread has ended.
             let _ = self.handle.shared.commands.try_send(Command::Stop);
             self.join();
         }
@@ -268,7 +252,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         max_chunk_tokens: config.max_chunk_tokens,
         max_itl: config.max_itl,
         max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
-        // The handle keeps the limit. Preempted sequences wait as well and are refused nothing for it.
+        // The handle checks max_queue. Preempted sequences wait as well, and must not cause rejections.
         max_queue: config.max_queue.saturating_add(config.max_num_seqs),
         max_model_len: config.max_model_len.min(cache_tokens),
         prefix_caching: config.prefix_caching,
@@ -277,24 +261,24 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
 }
 
 /// The engine's thread.
-fn run(mut core: core::Core, shared: &Shared) {
-    // Whatever the panic left behind is only dropped.
-    let outcome = catch_unwind(AssertUnwindSafe(|| core.run(shared)));
-    let death = match outcome {
+fn run(mut core: Core, shared: &SharedState) {
+    // After a panic, the state is only dropped.
+    let result = catch_unwind(AssertUnwindSafe(|| core.run(shared)));
+    let failure = match result {
         Ok(Ok(())) => None,
         Ok(Err(fatal)) => Some(fatal.to_string()),
         Err(panic) => Some(panic_message(panic.as_ref())),
     };
-    let state = if death.is_some() { EngineState::Dead } else { EngineState::Stopped };
-    if let Some(reason) = death {
-        shared.death.get_or_init(|| reason);
+    let state = if failure.is_some() { EngineState::Dead } else { EngineState::Stopped };
+    if let Some(reason) = failure {
+        shared.failure.get_or_init(|| reason);
     }
-    // Before the streams end: whoever sees that they did, finds the reason here.
+    // Published before the streams end, so that their clients find the reason.
     shared.load.send_replace(EngineLoad { state, ..EngineLoad::default() });
     drop(core);
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let message = panic.downcast_ref::<&str>().copied();
-    message.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it panicked").to_owned()
+    message.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("the engine panicked").to_owned()
 }

@@ -1,8 +1,7 @@
-//! What holds a sequence to a form: an automaton over tokens, which says what may come next.
+//! The interface of guides: automata over tokens that restrict a sequence to a form.
 //!
-//! The engine knows none. It asks one for the tokens that may come while the model computes, lets the sampler
-//! choose among them, and tells it what was chosen. What the form is, and how tokens spell it, is the business
-//! of whoever implements [`Guide`].
+//! While the model computes, the guide computes the allowed next tokens. The sampler samples one of them, and the guide advances
+//! by it. The implementations of [`Guide`] define the form and how tokens spell it.
 
 use std::any::Any;
 use std::fmt;
@@ -13,75 +12,75 @@ pub use thread_lock::{ThreadGuard, ThreadLock};
 
 mod thread_lock;
 
-/// Threads that compute what may come next: a quarter of the processors, since the model has use for the others and
-/// need not wait for these.
+/// Returns the number of threads that compute allowed tokens: a quarter of the processors, because the model uses the others and
+/// does not wait for these.
 pub fn guide_threads() -> usize {
     const MAX: usize = 8;
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).min(MAX)
 }
 
-/// A form that answers can be held to. Shared by all sequences of a request, and by requests.
+/// A form to which sequences can be restricted. The sequences of a request share it, and so can several requests.
 pub trait Guide: fmt::Debug + Send + Sync {
-    /// The state of a sequence that has generated nothing. Called on one of the threads that compute
+    /// Returns the state of a sequence without generated tokens. It is called on one of the threads that compute
     /// [`GuideState::allow`].
     ///
     /// # Errors
-    /// The request fails with it.
+    /// [`GuideError`], which fails the request.
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError>;
 }
 
-/// Keeps other threads from what states share, until it is dropped.
-pub type Hold = Box<dyn Any>;
+/// Prevents other threads from using shared state until it is dropped.
+pub type CommitLock = Box<dyn Any>;
 
-/// How far a sequence has come in its form.
+/// The position of a sequence in its form.
 pub trait GuideState: fmt::Debug + Send {
-    /// Adds to `allowed`, which is empty, the tokens that may come next, those that end the sequence aside. Called
-    /// beside the model's step, on a thread other than the engine's. It may take as long as a step does.
+    /// Adds the allowed next tokens to `allowed`, which is empty. Stop tokens are not included. It is called while the model runs, on
+    /// a thread other than the engine's, and may take as long as a step.
     ///
     /// # Errors
-    /// The request fails with it.
+    /// [`GuideError`], which fails the request.
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError>;
 
-    /// Takes the token that was chosen, which is one of those allowed. Called between steps, on the engine's
-    /// thread: it is to be quick. Stop tokens are not told.
+    /// Advances by a sampled token, which is one of the allowed ones. It is called between steps on the engine's thread, and must be
+    /// quick. It is not called for stop tokens.
     ///
     /// # Errors
-    /// The request fails with it.
+    /// [`GuideError`], which fails the request.
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError>;
 
-    /// Reserves for the calling thread what this state shares with other states, without waiting, so that its commits do
-    /// not wait either. `None` while another thread is using it. A thread that holds it can hold it again.
-    fn try_hold(&self) -> Option<Hold> {
+    /// Locks what this state shares with other states for the calling thread, without waiting, so that commits do not wait
+    /// either. `None` while another thread uses it. A thread that holds the lock can lock it again.
+    fn try_lock_commit(&self) -> Option<CommitLock> {
         Some(Box::new(()))
     }
 
-    /// A state that goes on by itself from here.
+    /// Returns an independent copy of the state.
     fn fork(&self) -> Box<dyn GuideState>;
 }
 
-/// Whether a form is complete.
+/// Whether the form is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More has to come.
+    /// More tokens must follow.
     Open,
-    /// It is complete as it is, and may go on.
+    /// The form is complete, and more tokens may follow.
     MayEnd,
-    /// It is complete, and nothing can follow.
+    /// The form is complete, and nothing can follow.
     Ended,
 }
 
-/// Why a guide cannot go on. The request fails, others are not concerned.
+/// Why a guide cannot continue. Only its request fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuideError {
-    /// To follow the form takes more time or memory than a limit allows. The request is at fault.
-    #[error("the form that the answer is held to is too complex: {0}")]
+    /// Following the form takes more time or memory than a limit allows, because of the request.
+    #[error("the form of the answer is too complex: {0}")]
     TooComplex(String),
-    /// The guide failed. The request is not at fault.
-    #[error("the form that the answer is held to cannot go on: {0}")]
+    /// The guide failed for a reason other than the request.
+    #[error("failed to follow the form of the answer: {0}")]
     Failed(String),
 }
 
-/// A set of tokens: a bit for each.
+/// A set of tokens, stored as a bit for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSet {
     words: Vec<u32>,
@@ -89,38 +88,38 @@ pub struct TokenSet {
 }
 
 impl TokenSet {
-    /// The empty set of tokens of a vocabulary of this size.
+    /// Creates an empty set for a vocabulary of this size.
     pub fn new(vocabulary: u32) -> Self {
         Self { words: vec![0; vocabulary.div_ceil(u32::BITS) as usize], vocabulary }
     }
 
-    /// Takes all tokens out.
+    /// Removes all tokens from the set.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Adds a token. One that is not in the vocabulary is passed over.
+    /// Adds a token. Tokens outside of the vocabulary are ignored.
     pub fn insert(&mut self, token: TokenId) {
         if token < self.vocabulary {
             self.words[(token / u32::BITS) as usize] |= 1 << (token % u32::BITS);
         }
     }
 
-    /// Takes a token out.
+    /// Removes a token from the set.
     pub fn remove(&mut self, token: TokenId) {
         if let Some(word) = self.words.get_mut((token / u32::BITS) as usize) {
             *word &= !(1 << (token % u32::BITS));
         }
     }
 
-    /// Whether a token is in it.
+    /// Whether the set contains a token.
     pub fn contains(&self, token: TokenId) -> bool {
         let word = self.words.get((token / u32::BITS) as usize).copied().unwrap_or(0);
         word >> (token % u32::BITS) & 1 == 1
     }
 
-    /// Adds the tokens whose bits are set in `words`, the lowest bit of the first being token 0. What is beyond the
-    /// vocabulary is passed over.
+    /// Adds the tokens whose bits are set in `words`. Token 0 is the lowest bit of the first word. Tokens outside of the vocabulary
+    /// are ignored.
     pub fn insert_words(&mut self, words: &[u32]) {
         for (word, more) in self.words.iter_mut().zip(words) {
             *word |= more;
@@ -133,36 +132,38 @@ impl TokenSet {
         }
     }
 
-    /// Tokens in it.
+    /// Number of tokens in the set.
     pub fn len(&self) -> u32 {
         self.words.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether no token is in it.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)
     }
 
-    /// Its tokens in ascending order.
+    /// The tokens in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = TokenId> {
-        (0..).zip(&self.words).flat_map(|(index, &word)| Bits(word).map(move |bit| index * u32::BITS + bit))
+        (0..)
+            .zip(&self.words)
+            .flat_map(|(index, &word)| SetBits(word).map(move |bit| index * u32::BITS + bit))
     }
 
-    /// A bit for each token, the lowest of the first word being token 0.
+    /// The bits of the tokens. Token 0 is the lowest bit of the first word.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Tokens there are.
+    /// Number of tokens in the vocabulary.
     pub fn vocabulary(&self) -> u32 {
         self.vocabulary
     }
 }
 
-/// The places of the bits of a word that are set, in ascending order.
-pub(crate) struct Bits(pub(crate) u32);
+/// The indices of the bits of a word that are set, in ascending order.
+pub(crate) struct SetBits(pub(crate) u32);
 
-impl Iterator for Bits {
+impl Iterator for SetBits {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_holds_what_was_put_in_and_nothing_beyond_the_vocabulary() {
+    fn a_set_contains_inserted_tokens_and_none_outside_of_the_vocabulary() {
         let mut set = TokenSet::new(70);
         assert!(set.is_empty());
         for token in [0, 31, 32, 69, 70, 5000] {

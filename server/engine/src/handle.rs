@@ -1,148 +1,81 @@
-//! How everything else talks to the engine. What a request is refused for is decided here, on the caller's
-//! thread, so that the answer comes at once and the engine's thread has less to do.
+//! The handle through which other threads use the engine. It checks requests on the caller's thread, so that rejections are
+//! immediate and do not burden the engine's thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use server_scheduler::{Rejection, StopCriteria, TokenId};
-use tokio::sync::{Semaphore, mpsc, watch};
+use server_scheduler::{Rejection, RequestLimits, TokenId};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
-use crate::engine::Drafters;
-use crate::guide::Guide;
+use crate::command::{Command, SleepCommand, Submission, WaitingPermit};
 use crate::report::{EngineLoad, EngineState};
-use crate::request::{DraftRule, Event, Request, Sampling};
+use crate::request::{DraftModelParams, Request};
 use crate::sampler::History;
-use crate::search::Beams;
-use crate::sleep::SleepCommand;
+use crate::sleep::{SleepError, SleepLevel};
 use crate::spill::SpillStats;
 use crate::stream::{Aborts, TokenStream};
 
-/// Commands that may be on their way beside the requests: to drain, to stop, to sleep or wake the model, and to look at
-/// what other threads have done, each once.
-pub(crate) const CONTROL_COMMANDS_MAX: usize = 4;
-
-/// Talks to an engine. Clones talk to the same.
+/// Submits requests to an engine. Clones use the same engine.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedState>,
 }
 
-/// What the engine's thread and the handles share.
+/// The state that the engine's thread and the handles share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub(crate) commands: SyncSender<Command>,
     pub(crate) load: watch::Sender<EngineLoad>,
     pub(crate) limits: Limits,
     pub(crate) clock: Clock,
     pub(crate) has_draft_model: bool,
-    /// If evicted blocks are kept.
-    pub(crate) spill: Option<Arc<SpillStats>>,
-    /// Sequences that are submitted and not started.
+    /// `None` if evicted blocks are not stored.
+    pub(crate) spill_stats: Option<Arc<SpillStats>>,
+    /// Number of sequences that were submitted and have not started.
     pub(crate) waiting: Arc<AtomicU32>,
-    /// Requests handed to the engine, or about to be.
+    /// Number of requests that were sent to the engine or are about to be.
     pub(crate) submissions: AtomicU64,
     pub(crate) draining: AtomicBool,
-    /// For whoever asks for sleep or waking: there is room for one such command.
-    pub(crate) sleep_turn: Arc<Semaphore>,
-    /// Set before the state becomes [`EngineState::Dead`].
-    pub(crate) death: OnceLock<String>,
+    /// Allows one sleep command in the channel.
+    pub(crate) sleep_permit: Arc<Semaphore>,
+    /// The reason why the engine failed. Set before the state becomes [`EngineState::Dead`].
+    pub(crate) failure: OnceLock<String>,
 }
 
-/// What a request has to keep to.
+/// The limits for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Tokens in the vocabulary.
+    /// The limits for the length and the number of sequences.
+    pub requests: RequestLimits,
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
-    /// Longest sequence, prompt and generated tokens together.
-    pub max_model_len: u32,
-    /// Tokens a block of the cache holds.
-    pub block_tokens: u32,
-    /// Blocks in the cache.
-    pub blocks_total: u32,
-    /// Most sequences of a request.
-    pub request_sequences_max: u32,
-    /// Most sequences that wait to be started.
-    pub max_queue: u32,
-    /// Adapters that there are, numbered from 1.
+    /// Number of adapters, which are numbered from 1.
     pub adapters: u32,
 }
 
-#[derive(Debug)]
-pub(crate) enum Command {
-    Submit(Box<Submission>),
-    /// Finish what there is, then end.
-    Drain,
-    /// Sleep or wake, if nothing is in work.
-    Sleep(SleepCommand),
-    /// End after the step in progress.
-    Stop,
-    /// Look at what other threads have done: evicted blocks that were read back, guides that are ready.
-    Wake,
-}
-
-#[derive(Debug)]
-pub(crate) struct Submission {
-    pub(crate) prompt: Vec<TokenId>,
-    pub(crate) stop: StopCriteria,
-    pub(crate) sampling: Sampling,
-    pub(crate) beams: Option<Beams>,
-    pub(crate) drafters: Option<Drafters>,
-    pub(crate) guide: Option<Arc<dyn Guide>>,
-    pub(crate) salt: u64,
-    pub(crate) adapter: u32,
-    pub(crate) tenant: u128,
-    pub(crate) histories: Vec<History>,
-    pub(crate) events: mpsc::Sender<Event>,
-    pub(crate) aborts: Arc<Aborts>,
-    pub(crate) permit: WaitingPermit,
-    pub(crate) submitted: Duration,
-}
-
-/// Counts sequences as waiting for as long as it lives.
-#[derive(Debug)]
-pub(crate) struct WaitingPermit {
-    waiting: Arc<AtomicU32>,
-    sequences: u32,
-}
-
-impl WaitingPermit {
-    fn take(waiting: &Arc<AtomicU32>, sequences: u32, max_queue: u32) -> Result<Self, Rejection> {
-        let more = |count: u32| count.checked_add(sequences).filter(|&count| count <= max_queue);
-        waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).map_err(|_| Rejection::QueueFull)?;
-        Ok(Self { waiting: Arc::clone(waiting), sequences })
-    }
-}
-
-impl Drop for WaitingPermit {
-    fn drop(&mut self) {
-        self.waiting.fetch_sub(self.sequences, Ordering::AcqRel);
-    }
-}
-
-/// Why a request was not taken. Nothing of it is left in the engine.
+/// Why a request was rejected. The engine has no state of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The engine's limits do not admit it.
+    /// The request exceeds a limit of the engine.
     #[error("{}", describe(.0))]
     Rejected(Rejection),
-    /// A token that the model does not know, in the prompt, in the bias or among those allowed.
+    /// A token of the prompt, of the logit bias, of the allowed tokens or of the prediction is not in the vocabulary.
     #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
     UnknownToken {
-        /// The token.
+        /// The unknown token id.
         token: TokenId,
-        /// Tokens in the vocabulary.
+        /// Number of tokens in the vocabulary.
         vocabulary: u32,
     },
-    /// A parameter's value has no meaning.
-    #[error("the value of {parameter} has no meaning")]
+    /// The value of a parameter is invalid.
+    #[error("the value of {parameter} is invalid")]
     Invalid {
-        /// The name of the field of [`Request`] or [`Sampling`].
+        /// The name of the field of [`Request`] or [`Sampling`](crate::Sampling).
         parameter: &'static str,
     },
-    /// The engine finishes what it has and takes nothing more.
+    /// The engine finishes its requests and accepts no new ones.
     #[error("the engine is draining")]
     Draining,
     /// The engine has ended.
@@ -150,71 +83,67 @@ pub enum SubmitError {
     Stopped,
 }
 
-fn describe(rejected: &Rejection) -> String {
-    match rejected {
+fn describe(rejection: &Rejection) -> String {
+    match rejection {
         Rejection::EmptyPrompt => "the prompt is empty".to_owned(),
         Rejection::TooLong { prompt_tokens, max_model_len } => format!(
-            "a prompt of {prompt_tokens} tokens and the tokens asked for are more than the \
-             {max_model_len} a sequence may have"
+            "a prompt of {prompt_tokens} tokens and the requested tokens exceed the maximum length of \
+             {max_model_len} tokens"
         ),
         Rejection::TooManySequences { num_sequences, max_num_seqs } => {
-            format!("{num_sequences} sequences are more than the {max_num_seqs} a request may have")
+            format!("{num_sequences} sequences exceed the limit of {max_num_seqs} sequences per request")
         }
-        Rejection::QueueFull => "as many sequences wait as may".to_owned(),
+        Rejection::QueueFull => "the queue is full".to_owned(),
     }
 }
 
-/// The engine ended by a failure.
+/// The error of an engine that has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the engine died: {reason}")]
-pub struct EngineDied {
-    /// What the runner said, or the message of the panic.
+pub struct EngineError {
+    /// The error message of the runner, or the message of the panic.
     pub reason: String,
 }
 
 impl EngineHandle {
-    /// Hands a request to the engine, which has it in hand before its next step.
+    /// Sends a request to the engine, which receives it before its next step.
     ///
     /// # Errors
-    /// [`SubmitError`], at once. [`Rejection::TooLong`] goes by the prompt and `stop.max_tokens` together,
-    /// [`Rejection::QueueFull`] by [`Limits::max_queue`], each sequence counted.
+    /// [`SubmitError`], immediately. [`Rejection::TooLong`] applies to the prompt and `stop.max_tokens` together,
+    /// [`Rejection::QueueFull`] to the number of waiting sequences.
     pub fn submit(&self, request: Request) -> Result<TokenStream, SubmitError> {
-        let Shared { limits, waiting, .. } = &*self.shared;
+        let SharedState { limits, waiting, .. } = &*self.shared;
         self.check_state()?;
         limits.check(&request)?;
-        let results = request.results() as usize;
-        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, guide, salt, adapter, tenant } =
-            request;
-        let permit =
-            WaitingPermit::take(waiting, sequences, limits.max_queue).map_err(SubmitError::Rejected)?;
+        let num_results = request.num_results();
+        let Request { prompt, num_sequences, beam_search, sampling, stop, .. } = request;
+        let permit = WaitingPermit::acquire(waiting, num_sequences, limits.requests.max_queue)
+            .map_err(SubmitError::Rejected)?;
 
-        // Started, scored, the tokens and the end of each result, and a failure.
-        let events_max = 3 + results * (stop.max_tokens.max(1) as usize + 1);
+        // The start, the scores, the tokens and the end of each result, and a failure.
+        let events_max = 3 + num_results as usize * (stop.max_tokens.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
-        let histories = vec![History::new(&prompt, &sampling); sequences as usize];
-        let lookup = lookup.filter(|_| beams.is_none());
-        let draft = draft.filter(|_| beams.is_none() && self.shared.has_draft_model);
-        let drafters = Drafters::new(lookup, draft, &prompt);
-        let submitted = self.shared.clock.now();
-        let aborts = Aborts::new(results as u32);
+        let aborts = Aborts::new(num_results);
         let stream = TokenStream::new(receiver, Arc::clone(&aborts));
+        let has_draft_model = self.shared.has_draft_model;
         let submission = Submission {
+            histories: vec![History::new(&prompt, &sampling); num_sequences as usize],
             prompt,
             stop,
             sampling,
-            beams,
-            drafters,
-            guide,
-            salt,
-            adapter,
-            tenant,
-            histories,
+            lookup: request.lookup.filter(|_| beam_search.is_none()),
+            draft: request.draft.filter(|_| beam_search.is_none() && has_draft_model),
+            beam_search,
+            guide: request.guide,
+            cache_salt: request.cache_salt,
+            adapter: request.adapter,
+            tenant: request.tenant,
             events,
             aborts,
             permit,
-            submitted,
+            submitted: self.shared.clock.now(),
         };
-        // Counted before it is sent: whoever is taken before another is counted before it too.
+        // Counted before it is sent, so that requests are counted in the order in which the engine receives them.
         self.shared.submissions.fetch_add(1, Ordering::AcqRel);
         let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
         if sent.is_err() {
@@ -223,80 +152,108 @@ impl EngineHandle {
         match sent {
             Ok(()) => Ok(stream),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
-            // Not reached: a command in the channel holds a permit, and there is room for all permits.
+            // Unreachable: a submission in the channel has a permit, and the channel has room for all permits.
             Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejection::QueueFull)),
         }
     }
 
-    /// Requests handed over so far. Read right after a submission it is a number such that a load with as many
-    /// [`EngineLoad::submissions`] takes that request into account.
+    /// Number of requests sent so far. If it is read right after a submission, a load with at least as many
+    /// [`EngineLoad::submissions`] includes that request.
     pub fn submissions(&self) -> u64 {
         self.shared.submissions.load(Ordering::Acquire)
     }
 
-    /// What a request has to keep to.
+    /// The limits that [`Self::submit`] checks.
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }
 
-    /// The load, published before each step and whenever the engine runs out of work. A change of the rates
-    /// alone wakes nobody.
+    /// The load, published before each step and whenever the engine becomes idle. A change of the rates alone notifies no
+    /// receiver.
     pub fn load(&self) -> watch::Receiver<EngineLoad> {
         self.shared.load.subscribe()
     }
 
-    /// What became of evicted blocks, if they are kept.
-    pub fn spill(&self) -> Option<&SpillStats> {
-        self.shared.spill.as_deref()
+    /// The statistics of stored blocks, if evicted blocks are stored.
+    pub fn spill_stats(&self) -> Option<&SpillStats> {
+        self.shared.spill_stats.as_deref()
     }
 
-    /// Sequences that are submitted and not started.
-    pub fn waiting(&self) -> u32 {
+    /// Number of sequences that were submitted and have not started.
+    pub fn waiting_sequences(&self) -> u32 {
         self.shared.waiting.load(Ordering::Acquire)
     }
 
-    /// Whether the engine computes, or will when it gets something to do.
+    /// Whether the engine has neither stopped nor failed.
     pub fn is_alive(&self) -> bool {
         !matches!(self.state(), EngineState::Stopped | EngineState::Dead)
     }
 
-    /// Waits until the engine dies: forever if it ends in good order.
+    /// Waits until the engine fails: forever if it ends normally.
     ///
     /// # Cancel safety
     /// Waiting changes nothing.
-    pub async fn dead(&self) -> EngineDied {
+    pub async fn wait_for_failure(&self) -> EngineError {
         self.wait_for(|state| state == EngineState::Dead).await;
-        self.died()
+        self.error()
     }
 
-    /// Makes the engine refuse further requests, finish those it has, and end; waits until it has.
+    /// Puts the engine to sleep, and waits until it has released what `level` says. A sleeping engine releases what it still
+    /// has of that.
     ///
     /// # Errors
-    /// The engine died before.
+    /// [`SleepError`] if the engine is not idle, or is draining or has ended.
     ///
     /// # Cancel safety
-    /// The engine drains on if the future is dropped, once it was polled.
-    pub async fn drain(&self) -> Result<(), EngineDied> {
-        self.begin_drain();
-        self.wait_for(|state| matches!(state, EngineState::Stopped | EngineState::Dead)).await;
-        self.ended()
+    /// Once the future was polled, the change may happen.
+    pub async fn sleep(&self, level: SleepLevel) -> Result<(), SleepError> {
+        self.change_sleep_level(Some(level)).await
     }
 
-    /// As [`Self::drain`], without waiting.
+    /// Wakes the engine and waits until it can compute. Requests wake it as well.
+    ///
+    /// # Errors
+    /// [`SleepError`] if the engine cannot be woken, or is draining or has ended.
+    ///
+    /// # Cancel safety
+    /// As for [`Self::sleep`].
+    pub async fn wake(&self) -> Result<(), SleepError> {
+        self.change_sleep_level(None).await
+    }
+
+    /// What the engine has released, if it is asleep.
+    pub fn sleep_level(&self) -> Option<SleepLevel> {
+        self.shared.load.borrow().sleep_level
+    }
+
+    /// Stops accepting requests, and waits until the engine has finished those it has and ended.
+    ///
+    /// # Errors
+    /// [`EngineError`] if the engine fails before.
+    ///
+    /// # Cancel safety
+    /// The engine continues to drain if the future is dropped after it was polled.
+    pub async fn drain(&self) -> Result<(), EngineError> {
+        self.begin_drain();
+        self.wait_for(|state| matches!(state, EngineState::Stopped | EngineState::Dead)).await;
+        self.result()
+    }
+
+    /// Stops accepting requests, as [`Self::drain`] does, without waiting for the end.
     pub fn begin_drain(&self) {
         if !self.shared.draining.swap(true, Ordering::AcqRel) {
-            // There is room for it; without a receiver there is nothing left to drain.
+            // The channel has room for it. Sending fails only if the engine has ended.
             let _ = self.shared.commands.try_send(Command::Drain);
         }
     }
 
-    /// How the engine ended, if it has.
-    pub(crate) fn ended(&self) -> Result<(), EngineDied> {
-        if self.state() == EngineState::Dead { Err(self.died()) } else { Ok(()) }
+    /// The error of the engine, if it has failed.
+    pub(crate) fn result(&self) -> Result<(), EngineError> {
+        if self.state() == EngineState::Dead { Err(self.error()) } else { Ok(()) }
     }
 
-    fn died(&self) -> EngineDied {
-        EngineDied { reason: self.shared.death.get().cloned().unwrap_or_default() }
+    fn error(&self) -> EngineError {
+        EngineError { reason: self.shared.failure.get().cloned().unwrap_or_default() }
     }
 
     fn state(&self) -> EngineState {
@@ -315,49 +272,47 @@ impl EngineHandle {
 
     async fn wait_for(&self, state: impl Fn(EngineState) -> bool) {
         let mut load = self.shared.load.subscribe();
-        load.wait_for(|load| state(load.state)).await.expect("invariant: the sender is in `shared`");
+        load.wait_for(|load| state(load.state)).await.expect("invariant: `shared` has the sender");
+    }
+
+    async fn change_sleep_level(&self, level: Option<SleepLevel>) -> Result<(), SleepError> {
+        let permit = Arc::clone(&self.shared.sleep_permit).acquire_owned().await;
+        let permit = permit.expect("invariant: the semaphore is never closed");
+        if self.state() == EngineState::Draining {
+            return Err(SleepError::Stopped);
+        }
+        let (reply, receiver) = oneshot::channel();
+        let command = Command::Sleep(SleepCommand { level, reply, _permit: permit });
+        match self.shared.commands.try_send(command) {
+            Ok(()) => receiver.await.unwrap_or(Err(SleepError::Stopped)),
+            // The channel has room for the holder of the permit.
+            Err(TrySendError::Disconnected(_) | TrySendError::Full(_)) => Err(SleepError::Stopped),
+        }
     }
 }
 
 impl Limits {
-    /// The longest sequence of a request, prompt and generated tokens together. All beams of a search of this `width`
-    /// have to fit the cache at once.
-    pub fn tokens_max(&self, width: Option<u32>) -> u32 {
-        let each = self.blocks_total / width.unwrap_or(1).max(1) * self.block_tokens;
-        each.min(self.max_model_len)
-    }
-
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, sequences, beams, lookup, draft, sampling, stop, adapter, .. } = request;
-        let sequences = *sequences;
-        let invalid = (sequences == 0).then_some("sequences").or_else(|| sampling.invalid());
+        let Request { prompt, num_sequences, beam_search, lookup, draft, sampling, stop, adapter, .. } =
+            request;
+        let is_valid = |draft: &DraftModelParams| (0.0..=1.0).contains(&draft.confidence_threshold);
+        let invalid = (*num_sequences == 0).then_some("num_sequences");
+        let invalid = invalid.or_else(|| sampling.invalid_parameter());
         let invalid = invalid.or_else(|| (*adapter > self.adapters).then_some("adapter"));
-        let invalid = invalid.or_else(|| beams.as_ref().and_then(|beams| beams.invalid(sequences)));
-        let probability = |rule: &DraftRule| (0.0..=1.0).contains(&rule.probability_min);
-        let invalid = invalid.or((!draft.as_ref().is_none_or(probability)).then_some("draft"));
+        let invalid = invalid
+            .or_else(|| beam_search.as_ref().and_then(|search| search.invalid_parameter(*num_sequences)));
+        let invalid = invalid.or((!draft.as_ref().is_none_or(is_valid)).then_some("draft"));
         if let Some(parameter) = invalid {
             return Err(SubmitError::Invalid { parameter });
         }
-        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if prompt_tokens == 0 {
-            return Err(SubmitError::Rejected(Rejection::EmptyPrompt));
-        }
-        let max_model_len = self.tokens_max(beams.as_ref().map(|_| sequences));
-        if prompt_tokens.saturating_add(stop.max_tokens.max(1)) > max_model_len {
-            return Err(SubmitError::Rejected(Rejection::TooLong { prompt_tokens, max_model_len }));
-        }
-        let max_num_seqs = self.request_sequences_max;
-        if sequences > max_num_seqs {
-            return Err(SubmitError::Rejected(Rejection::TooManySequences {
-                num_sequences: sequences,
-                max_num_seqs,
-            }));
-        }
+        self.requests
+            .check(prompt.len(), stop.max_tokens, *num_sequences, beam_search.is_some())
+            .map_err(SubmitError::Rejected)?;
         let vocabulary = self.vocabulary;
-        let lists = sampling.allowed.iter().flat_map(|allowed| allowed.iter().copied());
+        let allowed = sampling.allowed_token_ids.iter().flat_map(|allowed| allowed.iter().copied());
         let predicted = lookup.iter().flat_map(|lookup| lookup.prediction.iter().copied());
-        let lists = lists.chain(predicted);
-        let mut tokens = prompt.iter().copied().chain(sampling.bias.iter().map(|bias| bias.0)).chain(lists);
+        let biased = sampling.logit_bias.iter().map(|bias| bias.0);
+        let mut tokens = prompt.iter().copied().chain(biased).chain(allowed).chain(predicted);
         match tokens.find(|&token| token >= vocabulary) {
             Some(token) => Err(SubmitError::UnknownToken { token, vocabulary }),
             None => Ok(()),

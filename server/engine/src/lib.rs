@@ -1,45 +1,51 @@
-//! The engine: one dedicated thread that owns a [`Scheduler`](server_scheduler::Scheduler) and a
-//! [`ModelRunner`], and the handle through which everything else talks to it.
+//! The engine: one thread that owns a [`Scheduler`](server_scheduler::Scheduler) and a [`ModelRunner`], and the handle through
+//! which other threads use it.
 //!
 //! ```text
 //! EngineHandle::submit ─► bounded channel ─► ┌ commands ─► schedule ─► run ─► sample ─► commit ┐
-//! TokenStream::next    ◄─ room for all of it ◄─ events ◄───────────────────────────────────────┘
+//! TokenStream::next    ◄─ bounded channel ◄─ events ◄──────────────────────────────────────────┘
 //! ```
 //!
-//! The engine knows tokens. It knows no text, no JSON, no HTTP and no Kubernetes.
+//! The engine processes tokens. It has no notion of text, JSON, HTTP or Kubernetes.
 
 mod clock;
+mod command;
+mod core;
 mod engine;
 mod guide;
+mod guides;
 mod handle;
+mod hash;
+mod logprobs;
 mod lookup;
 mod report;
 mod request;
+mod requests;
 mod runner;
 mod sampler;
 mod search;
 pub mod sim;
 mod sleep;
+mod speculator;
 mod spill;
 mod stream;
 mod waker;
 
 pub use clock::Clock;
-pub use engine::{Engine, EngineConfig, Extras, MAX_QUEUE_LIMIT, StartError};
+pub use engine::{Engine, EngineConfig, EngineOptions, MAX_QUEUE_LIMIT, StartError};
 pub use guide::{
-    Guide, GuideError, GuideState, Hold, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
+    CommitLock, Guide, GuideError, GuideState, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
 };
-pub use handle::{EngineDied, EngineHandle, Limits, SubmitError};
+pub use handle::{EngineError, EngineHandle, Limits, SubmitError};
+pub use logprobs::{ScoredToken, TokenLogprob, TokenLogprobs};
 pub use lookup::PromptLookup;
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
-pub use request::{
-    DraftCounts, DraftRule, Event, Failure, Request, Sampling, ScoredToken, TokenLogprob, TokenLogprobs,
-};
+pub use request::{DraftCounts, DraftModelParams, Event, Failure, Request, Sampling};
 pub use runner::{ADAPTERS_MAX, CacheLayout, DraftRunner, Logits, ModelRunner, RunError};
-pub use sampler::{Choice, History, Sampler, Unsampled};
-pub use search::{Beams, SearchEnd, TextStop};
+pub use sampler::{History, SampleError, Sampler, SamplingContext};
+pub use search::{BeamSearch, EarlyStopping, TextStop};
 pub use server_scheduler::{
-    FinishReason, Load, Rejection, SchedulerConfig, SequenceId, StopCriteria, TokenId,
+    FinishReason, Load, Rejection, RequestLimits, SchedulerConfig, StopCriteria, TokenId,
 };
 pub use sleep::{SleepError, SleepLevel};
 pub use spill::{SpillConfig, SpillIdentity, SpillStats};

@@ -1,201 +1,208 @@
-//! Prompt lookup: guesses what comes next from where the last tokens were before, in the prompt, in the output or in what
-//! the client expects. Many answers repeat parts of their question. (Saxena, "Prompt Lookup Decoding", 2023.)
+//! Prompt lookup decoding (Saxena, 2023): proposes the tokens that followed the last tokens earlier, in the prompt, in the output
+//! or in the text that the client predicts. Many answers repeat parts of their question.
 //!
-//! Pure. It guesses and nothing else: how many guesses are worth computing is decided by those who know what that costs.
+//! The module is pure. The speculator decides how many of the proposed drafts are worth their cost.
 
 use server_scheduler::TokenId;
 
-use crate::sampler::mix;
+use crate::hash::mix;
 
-/// More tokens than these say no more about what follows.
+/// The longest match. Longer ones do not predict better.
 pub(crate) const MATCH_MAX: usize = 8;
 
-/// Whether and how the next tokens of a request's sequences are guessed.
+/// The parameters of prompt lookup for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// How many of the last tokens are looked for, at most; more than eight are as eight.
-    pub ngram_max: u32,
-    /// Most tokens that are guessed at a time.
-    pub tokens_max: u32,
-    /// What the output is expected to be, if anything is.
+    /// The largest number of last tokens that must match. Values above eight are treated as eight.
+    pub max_ngram_size: u32,
+    /// The largest number of draft tokens in a step.
+    pub num_draft_tokens: u32,
+    /// The tokens of the predicted output. Empty without a prediction.
     pub prediction: Vec<TokenId>,
 }
 
-/// In no vocabulary: no run goes from one text into another.
-const BETWEEN: TokenId = TokenId::MAX;
+/// Separates the prediction from the prompt. It is in no vocabulary, so no match crosses it.
+const SEPARATOR: TokenId = TokenId::MAX;
 
-/// Tokens of prompts that are indexed in a step, over all requests, so that a long prompt holds up no step.
+/// Number of prompt tokens that are indexed in a step, over all requests, so that a long prompt delays no step.
 pub(crate) const INDEXED_TOKENS_MAX: usize = 4096;
 
-/// What the sequences of a request have in common: the prediction and the prompt, and where each of their runs was last. It
-/// is indexed bit by bit, and what is not indexed yet is not found.
+/// The index of the prediction and the prompt, which the sequences of a request share: the last occurrence of each n-gram. It is
+/// built in parts, and what is not indexed yet is not matched.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptIndex {
     text: Vec<TokenId>,
-    /// Leading tokens that are indexed: those that follow a run which can be found.
+    /// Number of leading tokens that are indexed.
     indexed: usize,
-    runs: Runs,
+    ngrams: NgramIndex,
 }
 
 impl PromptIndex {
     pub(crate) fn new(config: &PromptLookup, prompt: &[TokenId]) -> Self {
-        let longest = (config.ngram_max as usize).clamp(1, MATCH_MAX);
-        let text = config.prediction.iter().copied().chain([BETWEEN]).chain(prompt.iter().copied());
-        Self { text: text.collect(), indexed: 0, runs: Runs::new(longest) }
+        let longest = (config.max_ngram_size as usize).clamp(1, MATCH_MAX);
+        let text = config.prediction.iter().copied().chain([SEPARATOR]).chain(prompt.iter().copied());
+        Self { text: text.collect(), indexed: 0, ngrams: NgramIndex::new(longest) }
     }
 
-    /// Indexes at most `most` tokens more. Answers how many.
-    pub(crate) fn extend(&mut self, most: usize) -> usize {
-        let Self { text, indexed, runs } = self;
-        let end = text.len().min(*indexed + most);
-        let token = |place: usize| text[place];
-        (*indexed..end).for_each(|place| runs.insert(place, &token));
+    /// Indexes at most `tokens_max` further tokens. Returns their number.
+    pub(crate) fn extend(&mut self, tokens_max: usize) -> usize {
+        let Self { text, indexed, ngrams } = self;
+        let end = text.len().min(*indexed + tokens_max);
+        let token = |position: usize| text[position];
+        (*indexed..end).for_each(|position| ngrams.insert(position, &token));
         end - std::mem::replace(indexed, end)
     }
 }
 
-/// The output of a sequence, and where each run was last that a token of it follows.
+/// The output of a sequence, and the last occurrence of each n-gram before its tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct LookupOutput {
     tokens: Vec<TokenId>,
-    runs: Runs,
+    ngrams: NgramIndex,
 }
 
 impl LookupOutput {
     pub(crate) fn new(prompt: &PromptIndex) -> Self {
-        Self { tokens: Vec::new(), runs: Runs::new(prompt.runs.by_length.len()) }
+        Self { tokens: Vec::new(), ngrams: NgramIndex::new(prompt.ngrams.by_length.len()) }
     }
 
-    /// Adds a token.
+    /// Appends a token.
     pub(crate) fn push(&mut self, prompt: &PromptIndex, token: TokenId) {
-        let Self { tokens, runs } = self;
-        // Only now, so that a run is not found where it ends the text.
-        runs.insert(prompt.text.len() + tokens.len(), &|place| at(&prompt.text, tokens, place));
+        let Self { tokens, ngrams } = self;
+        // An n-gram is indexed when a token follows it, so that it does not match itself at the end of the text.
+        ngrams.insert(prompt.text.len() + tokens.len(), &|position| token_at(&prompt.text, tokens, position));
         tokens.push(token);
     }
 
-    /// Puts into `guess` what came after the longest run of the last tokens that was there before, the last time: at most
-    /// `most` tokens; what came last is taken to come again. Answers how long the run is; 0 if there is none.
-    pub(crate) fn guess(&self, prompt: &PromptIndex, most: usize, guess: &mut Vec<TokenId>) -> usize {
-        guess.clear();
-        let token = |place: usize| at(&prompt.text, &self.tokens, place);
+    /// Fills `drafts` with at most `drafts_max` tokens that followed the last occurrence of the longest matching n-gram. At the
+    /// end of the text they continue with the drafts themselves. Returns the length of the n-gram, or 0 if none matches.
+    pub(crate) fn propose(
+        &self,
+        prompt: &PromptIndex,
+        drafts_max: usize,
+        drafts: &mut Vec<TokenId>,
+    ) -> usize {
+        drafts.clear();
+        let token = |position: usize| token_at(&prompt.text, &self.tokens, position);
         let end = prompt.text.len() + self.tokens.len();
-        let (mut matched, mut from) = (0, 0);
-        for (length, hash) in hashes(end, self.runs.by_length.len(), &token) {
-            let run = Run { length, end, hash };
-            // What is in the output comes after what is in the prompt.
-            let found = self.runs.find(run, &token).or_else(|| prompt.runs.find(run, &token));
-            let Some(place) = found else { break };
-            (matched, from) = (length, place);
+        let (mut matched, mut start) = (0, 0);
+        for (length, hash) in hashes(end, self.ngrams.by_length.len(), &token) {
+            let ngram = Ngram { length, end, hash };
+            // An occurrence in the output is later than one in the prompt.
+            let occurrence = self.ngrams.find(ngram, &token).or_else(|| prompt.ngrams.find(ngram, &token));
+            let Some(position) = occurrence else { break };
+            (matched, start) = (length, position);
         }
-        while matched > 0 && guess.len() < most {
-            let place = from + guess.len();
-            let token = if place < end { token(place) } else { guess[place - end] };
-            if token == BETWEEN {
+        while matched > 0 && drafts.len() < drafts_max {
+            let position = start + drafts.len();
+            let token = if position < end { token(position) } else { drafts[position - end] };
+            if token == SEPARATOR {
                 break;
             }
-            guess.push(token);
+            drafts.push(token);
         }
-        if guess.is_empty() { 0 } else { matched }
+        if drafts.is_empty() { 0 } else { matched }
     }
 }
 
-/// A token of the prompt or of the output after it.
-fn at(prompt: &[TokenId], output: &[TokenId], place: usize) -> TokenId {
-    prompt.get(place).copied().unwrap_or_else(|| output[place - prompt.len()])
+/// The token at a position of the prompt followed by the output.
+fn token_at(prompt: &[TokenId], output: &[TokenId], position: usize) -> TokenId {
+    prompt.get(position).copied().unwrap_or_else(|| output[position - prompt.len()])
 }
 
-/// The last tokens before a place.
+/// The last tokens before the position `end`.
 #[derive(Clone, Copy)]
-struct Run {
+struct Ngram {
     length: usize,
     end: usize,
     hash: u64,
 }
 
-/// Where runs were last. A table holds places alone, four bytes each, since the text says which runs are before them.
+/// The last occurrence of each n-gram. A table holds only positions of four bytes, because the text has the n-grams before them.
 #[derive(Clone, Debug)]
-struct Runs {
-    /// By the length of the run less one.
+struct NgramIndex {
+    /// The tables by the length of the n-gram minus one.
     by_length: Vec<Table>,
 }
 
-/// Open addressing with linear probing: places by the hashes of the runs before them.
+/// A hash table with linear probing: positions by the hashes of the n-grams before them.
 #[derive(Clone, Debug, Default)]
 struct Table {
-    /// A power of two of them, or none.
+    /// The positions. The number of slots is a power of two or zero.
     slots: Vec<u32>,
-    places: usize,
+    len: usize,
 }
 
 const VACANT: u32 = u32::MAX;
 
-impl Runs {
+impl NgramIndex {
     fn new(longest: usize) -> Self {
         Self { by_length: vec![Table::default(); longest] }
     }
 
-    /// All runs before `place` were there last.
-    fn insert(&mut self, place: usize, token: &impl Fn(usize) -> TokenId) {
-        for (length, hash) in hashes(place, self.by_length.len(), token) {
-            self.by_length[length - 1].insert(Run { length, end: place, hash }, token);
+    /// Records all n-grams before `position`.
+    fn insert(&mut self, position: usize, token: &impl Fn(usize) -> TokenId) {
+        for (length, hash) in hashes(position, self.by_length.len(), token) {
+            self.by_length[length - 1].insert(Ngram { length, end: position, hash }, token);
         }
     }
 
-    fn find(&self, run: Run, token: &impl Fn(usize) -> TokenId) -> Option<usize> {
-        let table = &self.by_length[run.length - 1];
-        let slot = table.slot(run, token)?;
+    fn find(&self, ngram: Ngram, token: &impl Fn(usize) -> TokenId) -> Option<usize> {
+        let table = &self.by_length[ngram.length - 1];
+        let slot = table.slot(ngram, token)?;
         (table.slots[slot] != VACANT).then(|| table.slots[slot] as usize)
     }
 }
 
 impl Table {
-    /// The slot of a run, or a vacant one for it. `None` if there are no slots.
-    fn slot(&self, run: Run, token: &impl Fn(usize) -> TokenId) -> Option<usize> {
+    /// The slot of an n-gram, or a vacant slot for it. `None` if the table has no slots.
+    fn slot(&self, ngram: Ngram, token: &impl Fn(usize) -> TokenId) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
-        let mut slot = run.hash as usize & mask;
+        let mut slot = ngram.hash as usize & mask;
         loop {
-            let place = self.slots[slot];
-            let is_same =
-                |place: usize| (1..=run.length).all(|back| token(place - back) == token(run.end - back));
-            if place == VACANT || is_same(place as usize) {
+            let position = self.slots[slot];
+            let is_same = |position: usize| {
+                (1..=ngram.length).all(|back| token(position - back) == token(ngram.end - back))
+            };
+            if position == VACANT || is_same(position as usize) {
                 return Some(slot);
             }
             slot = (slot + 1) & mask;
         }
     }
 
-    fn insert(&mut self, run: Run, token: &impl Fn(usize) -> TokenId) {
-        if self.places * 4 >= self.slots.len() * 3 {
-            self.grow(run.length, token);
+    fn insert(&mut self, ngram: Ngram, token: &impl Fn(usize) -> TokenId) {
+        if self.len * 4 >= self.slots.len() * 3 {
+            self.grow(ngram.length, token);
         }
-        let slot = self.slot(run, token).expect("invariant: it has just grown");
-        self.places += usize::from(self.slots[slot] == VACANT);
-        self.slots[slot] = run.end as u32;
+        let slot = self.slot(ngram, token).expect("invariant: the table has just grown");
+        self.len += usize::from(self.slots[slot] == VACANT);
+        self.slots[slot] = ngram.end as u32;
     }
 
     fn grow(&mut self, length: usize, token: &impl Fn(usize) -> TokenId) {
-        let more = vec![VACANT; (self.slots.len() * 2).max(8)];
-        for place in std::mem::replace(&mut self.slots, more) {
-            if place == VACANT {
+        let larger = vec![VACANT; (self.slots.len() * 2).max(8)];
+        for position in std::mem::replace(&mut self.slots, larger) {
+            if position == VACANT {
                 continue;
             }
-            let end = place as usize;
-            let (_, hash) =
-                hashes(end, length, token).last().expect("invariant: what is in a table follows a run");
-            let slot = self.slot(Run { length, end, hash }, token).expect("invariant: there are slots");
-            self.slots[slot] = place;
+            let end = position as usize;
+            let (_, hash) = hashes(end, length, token)
+                .last()
+                .expect("invariant: an n-gram precedes each position in a table");
+            let slot = self.slot(Ngram { length, end, hash }, token).expect("invariant: the table has slots");
+            self.slots[slot] = position;
         }
     }
 }
 
-/// The hashes of the last tokens before a place, one, two and so on.
+/// The lengths and hashes of the n-grams before a position, shortest first.
 fn hashes(
     end: usize,
     longest: usize,
     token: &impl Fn(usize) -> TokenId,
 ) -> impl Iterator<Item = (usize, u64)> {
-    let last = (0..end).rev().map(token).take_while(|&token| token != BETWEEN);
+    let last = (0..end).rev().map(token).take_while(|&token| token != SEPARATOR);
     let hashed = last.take(longest).scan(0, |hash, token| {
         *hash = mix(*hash ^ u64::from(token));
         Some(*hash)
@@ -209,47 +216,47 @@ mod tests {
 
     fn prompt(prediction: &str, text: &str) -> PromptIndex {
         let tokens = |text: &str| text.bytes().map(TokenId::from).collect::<Vec<_>>();
-        let config = PromptLookup { ngram_max: 3, tokens_max: 5, prediction: tokens(prediction) };
+        let config = PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: tokens(prediction) };
         PromptIndex::new(&config, &tokens(text))
     }
 
-    /// What is guessed after a text, the same wherever in it the prompt ends.
+    /// Proposes drafts after a text, and checks that they do not depend on where the prompt ends.
     fn lookup(prediction: &str, text: &str, most: usize) -> (usize, String) {
-        let guesses: Vec<_> = (0..=text.len())
+        let proposals: Vec<_> = (0..=text.len())
             .map(|end| {
                 let mut prompt = prompt(prediction, &text[..end]);
                 while prompt.extend(2) > 0 {}
                 let mut output = LookupOutput::new(&prompt);
                 text[end..].bytes().for_each(|token| output.push(&prompt, token.into()));
-                let mut guess = Vec::new();
-                let matched = output.guess(&prompt, most, &mut guess);
-                (matched, guess.into_iter().map(|token| char::from(token as u8)).collect::<String>())
+                let mut drafts = Vec::new();
+                let matched = output.propose(&prompt, most, &mut drafts);
+                (matched, drafts.into_iter().map(|token| char::from(token as u8)).collect::<String>())
             })
             .collect();
-        assert!(guesses.windows(2).all(|pair| pair[0] == pair[1]), "{text}: {guesses:?}");
-        guesses[0].clone()
+        assert!(proposals.windows(2).all(|pair| pair[0] == pair[1]), "{text}: {proposals:?}");
+        proposals[0].clone()
     }
 
     #[test]
-    fn what_followed_the_longest_run_the_last_time_is_guessed() {
-        let found = |matched, text: &str| (matched, text.to_owned());
-        assert_eq!(lookup("", "abcxabcyab", 4), found(2, "cyab"));
-        assert_eq!(lookup("", "abcd1bcd2xcd", 2), found(2, "2x"));
-        assert_eq!(lookup("", "abcd1bcd2abcd", 9), found(3, "2abcd2abc"));
-        assert_eq!(lookup("", "abcd", 4), found(0, ""));
-        assert_eq!(lookup("", "aa", 4), found(1, "aaaa"));
-        assert_eq!(lookup("", "", 4), found(0, ""));
+    fn proposes_what_followed_the_last_occurrence_of_the_longest_ngram() {
+        let proposal = |matched, text: &str| (matched, text.to_owned());
+        assert_eq!(lookup("", "abcxabcyab", 4), proposal(2, "cyab"));
+        assert_eq!(lookup("", "abcd1bcd2xcd", 2), proposal(2, "2x"));
+        assert_eq!(lookup("", "abcd1bcd2abcd", 9), proposal(3, "2abcd2abc"));
+        assert_eq!(lookup("", "abcd", 4), proposal(0, ""));
+        assert_eq!(lookup("", "aa", 4), proposal(1, "aaaa"));
+        assert_eq!(lookup("", "", 4), proposal(0, ""));
     }
 
     #[test]
-    fn what_is_expected_is_looked_at_and_no_run_goes_over_its_end() {
+    fn matches_the_prediction_and_nothing_across_its_end() {
         assert_eq!(lookup("hello", "xhel", 4), (3, "lo".to_owned()));
         assert_eq!(lookup("hello", "ello", 4), (0, String::new()));
         assert_eq!(lookup("ab", "cab", 4), (0, String::new()));
     }
 
     #[test]
-    fn it_is_what_looking_through_the_whole_text_would_find() {
+    fn agrees_with_a_search_through_the_whole_text() {
         let mut state = 1;
         for _ in 0..200 {
             let prompt = prompt("", "");
@@ -260,35 +267,38 @@ mod tests {
                 let token = (state % 3) as TokenId;
                 lookup.push(&prompt, token);
                 text.push(token);
-                let found = (1..=3.min(text.len() - 1)).rev().find_map(|length| {
+                let expected = (1..=3.min(text.len() - 1)).rev().find_map(|length| {
                     let last = &text[text.len() - length..];
-                    let place = (length..text.len()).rev().find(|&end| &text[end - length..end] == last)?;
-                    Some((length, text[place..].iter().copied().cycle().take(4).collect::<Vec<_>>()))
+                    let position =
+                        (length..text.len()).rev().find(|&end| &text[end - length..end] == last)?;
+                    Some((length, text[position..].iter().copied().cycle().take(4).collect::<Vec<_>>()))
                 });
-                let mut guess = Vec::new();
-                let matched = lookup.guess(&prompt, 4, &mut guess);
-                assert_eq!((matched, guess), found.unwrap_or_default());
+                let mut drafts = Vec::new();
+                let matched = lookup.propose(&prompt, 4, &mut drafts);
+                assert_eq!((matched, drafts), expected.unwrap_or_default());
             }
         }
     }
 
     #[test]
-    fn the_sequences_of_a_prompt_share_its_index_which_takes_little_memory() {
-        let tokens: Vec<TokenId> = (0..30_000).map(|place| mix(place) as u32 % 50_000).collect();
-        let config = PromptLookup { ngram_max: 8, tokens_max: 5, prediction: Vec::new() };
+    fn sequences_share_the_index_of_the_prompt_which_needs_little_memory() {
+        let tokens: Vec<TokenId> = (0..30_000).map(|position| mix(position) as u32 % 50_000).collect();
+        let config = PromptLookup { max_ngram_size: 8, num_draft_tokens: 5, prediction: Vec::new() };
         let mut prompt = PromptIndex::new(&config, &tokens);
         while prompt.extend(INDEXED_TOKENS_MAX) > 0 {}
-        let bytes =
-            |runs: &Runs| runs.by_length.iter().map(|table| 4 * table.slots.capacity()).sum::<usize>();
-        assert!(bytes(&prompt.runs) <= 8 * 4 * (1 << 16), "{}", bytes(&prompt.runs));
+        let bytes = |ngrams: &NgramIndex| {
+            ngrams.by_length.iter().map(|table| 4 * table.slots.capacity()).sum::<usize>()
+        };
+        assert!(bytes(&prompt.ngrams) <= 8 * 4 * (1 << 16), "{}", bytes(&prompt.ngrams));
         let mut outputs = vec![LookupOutput::new(&prompt); 128];
         for (output, &token) in outputs.iter_mut().zip(&tokens) {
             output.push(&prompt, token);
-            let mut guess = Vec::new();
-            output.guess(&prompt, 3, &mut guess);
-            let place = tokens.iter().rposition(|other| *other == token).expect("it is there");
-            assert_eq!(guess.first(), tokens.get(place + 1).or(Some(&token)));
+            let mut drafts = Vec::new();
+            output.propose(&prompt, 3, &mut drafts);
+            let position =
+                tokens.iter().rposition(|other| *other == token).expect("the token is in the prompt");
+            assert_eq!(drafts.first(), tokens.get(position + 1).or(Some(&token)));
         }
-        assert!(outputs.iter().map(|output| bytes(&output.runs)).sum::<usize>() < 128 * 1024);
+        assert!(outputs.iter().map(|output| bytes(&output.ngrams)).sum::<usize>() < 128 * 1024);
     }
 }

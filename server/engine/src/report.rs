@@ -1,4 +1,4 @@
-//! What the engine tells of itself: a report of each step, and its load.
+//! The reports of the engine: what each step did, and the load.
 
 use std::time::Duration;
 
@@ -6,51 +6,50 @@ use server_scheduler::Load;
 
 use crate::sleep::SleepLevel;
 
-/// What one step did, or a waking, for metrics. All counts are of this step alone. A report without rows is not of a step:
-/// it is of a waking, or of sequences of earlier steps that were sampled later.
+/// What one step did, for metrics. All counts are of this step alone. A report without sequences is not about a step: the engine
+/// woke, or sampled suspended sequences of earlier steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// Rows of the batch: sequences that took part.
-    pub rows: u32,
-    /// Tokens computed, [`Self::prefill_tokens`] included.
+    /// Number of sequences in the batch.
+    pub num_sequences: u32,
+    /// Number of computed tokens, including [`Self::prefill_tokens`].
     pub batch_tokens: u32,
-    /// Tokens computed that sequences had already: of prompts, and of outputs that are computed anew after a
-    /// preemption.
+    /// Number of computed tokens of prompts, and of outputs that are recomputed after a preemption.
     pub prefill_tokens: u32,
-    /// Tokens of the prompts of the requests that started, cached ones included.
+    /// Number of prompt tokens of the requests that started, including cached ones.
     pub prompt_tokens: u32,
-    /// Tokens of these prompts that were taken from the prefix cache.
+    /// Number of those tokens that were in the prefix cache.
     pub cached_tokens: u32,
-    /// Tokens generated.
+    /// Number of generated tokens.
     pub generated_tokens: u32,
-    /// Tokens computed that were guessed, [`Self::accepted_tokens`] included.
+    /// Number of computed draft tokens, including [`Self::accepted_tokens`].
     pub drafted_tokens: u32,
-    /// Those of them that were right, and so are among [`Self::generated_tokens`].
+    /// Number of accepted draft tokens, which are included in [`Self::generated_tokens`].
     pub accepted_tokens: u32,
-    /// Sequences that were sent back to wait because blocks ran out.
+    /// Number of sequences that were preempted because blocks ran out.
     pub preemptions: u32,
-    /// For each request that started: the time from its submission to the beginning of this step.
+    /// The time from submission to the start of this step, for each request that started.
     pub queue_times: Vec<Duration>,
-    /// Requests that failed with the step, or for their logits in it.
+    /// Number of requests that failed in this step.
     pub requests_failed: u32,
-    /// The time in which the draft model guessed.
+    /// The time that the draft model took.
     pub draft_time: Duration,
-    /// The time the model ran.
+    /// The time that the model took.
     pub run_time: Duration,
-    /// Sequences whose guides were asked what may come next.
+    /// Number of sequences whose guides compute the allowed tokens.
     pub guided_sequences: u32,
-    /// Sequences that were not sampled because their guides were not ready: they skip steps until these are.
+    /// Number of sequences that were suspended because their guides were not ready.
     pub suspended_sequences: u32,
-    /// The time that sampling waited, after the model, to know what guides allow.
+    /// The time that sampling waited for guides after the model had run.
     pub guide_time: Duration,
     /// The time of the whole step: scheduling, running, sampling and sending events.
     pub step_time: Duration,
-    /// The time it took to wake, if that is what was done.
+    /// The time that the engine took to wake, if this report is about waking.
     pub wake_time: Option<Duration>,
 }
 
 impl StepReport {
-    /// Zero everywhere; keeps the memory.
+    /// Resets all counts without releasing the memory.
     pub(crate) fn clear(&mut self) {
         let mut queue_times = std::mem::take(&mut self.queue_times);
         queue_times.clear();
@@ -58,48 +57,48 @@ impl StepReport {
     }
 }
 
-/// Called on the engine's thread once a step, and once a waking: it is to be quick, and must not panic.
+/// Called on the engine's thread after each step and each wake-up. It must be quick and must not panic.
 pub type Observer = Box<dyn FnMut(&StepReport) + Send>;
 
-/// What the engine does.
+/// The state of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineState {
-    /// Its thread is not up yet. Requests are taken.
+    /// The thread is starting. Requests are accepted.
     #[default]
     Starting,
-    /// It serves.
+    /// The engine serves requests.
     Serving,
-    /// It finishes what it has and takes nothing more.
+    /// The engine finishes its requests and accepts no new ones.
     Draining,
-    /// It has finished, or was stopped.
+    /// The engine has drained or was stopped.
     Stopped,
-    /// Its runner failed for good, or something panicked.
+    /// The runner failed permanently, or the thread panicked.
     Dead,
 }
 
-/// How busy the engine is, and how fast. Compared and published as one value.
+/// The load and the speed of an engine, published as one value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineLoad {
-    /// What the engine does.
+    /// The state of the engine.
     pub state: EngineState,
-    /// What it has given back while it sleeps. Waking included: until it is awake.
-    pub asleep: Option<SleepLevel>,
-    /// Its sequences and its cache.
+    /// What the engine has released, from the time it falls asleep until it is awake.
+    pub sleep_level: Option<SleepLevel>,
+    /// The load of the scheduler and of the cache.
     pub load: Load,
-    /// Tokens of prompts computed per second, while there are such: a moving average over [`RATE_WINDOW`].
+    /// Prompt tokens computed per second in steps with prompts: a moving average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
-    /// Tokens generated per second, while there are such: a moving average over [`RATE_WINDOW`].
+    /// Tokens generated per second in steps that generate: a moving average over [`RATE_WINDOW`].
     pub decode_tokens_per_second: f32,
-    /// Requests that the engine has taken so far, which `load` takes into account: see
+    /// Number of requests that the engine has received so far and that `load` includes: see
     /// [`EngineHandle::submissions`](crate::EngineHandle::submissions).
     pub submissions: u64,
 }
 
-/// The time constant of the moving averages in [`EngineLoad`]: time in steps, idle time does not count.
+/// The time constant of the moving averages in [`EngineLoad`]. Only the time in steps counts.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// Tokens per second over the last while. Tokens and time fade alike, and their ratio is the rate: a first step that is
-/// slow because the machine is cold counts for its own time, and not for all the time before it.
+/// A moving average of tokens per second. Tokens and time decay alike and their ratio is the rate, so that a slow first step
+/// counts only for its own time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
     tokens: f64,
@@ -107,17 +106,17 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Counts `tokens` that took `time`. Nothing changes without either.
+    /// Adds `tokens` that took `time`. Does nothing if either is zero.
     pub(crate) fn add(&mut self, tokens: u32, time: Duration) {
         if tokens == 0 || time.is_zero() {
             return;
         }
-        let kept = (-time.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp();
-        self.tokens = self.tokens * kept + f64::from(tokens);
-        self.seconds = self.seconds * kept + time.as_secs_f64();
+        let decay = (-time.as_secs_f64() / RATE_WINDOW.as_secs_f64()).exp();
+        self.tokens = self.tokens * decay + f64::from(tokens);
+        self.seconds = self.seconds * decay + time.as_secs_f64();
     }
 
-    /// Zero before anything was counted.
+    /// The rate, or zero before anything was added.
     pub(crate) fn per_second(self) -> f32 {
         if self.seconds > 0.0 { (self.tokens / self.seconds) as f32 } else { 0.0 }
     }
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_follows_what_is_counted_and_forgets_by_time() {
+    fn a_rate_decays_with_time_in_steps() {
         let mut rate = Rate::default();
         assert_eq!(rate.per_second(), 0.0);
         rate.add(10, Duration::from_secs(1));
@@ -137,13 +136,13 @@ mod tests {
         rate.add(5, Duration::ZERO);
         assert_eq!(rate.per_second(), 10.0);
         rate.add(100, RATE_WINDOW);
-        let kept = (-1f32).exp();
-        let expected = (10.0 * kept + 100.0) / (kept + RATE_WINDOW.as_secs_f32());
+        let decay = (-1f32).exp();
+        let expected = (10.0 * decay + 100.0) / (decay + RATE_WINDOW.as_secs_f32());
         assert!((rate.per_second() - expected).abs() < 1e-3, "{rate:?} is not {expected}");
     }
 
     #[test]
-    fn one_slow_first_step_is_soon_made_up_for() {
+    fn a_slow_first_step_has_little_weight_soon() {
         let mut rate = Rate::default();
         rate.add(25, Duration::from_secs(1));
         // Twenty short prompts, at 500 tokens a second.

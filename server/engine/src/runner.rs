@@ -1,4 +1,4 @@
-//! The only seam to the hardware: a batch in, logits out.
+//! The interface to the hardware: a runner computes the logits of a batch.
 
 use server_scheduler::{Batch, BlockId};
 
@@ -9,90 +9,88 @@ use crate::sleep::SleepLevel;
 /// Beyond it: the server does not start.
 pub const ADAPTERS_MAX: usize = 32;
 
-/// Runs a model with a paged KV cache. It blocks: it is called from the engine's own thread only.
+/// Runs a model with a paged KV cache. The methods block, and only the engine's thread calls them.
 pub trait ModelRunner: Send {
-    /// The cache the runner has allocated, and the width of its logits.
+    /// The layout of the allocated cache, and the width of the logits.
     fn layout(&self) -> CacheLayout;
 
-    /// Adapters that it has: how many numbers above 0 a row may name.
+    /// Number of adapters. Sequences refer to them by numbers from 1.
     fn adapters(&self) -> u32 {
         0
     }
 
-    /// Carries out the copies of `batch`, computes its rows, and returns the logits of the tokens of
-    /// [`Batch::wanted`], in their order: the last token of every row that samples, and those of prompts that are
-    /// scored.
+    /// Carries out the copies of `batch`, computes its tokens, and returns the logits of the tokens at
+    /// [`Batch::logits_indices`], in their order.
     ///
     /// # Errors
-    /// The step failed. The cache content of the blocks that its rows write is undefined, that of all other
-    /// blocks is untouched, and the runner is ready for the next batch — or, if
-    /// [`RunError::fatal`], it is of no further use.
+    /// [`RunError`] if the step failed. Then the content of the blocks that the batch writes is undefined, and all other blocks
+    /// are intact. The runner can run the next batch, unless the error is [fatal](RunError::fatal).
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
 
-    /// What weight the tokens of the rows of one token gave to each of the blocks of the last batch that was run, in the order of
-    /// [`Batch::blocks`], all layers together; those of other rows mean nothing. Empty if the runner does not tell.
-    fn block_weights(&self) -> &[f32] {
+    /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all layers. Only the
+    /// scores of sequences with one token have a meaning. Empty if the runner has no scores.
+    fn block_scores(&self) -> &[f32] {
         &[]
     }
 
-    /// Copies what a block holds, [`CacheLayout::block_bytes`] of it, in an order of the runner's own.
+    /// Copies the content of a block, [`CacheLayout::block_bytes`] bytes in a format of the runner.
     ///
     /// # Errors
-    /// This runner's blocks cannot be copied; so it is if a runner does not say otherwise.
+    /// [`RunError`] if the runner cannot copy blocks, which is the default.
     fn read_block(&self, _block: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
-        Err(RunError { message: "its blocks cannot be read".to_owned(), fatal: false })
+        Err(RunError { message: "the runner cannot read blocks".to_owned(), fatal: false })
     }
 
-    /// Makes a block hold what was read of the same or another.
+    /// Writes the content of a block, which [`Self::read_block`] returned for the same or another block.
     ///
     /// # Errors
-    /// As for [`Self::read_block`]. What the block holds is undefined then.
+    /// As for [`Self::read_block`]. Then the content of the block is undefined.
     fn write_block(&mut self, _block: BlockId, _bytes: &[u8]) -> Result<(), RunError> {
-        Err(RunError { message: "its blocks cannot be written".to_owned(), fatal: false })
+        Err(RunError { message: "the runner cannot write blocks".to_owned(), fatal: false })
     }
 
-    /// Gives back the memory that `level` names, and more than before if it sleeps already. What is in the cache is
-    /// lost. Nothing is run until [`Self::wake`] has succeeded. A runner that keeps what it has says nothing here.
+    /// Releases the memory that `level` names, or the rest of it if the runner is asleep already. The content of the cache is
+    /// lost. The runner is not used until [`Self::wake`] has succeeded. The default releases nothing.
     fn sleep(&mut self, _level: SleepLevel) {}
 
-    /// Makes it ready to run again, with the same layout and a cache without content.
+    /// Prepares the runner to run again, with the same layout and an empty cache.
     ///
     /// # Errors
-    /// There is not enough memory, or the model cannot be read any more. It sleeps on and can be woken later — or, if
-    /// [`RunError::fatal`], it is of no further use.
+    /// [`RunError`] if there is not enough memory, or the model cannot be read. The runner stays asleep and can be woken later,
+    /// unless the error is [fatal](RunError::fatal).
     fn wake(&mut self) -> Result<(), RunError> {
         Ok(())
     }
 }
 
-/// A model that guesses what another one will say.
+/// A model that proposes draft tokens for another one.
 pub struct DraftRunner {
-    /// What runs it. Its cache has blocks of the same size as the other's, and at least as many.
+    /// The runner. Its cache has blocks of the same size as that of the target model, and at least as many.
     pub runner: Box<dyn ModelRunner>,
-    /// The longest text it was made for. Nothing is guessed after longer ones.
-    pub tokens_max: u32,
+    /// Number of tokens of the longest text for which the model proposes drafts.
+    pub max_model_len: u32,
 }
 
-/// What an engine computes with.
+/// The runners of an engine.
 pub(crate) struct Runners {
     pub(crate) target: Box<dyn ModelRunner>,
     pub(crate) draft: Option<DraftRunner>,
 }
 
-/// What a runner's cache looks like.
+/// The layout of a runner's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLayout {
-    /// Tokens a block holds.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// Blocks allocated.
+    /// Number of blocks in the cache.
     pub blocks_total: u32,
-    /// Bytes of one block, all layers together.
+    /// Bytes of one block, summed over all layers.
     pub block_bytes: u64,
-    /// Tokens in the vocabulary: the width of a logits row.
+    /// Number of tokens in the vocabulary, which is the width of a row of logits.
     pub vocabulary: u32,
 }
 
-/// Logits of a step, row-major `[rows, vocabulary]`.
+/// The logits of a step, row-major `[rows, vocabulary]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Logits<'a> {
     values: &'a [f32],
@@ -100,7 +98,7 @@ pub struct Logits<'a> {
 }
 
 impl<'a> Logits<'a> {
-    /// Takes `values` as rows of `vocabulary` each.
+    /// Splits `values` into rows of `vocabulary` each.
     ///
     /// # Panics
     /// If `values` are not whole rows.
@@ -113,18 +111,18 @@ impl<'a> Logits<'a> {
         Self { values, vocabulary }
     }
 
-    /// The rows, in order.
+    /// The rows in their order.
     pub fn rows(&self) -> std::slice::ChunksExact<'a, f32> {
         self.values.chunks_exact(self.vocabulary)
     }
 }
 
-/// Why a step failed.
+/// The error of a step that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to run the model: {message}")]
 pub struct RunError {
-    /// What the runtime said.
+    /// The error message of the runtime.
     pub message: String,
-    /// Whether the runner is of no further use.
+    /// Whether the runner cannot be used any more.
     pub fatal: bool,
 }

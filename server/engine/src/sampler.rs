@@ -1,20 +1,18 @@
-//! Chooses tokens from logits. It decides nothing else: when a sequence ends is the scheduler's matter, what
-//! a token says is nobody's matter here.
+//! Samples tokens from logits.
 //!
 //! ```text
-//! logits ─► (bias, penalties, bans: on a copy, only if asked for) ─► what a guide allows
+//! logits ─► (bias, penalties, bans: on a copy, only if requested) ─► tokens that a guide allows
 //!        ─► temperature, top_k, top_p, min_p
 //!        ─► kept tokens in the order of their ids ─► inverse of their cumulative distribution at u
 //! ```
 //!
-//! Every filter keeps a prefix of one order, "more probable first, lower id first among equals", so each is
-//! a [`Cut`] in that order and the vocabulary is never sorted: the cost of a token is
-//! proportional to the vocabulary whatever the parameters. `u` is a hash of `(seed, sequence, position)`.
-//! The draw walks the kept tokens in the order of their ids, so logits that differ by rounding (another
-//! batch, another kernel) change the outcome as rarely as they can.
+//! Every filter keeps a prefix of the same order: more probable tokens first, and lower ids first among equals. So each filter is a
+//! [`Cutoff`] in that order, the vocabulary is never sorted, and the cost is proportional to the vocabulary whatever the parameters.
+//! `u` is a hash of `(seed, sequence, position)`. The draw walks the kept tokens in the order of their ids, so that rounding
+//! differences between batches and kernels change the result as rarely as possible.
 
 mod allowed;
-mod beams;
+mod candidates;
 mod history;
 mod lists;
 mod scan;
@@ -25,48 +23,49 @@ use server_scheduler::{StopCriteria, TokenId};
 pub use history::History;
 
 use crate::guide::TokenSet;
-use crate::request::{Failure, Sampling, ScoredToken, TokenLogprob, TokenLogprobs};
+use crate::hash::mix;
+use crate::logprobs::{ScoredToken, TokenLogprob, TokenLogprobs};
+use crate::request::{Failure, Sampling};
 use scan::Peak;
-use select::{Candidate, Cut};
+use select::{Candidate, Cutoff};
 
-/// What a token is chosen by, besides the logits.
+/// What determines the sampled token besides the logits.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
-    /// How.
+pub struct SamplingContext<'a> {
+    /// The sampling parameters of the request.
     pub sampling: &'a Sampling,
-    /// Its stop tokens are banned while the sequence has fewer generated tokens than `tokens_min`, unless what is
-    /// `allowed` says which may come.
+    /// The stop criteria. Stop tokens are banned while the sequence has fewer than `min_tokens` generated tokens, unless `allowed`
+    /// is set.
     pub stop: &'a StopCriteria,
-    /// What the sequence consists of so far.
+    /// The tokens of the sequence so far.
     pub history: &'a History,
-    /// Which sequence of its request it is, from 0.
+    /// The index of the sequence in its request, from 0.
     pub index: u32,
-    /// All others are banned.
+    /// The tokens that a guide allows. All others are banned.
     pub allowed: Option<&'a TokenSet>,
 }
 
-/// Why no token could be chosen. The request fails, others are not concerned.
+/// Why no token could be sampled. Only the request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unsampled {
-    /// The model's logits, or those of the tokens that are allowed, hold a NaN or positive infinity.
+pub enum SampleError {
+    /// The logits, or those of the allowed tokens, contain NaN or positive infinity.
     #[error("the model returned logits that are not numbers")]
     NotFinite,
-    /// Every token has the logit negative infinity: the bias and the bans left none.
-    #[error("biases, bans and the form of the answer exclude all")]
-    NothingLeft,
+    /// Every token has the logit negative infinity, because of the bias and the bans.
+    #[error("the bias, the bans and the form of the answer exclude all tokens")]
+    NoTokenLeft,
 }
 
-impl From<Unsampled> for Failure {
-    fn from(error: Unsampled) -> Self {
+impl From<SampleError> for Failure {
+    fn from(error: SampleError) -> Self {
         match error {
-            Unsampled::NotFinite => Self::Step(error.to_string()),
-            Unsampled::NothingLeft => Self::NoToken(error.to_string()),
+            SampleError::NotFinite => Self::Step(error.to_string()),
+            SampleError::NoTokenLeft => Self::NoToken(error.to_string()),
         }
     }
 }
 
-/// Chooses tokens. It keeps its scratch memory, so it allocates nothing once it has seen a request of each
-/// kind.
+/// Samples tokens. It reuses its memory, and allocates nothing once it has sampled for a request of each kind.
 #[derive(Debug, Default)]
 pub struct Sampler {
     adjusted: Vec<f32>,
@@ -78,41 +77,45 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler without memory of anything.
+    /// Creates a sampler without allocated memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses a token. The same logits and the same choice give the same token.
+    /// Samples a token. The same logits and the same context give the same token. No logit and no parameter causes a panic.
     ///
     /// # Errors
-    /// [`Unsampled`]. No value of a logit or a parameter makes it panic.
-    pub fn sample(&mut self, logits: &[f32], choice: &Choice<'_>) -> Result<TokenId, Unsampled> {
-        if !adjusts(choice) {
-            return self.sample_adjusted(logits, choice);
+    /// [`SampleError`] if the logits are invalid or all tokens are banned.
+    pub fn sample(&mut self, logits: &[f32], context: &SamplingContext<'_>) -> Result<TokenId, SampleError> {
+        if !adjusts(context) {
+            return self.sample_adjusted(logits, context);
         }
-        // What no number is before may be one afterwards.
-        if choice.allowed.is_none() {
-            scan::peak(logits).ok_or(Unsampled::NotFinite)?;
+        // The adjustment could turn a NaN into a number.
+        if context.allowed.is_none() {
+            scan::peak(logits).ok_or(SampleError::NotFinite)?;
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
-        adjust(&mut adjusted, choice);
-        let chosen = self.sample_adjusted(&adjusted, choice);
+        adjust(&mut adjusted, context);
+        let chosen = self.sample_adjusted(&adjusted, context);
         self.adjusted = adjusted;
         chosen
     }
 
-    /// Chooses among the tokens that are allowed.
-    fn sample_adjusted(&mut self, logits: &[f32], choice: &Choice<'_>) -> Result<TokenId, Unsampled> {
-        let Some(set) = choice.allowed else {
-            let peak = scan::peak(logits).ok_or(Unsampled::NotFinite)?;
-            return self.choose(logits, &peak, choice);
+    /// Samples one of the allowed tokens.
+    fn sample_adjusted(
+        &mut self,
+        logits: &[f32],
+        context: &SamplingContext<'_>,
+    ) -> Result<TokenId, SampleError> {
+        let Some(set) = context.allowed else {
+            let peak = scan::peak(logits).ok_or(SampleError::NotFinite)?;
+            return self.choose(logits, &peak, context);
         };
-        if is_greedy(choice.sampling) {
-            let peak = allowed::peak(logits, set).ok_or(Unsampled::NotFinite)?;
-            return self.choose(logits, &peak, choice);
+        if is_greedy(context.sampling) {
+            let peak = allowed::peak(logits, set).ok_or(SampleError::NotFinite)?;
+            return self.choose(logits, &peak, context);
         }
         let (mut tokens, mut kept) = (std::mem::take(&mut self.allowed), std::mem::take(&mut self.kept));
         let sparse = allowed::is_sparse(set, logits);
@@ -124,17 +127,17 @@ impl Sampler {
             allowed::ban_others(&mut kept, set);
         }
         let chosen = match scan::peak(&kept) {
-            Some(peak) => self.choose(&kept, &peak, choice),
-            None => Err(Unsampled::NotFinite),
+            Some(peak) => self.choose(&kept, &peak, context),
+            None => Err(SampleError::NotFinite),
         };
-        // Taken out they are in the order of their ids, and every filter keeps that order.
-        let chosen = if sparse { chosen.map(|place| tokens[place as usize]) } else { chosen };
+        // The gathered tokens are in the order of their ids, which every filter preserves.
+        let chosen = if sparse { chosen.map(|index| tokens[index as usize]) } else { chosen };
         (self.allowed, self.kept) = (tokens, kept);
         chosen
     }
 
-    /// The log probability of `chosen`, and those of the `count` most probable tokens (fewer if fewer have
-    /// any probability), in the model's own distribution.
+    /// Returns the log probability of `chosen` and those of the `count` most probable tokens, or fewer if fewer have any probability,
+    /// in the model's own distribution.
     ///
     /// # Panics
     /// If `chosen` is not in the vocabulary.
@@ -157,7 +160,7 @@ impl Sampler {
         f64::from(max) + scan::sum_exp(logits, max, 1.0, &mut self.sums).ln()
     }
 
-    /// As [`Self::logprobs`], with the token's rank.
+    /// Returns the log probabilities of [`Self::logprobs`] and the rank of the token.
     ///
     /// # Panics
     /// If `token` is not in the vocabulary.
@@ -168,33 +171,38 @@ impl Sampler {
         ScoredToken { logprobs: self.logprobs(logits, token, count), rank: (before + equal) as u32 + 1 }
     }
 
-    fn choose(&mut self, logits: &[f32], peak: &Peak, choice: &Choice<'_>) -> Result<TokenId, Unsampled> {
+    fn choose(
+        &mut self,
+        logits: &[f32],
+        peak: &Peak,
+        context: &SamplingContext<'_>,
+    ) -> Result<TokenId, SampleError> {
         if peak.value == f32::NEG_INFINITY {
-            return Err(Unsampled::NothingLeft);
+            return Err(SampleError::NoTokenLeft);
         }
-        let sampling = choice.sampling;
+        let sampling = context.sampling;
         if is_greedy(sampling) {
             return Ok(peak.token);
         }
         // The smallest normal number keeps the reciprocal finite.
         let scale = sampling.temperature.max(f32::MIN_POSITIVE).recip();
-        let u = uniform(sampling.seed, choice.index, choice.history.generated());
-        if self.keep(logits, peak.value, scale, sampling) {
+        let u = uniform(sampling.seed, context.index, context.history.generated());
+        if self.filter(logits, peak.value, scale, sampling) {
             Ok(draw_kept(&self.candidates, u))
         } else {
             Ok(self.draw_all(logits, peak.value, scale, u))
         }
     }
 
-    /// Fills `candidates`, in the order of their ids, with what top_k, top_p and min_p keep. False if none
-    /// of them is asked for.
-    fn keep(&mut self, logits: &[f32], max: f32, scale: f32, sampling: &Sampling) -> bool {
+    /// Fills `candidates` with the tokens that top_k, top_p and min_p keep, in the order of their ids. Returns false if none of the
+    /// filters is active.
+    fn filter(&mut self, logits: &[f32], max: f32, scale: f32, sampling: &Sampling) -> bool {
         let top_k = sampling.top_k as usize;
         let top_k = (top_k > 0 && top_k < logits.len()).then_some(top_k);
         let top_p = (sampling.top_p < 1.0).then_some(f64::from(sampling.top_p.max(0.0)));
         let floor = (sampling.min_p > 0.0).then(|| {
             let log = f64::from(sampling.min_p.min(1.0)).ln();
-            Cut::at_least((f64::from(max) + log / f64::from(scale)) as f32)
+            Cutoff::at_least((f64::from(max) + log / f64::from(scale)) as f32)
         });
 
         let mut total = 0.0;
@@ -204,9 +212,9 @@ impl Sampler {
         } else if let Some(top_p) = top_p {
             self.sums.clear();
             total = scan::sum_exp(logits, max, scale, &mut self.sums);
-            // Tokens below this add up to less than `1 - top_p` even if all were: none is in the nucleus.
+            // Even all tokens below this together have less than `1 - top_p`, so none of them is in the nucleus.
             let tail = ((1.0 - top_p) * total / logits.len() as f64).ln() - NUCLEUS_MARGIN;
-            let cut = Cut::at_least((f64::from(max) + tail / f64::from(scale)) as f32);
+            let cut = Cutoff::at_least((f64::from(max) + tail / f64::from(scale)) as f32);
             select::gather(logits, floor.map_or(cut, |floor| floor.stricter(cut)), &mut self.candidates);
         } else if let Some(floor) = floor {
             select::gather(logits, floor, &mut self.candidates);
@@ -230,7 +238,7 @@ impl Sampler {
         true
     }
 
-    /// Draws from the whole vocabulary: finds the block by the blocks' sums, then the token in it.
+    /// Draws from the whole vocabulary: finds the block by the sums of the blocks, then the token in it.
     fn draw_all(&mut self, logits: &[f32], max: f32, scale: f32, u: f64) -> TokenId {
         self.sums.clear();
         let mut rest = u * scan::sum_exp(logits, max, scale, &mut self.sums);
@@ -253,58 +261,61 @@ impl Sampler {
     }
 }
 
-/// Natural logarithm by which the bound on the nucleus' tail is lowered, far above the rounding of `exp`.
+/// The natural logarithm by which the bound of the nucleus is lowered. It is far above the rounding error of `exp`.
 const NUCLEUS_MARGIN: f64 = 1e-3;
 
 fn is_greedy(sampling: &Sampling) -> bool {
     sampling.temperature.is_nan() || sampling.temperature <= 0.0 || sampling.top_k == 1
 }
 
-/// Whether `choice` changes any logit.
-fn adjusts(choice: &Choice<'_>) -> bool {
-    let Sampling { bias, allowed, bad, .. } = choice.sampling;
-    !bias.is_empty() || allowed.is_some() || !bad.is_empty() || choice.sampling.penalises() || bans(choice)
+/// Whether the context changes any logit.
+fn adjusts(context: &SamplingContext<'_>) -> bool {
+    let Sampling { logit_bias, allowed_token_ids, bad_words, .. } = context.sampling;
+    !logit_bias.is_empty()
+        || allowed_token_ids.is_some()
+        || !bad_words.is_empty()
+        || context.sampling.has_penalties()
+        || bans_stop_tokens(context)
 }
 
-fn bans(choice: &Choice<'_>) -> bool {
-    let early = choice.history.generated() < choice.stop.min_tokens;
-    early && choice.allowed.is_none() && !choice.stop.stop_token_ids.is_empty()
+fn bans_stop_tokens(context: &SamplingContext<'_>) -> bool {
+    let early = context.history.generated() < context.stop.min_tokens;
+    early && context.allowed.is_none() && !context.stop.stop_token_ids.is_empty()
 }
 
-/// Applies bias, penalties and bans. Only the tokens concerned are touched; tokens outside of the vocabulary
-/// are passed over. Nothing becomes NaN or positive infinity.
-fn adjust(logits: &mut [f32], choice: &Choice<'_>) {
+/// Applies bias, penalties and bans. Tokens outside of the vocabulary are ignored. No logit becomes NaN or positive infinity.
+fn adjust(logits: &mut [f32], context: &SamplingContext<'_>) {
     let mut change = |token: TokenId, change: &dyn Fn(f32) -> f32| {
         if let Some(logit) = logits.get_mut(token as usize) {
             let changed = change(*logit);
             *logit = if changed.is_nan() { f32::NEG_INFINITY } else { changed.min(f32::MAX) };
         }
     };
-    let sampling = choice.sampling;
-    for &(token, bias) in &sampling.bias {
+    let sampling = context.sampling;
+    for &(token, bias) in &sampling.logit_bias {
         change(token, &|logit| logit + bias);
     }
     let repetition = sampling.repetition_penalty;
     if repetition != 1.0 {
-        for token in choice.history.seen() {
+        for token in context.history.seen() {
             change(token, &|logit| if logit > 0.0 { logit / repetition } else { logit * repetition });
         }
     }
     if sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0 {
-        for &(token, count) in choice.history.counts() {
+        for &(token, count) in context.history.counts() {
             let penalty = sampling.frequency_penalty * count as f32 + sampling.presence_penalty;
             change(token, &|logit| logit - penalty);
         }
     }
-    if bans(choice) {
-        for &token in &choice.stop.stop_token_ids {
+    if bans_stop_tokens(context) {
+        for &token in &context.stop.stop_token_ids {
             change(token, &|_| f32::NEG_INFINITY);
         }
     }
-    for token in lists::completing(&sampling.bad, choice.history.recent()) {
+    for token in lists::completing(&sampling.bad_words, context.history.recent()) {
         change(token, &|_| f32::NEG_INFINITY);
     }
-    if let Some(allowed) = &sampling.allowed {
+    if let Some(allowed) = &sampling.allowed_token_ids {
         lists::ban_others(logits, allowed);
     }
 }
@@ -314,8 +325,8 @@ fn draw_kept(kept: &[Candidate], u: f64) -> TokenId {
     walk(kept, u * total)
 }
 
-/// The first token at which the weights add up to more than `rest`; where rounding leaves none, the last
-/// that has any weight.
+/// The first token at which the weights add up to more than `rest`. If there is none because of rounding, the last token with any
+/// weight.
 fn walk(candidates: &[Candidate], mut rest: f64) -> TokenId {
     let mut chosen = candidates.first().map_or(0, |first| first.token);
     for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
@@ -329,18 +340,10 @@ fn walk(candidates: &[Candidate], mut rest: f64) -> TokenId {
     chosen
 }
 
-/// A number in `[0, 1)` that depends on its arguments alone (three rounds of the SplitMix64 finaliser).
+/// A number in `[0, 1)` that depends only on the arguments (three rounds of the SplitMix64 finalizer).
 fn uniform(seed: u64, sequence: u32, position: u32) -> f64 {
     let hash = mix(mix(mix(seed.wrapping_add(1)) ^ u64::from(sequence)) ^ u64::from(position));
     (hash >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// The SplitMix64 finaliser of `value` plus the golden ratio.
-pub(crate) fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 #[cfg(test)]

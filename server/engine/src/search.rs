@@ -1,21 +1,21 @@
-//! Beam search: which continuations of a prompt go on together, and which of them are results. It decides nothing
-//! else: it sees no logits, knows no blocks, and is told the candidates of each beam.
+//! Beam search: decides which continuations of a prompt are pursued together, and which of them are results. It receives the
+//! candidates of each beam, and has no access to logits or blocks.
 //!
 //! The search is that of openvino_genai (which is the one of `transformers`, Wolf et al. 2020, over the groups of Diverse
 //! Beam Search, Vijayakumar et al. 2016), so that the same model gives the same results:
 //!
-//! - A beam's score is the sum of its tokens' log probabilities. Of the `2B` best continuations of a group's `B` beams
-//!   those that end are results if they are among the first `B`; the first `B` others go on.
-//! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group keeps `B` results.
-//! - A group has ended when [`SearchEnd`] says so, by the best beam *before* the step; all have when there are as
-//!   many tokens as there may be, and what goes on then is a result too.
+//! - A beam's score is the sum of its tokens' log probabilities. Of the `2B` best continuations of a group's `B` beams, those that
+//!   end are results if they are among the first `B`. The first `B` others continue.
+//! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B` results.
+//! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the maximum number
+//!   of tokens, and beams that have not ended are results then.
 //!
 //! ```text
-//! see(slot, options) for each beam ─► advance ─► moves: slot 2 goes on from slot 0 with token 17, … ─► close
+//! add_candidates(slot, …) for each beam ─► advance ─► moves: slot 2 continues slot 0 with token 17, … ─► finish_step
 //! ```
 //!
-//! A beam lives in one of the request's sequences, its *slot*. There are always as many slots as beams at most: one that
-//! has no beam at the moment computes what the best one does, so that it is level when it is needed.
+//! A beam occupies one of the request's sequences, its *slot*. A slot without a beam computes the same as the best beam, so that it
+//! has the same length when it is needed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,55 +24,55 @@ use std::sync::Arc;
 
 use server_scheduler::{FinishReason, StopCriteria, TokenId};
 
-use crate::request::{TokenLogprob, TokenLogprobs};
-use merge::{Merge, Next};
+use crate::logprobs::{TokenLogprob, TokenLogprobs};
+use merge::{Merge, MergedScore};
 
 mod merge;
 #[cfg(test)]
 mod tests;
 
-/// How the sequences of a request search for the most probable texts together. Their number is the width.
+/// The parameters of a beam search. The width is the number of the sequences of the request.
 #[derive(Clone, Debug)]
-pub struct Beams {
-    /// How many of the results are told, best first: no more than the width. Events carry which.
-    pub results: u32,
-    /// Groups, of as many beams each, that see to it that they differ. Divides the width.
-    pub groups: u32,
-    /// A result's score is divided by its length to the power of this.
+pub struct BeamSearch {
+    /// The number of results that the client receives, best first, at most the width.
+    pub num_results: u32,
+    /// The number of groups of beams that should differ from each other. It must divide the width.
+    pub num_groups: u32,
+    /// The power of a result's length by which its score is divided.
     pub length_penalty: f32,
-    /// Subtracted from the log probability of a token for each beam of an earlier group that takes it in the same step.
+    /// The value subtracted from the log probability of a token for each beam of an earlier group that has it in the same step.
     pub diversity_penalty: f32,
-    /// When a group has ended that has as many results as beams.
-    pub end: SearchEnd,
-    /// Ends a beam by its text.
-    pub stops: Option<Arc<dyn TextStop>>,
+    /// When a group with as many results as beams ends.
+    pub early_stopping: EarlyStopping,
+    /// The stop strings, which end a beam by its text.
+    pub stop_strings: Option<Arc<dyn TextStop>>,
 }
 
-/// When a group has ended that has as many results as beams.
+/// When a group with as many results as beams ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SearchEnd {
-    /// At once.
-    Early,
-    /// When the best beam, ended as it is, is no better than the worst result.
+pub enum EarlyStopping {
+    /// The group ends immediately.
+    Immediate,
+    /// The group ends when the best beam, with its current length, is not better than the worst result.
     Heuristic,
-    /// When the best beam can become no better than the worst result.
+    /// The group ends when the best beam cannot become better than the worst result.
     Never,
 }
 
-/// Ends beams by their text, of which the engine knows nothing.
+/// Ends beams by their text, which the engine does not know.
 pub trait TextStop: fmt::Debug + Send + Sync {
-    /// How many of the last tokens it has to see.
-    fn tokens(&self) -> usize;
-    /// Whether a text ends with the last of these tokens, which are the last ones of a beam.
+    /// The number of last tokens that [`Self::ends`] needs.
+    fn num_tokens(&self) -> usize;
+    /// Whether a beam with these last tokens ends with the last of them.
     fn ends(&self, tokens: &[TokenId]) -> bool;
 }
 
-impl Beams {
-    /// The name of the first field that has no meaning for so many beams, if there is one.
-    pub(crate) fn invalid(&self, width: u32) -> Option<&'static str> {
+impl BeamSearch {
+    /// The name of the first parameter that is invalid for this width, if there is one.
+    pub(crate) fn invalid_parameter(&self, width: u32) -> Option<&'static str> {
         let valid = [
-            ("results", (1..=width).contains(&self.results)),
-            ("groups", self.groups > 0 && width.is_multiple_of(self.groups)),
+            ("num_results", (1..=width).contains(&self.num_results)),
+            ("num_groups", self.num_groups > 0 && width.is_multiple_of(self.num_groups)),
             ("length_penalty", self.length_penalty.is_finite()),
             ("diversity_penalty", self.diversity_penalty.is_finite()),
         ];
@@ -80,41 +80,41 @@ impl Beams {
     }
 }
 
-/// What may follow a beam.
+/// The candidates for the next token of a beam.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Options {
-    /// Most probable first, at least [`Search::options`] of them if there are as many.
-    pub(crate) candidates: Vec<Candidate>,
-    /// The most probable ones of the model's own distribution, if they are to be told.
+pub(crate) struct Candidates {
+    /// The candidates, most probable first: [`Search::num_candidates`] of them if there are as many.
+    pub(crate) tokens: Vec<Candidate>,
+    /// The most probable tokens in the model's own distribution, if they were requested.
     pub(crate) top: Option<Vec<TokenLogprob>>,
-    /// Whether nothing can follow: it is complete as it is.
+    /// Whether the beam is complete because nothing can follow.
     pub(crate) is_complete: bool,
 }
 
-/// A token that may follow.
+/// A candidate for the next token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) token: TokenId,
-    /// By which the beam is judged.
+    /// The log probability for the score of the beam.
     pub(crate) logprob: f32,
-    /// In the model's own distribution.
-    pub(crate) own: f32,
+    /// The log probability in the model's own distribution.
+    pub(crate) model_logprob: f32,
 }
 
-/// What a slot goes on with.
+/// The continuation of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
     pub(crate) slot: u32,
-    /// From whose tokens: its own, or those of a slot that goes on from its own.
-    pub(crate) from: u32,
+    /// The slot whose tokens it continues: itself, or one that continues its own tokens.
+    pub(crate) parent: u32,
     pub(crate) token: TokenId,
-    /// Whether a beam lives in it.
+    /// Whether the slot has a beam.
     pub(crate) is_beam: bool,
 }
 
-/// A text that was found.
+/// A result of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct SearchResult {
     pub(crate) tokens: Vec<(TokenId, Option<Box<TokenLogprobs>>)>,
     pub(crate) reason: FinishReason,
 }
@@ -122,18 +122,18 @@ pub(crate) struct Found {
 /// A search in progress.
 #[derive(Debug)]
 pub(crate) struct Search {
-    beams: Beams,
+    params: BeamSearch,
     stop: StopCriteria,
     groups: Vec<Group>,
-    /// The tokens of all beams there ever were: as many as the width at most for each step.
+    /// The tokens of all beams so far: at most the width for each step.
     nodes: Vec<Node>,
     generated: u32,
-    /// By slot.
-    options: Vec<Option<Options>>,
+    /// The candidates of each slot for this step.
+    candidates: Vec<Option<Candidates>>,
     moves: Vec<Move>,
 }
 
-/// A token of a beam, and which one it follows.
+/// A token of a beam, and the node before it.
 #[derive(Debug)]
 struct Node {
     parent: Option<u32>,
@@ -144,9 +144,9 @@ struct Node {
 #[derive(Debug)]
 struct Group {
     slots: Range<u32>,
-    /// Best first.
+    /// The beams that have not ended, best first.
     ongoing: Vec<Beam>,
-    results: Vec<Ended>,
+    results: Vec<EndedBeam>,
     has_ended: bool,
 }
 
@@ -158,13 +158,13 @@ struct Beam {
 }
 
 #[derive(Debug)]
-struct Ended {
+struct EndedBeam {
     tail: Option<u32>,
     score: f64,
     reason: FinishReason,
 }
 
-/// A continuation of a beam. Without a token it ends as it is.
+/// A continuation of a beam. Without a token, the beam is complete.
 #[derive(Debug)]
 struct Continuation {
     parent: Beam,
@@ -172,20 +172,19 @@ struct Continuation {
     score: f64,
 }
 
-/// The continuations of beams, best first and the first of equals first. The options of each beam are in that order
-/// already, so they are merged: what is not asked for is neither sorted nor made.
-fn merged(options: &[(Beam, Options)]) -> impl Iterator<Item = Continuation> {
-    let scores = options.iter().map(|(parent, options)| {
-        let alone = options.is_complete.then_some(parent.score);
-        let candidates = if options.is_complete { &[][..] } else { &options.candidates };
-        let candidates = candidates.iter().map(|candidate| parent.score + f64::from(candidate.logprob));
-        alone.into_iter().chain(candidates)
+/// The continuations of beams, best first. The candidates of each beam are sorted already, so they are merged lazily.
+fn merge_continuations(candidates: &[(Beam, Candidates)]) -> impl Iterator<Item = Continuation> {
+    let scores = candidates.iter().map(|(parent, candidates)| {
+        let complete = candidates.is_complete.then_some(parent.score);
+        let tokens = if candidates.is_complete { &[][..] } else { &candidates.tokens };
+        let scores = tokens.iter().map(|candidate| parent.score + f64::from(candidate.logprob));
+        complete.into_iter().chain(scores)
     });
-    Merge::new(scores).map(|Next { score, source, place }| {
-        let (parent, Options { candidates, top, is_complete }) = &options[source];
+    Merge::new(scores).map(move |MergedScore { score, source, index }| {
+        let (parent, Candidates { tokens, top, is_complete }) = &candidates[source];
         let token = (!is_complete).then(|| {
-            let candidate = candidates[place];
-            let chosen = TokenLogprob { token: candidate.token, logprob: candidate.own };
+            let candidate = tokens[index];
+            let chosen = TokenLogprob { token: candidate.token, logprob: candidate.model_logprob };
             (candidate, top.clone().map(|top| Box::new(TokenLogprobs { chosen, top })))
         });
         Continuation { parent: *parent, token, score }
@@ -193,98 +192,98 @@ fn merged(options: &[(Beam, Options)]) -> impl Iterator<Item = Continuation> {
 }
 
 impl Search {
-    /// A search at the end of its prompt, with a width that `beams.groups` divides. `stop` is when beams end.
-    pub(crate) fn new(beams: Beams, width: u32, stop: StopCriteria) -> Self {
-        let size = width / beams.groups;
+    /// Creates a search at the end of its prompt. `params` must be valid for the width. `stop` ends the beams.
+    pub(crate) fn new(params: BeamSearch, width: u32, stop: StopCriteria) -> Self {
+        let size = width / params.num_groups;
         let group = |index| {
             let slots = index * size..(index + 1) * size;
             let first = Beam { slot: slots.start, tail: None, score: 0.0 };
             Group { slots, ongoing: vec![first], results: Vec::new(), has_ended: false }
         };
         Self {
-            groups: (0..beams.groups).map(group).collect(),
-            beams,
+            groups: (0..params.num_groups).map(group).collect(),
+            params,
             stop,
             nodes: Vec::new(),
             generated: 0,
-            options: (0..width).map(|_| None).collect(),
+            candidates: (0..width).map(|_| None).collect(),
             moves: Vec::new(),
         }
     }
 
-    /// Whether a beam lives in a slot, whose options [`Self::advance`] has to know.
+    /// Whether a slot has a beam, whose candidates [`Self::advance`] needs.
     pub(crate) fn has_beam(&self, slot: u32) -> bool {
         let groups = self.groups.iter().filter(|group| !group.has_ended);
         groups.flat_map(|group| &group.ongoing).any(|beam| beam.slot == slot)
     }
 
-    /// How many candidates of a beam are looked at: the best of what is left when others' tokens cost more.
-    pub(crate) fn options(&self) -> u32 {
-        let (width, size) = (self.options.len() as u32, self.size());
-        2 * size + if self.beams.diversity_penalty == 0.0 { 0 } else { width - size }
+    /// The number of candidates of a beam that [`Self::advance`] needs. The diversity penalty can move further ones to the front.
+    pub(crate) fn num_candidates(&self) -> u32 {
+        let (width, size) = (self.candidates.len() as u32, self.group_size());
+        2 * size + if self.params.diversity_penalty == 0.0 { 0 } else { width - size }
     }
 
-    /// What may follow the beam in a slot.
-    pub(crate) fn see(&mut self, slot: u32, options: Options) {
-        self.options[slot as usize] = Some(options);
+    /// Sets the candidates for the next token of the beam in a slot.
+    pub(crate) fn add_candidates(&mut self, slot: u32, candidates: Candidates) {
+        self.candidates[slot as usize] = Some(candidates);
     }
 
-    /// Takes a step, for which the options of all beams have been seen. Answers what the slots of the groups that go on
-    /// take.
+    /// Advances all beams by a token. The candidates of all beams must be set. Returns the continuations of the slots of groups that
+    /// have not ended.
     pub(crate) fn advance(&mut self) -> &[Move] {
         self.moves.clear();
-        let mut taken = Vec::new();
+        let mut used = Vec::new();
         for index in 0..self.groups.len() {
             if !self.groups[index].has_ended {
-                self.advance_group(index, &mut taken);
+                self.advance_group(index, &mut used);
             }
         }
         self.generated += 1;
-        self.options.fill_with(|| None);
+        self.candidates.fill_with(|| None);
         &self.moves
     }
 
-    /// Ends a step, after which nothing can follow the beams of these slots. True if the search has ended.
-    pub(crate) fn close(&mut self, complete: &[u32]) -> bool {
+    /// Finishes a step. `complete` are the slots whose beams nothing can follow. Returns whether the search has ended.
+    pub(crate) fn finish_step(&mut self, complete: &[u32]) -> bool {
         if self.generated >= self.stop.max_tokens {
             for index in 0..self.groups.len() {
-                self.cut(index, complete);
+                self.end_group(index, complete);
             }
         }
         self.groups.iter().all(|group| group.has_ended)
     }
 
-    /// How many texts are asked for.
-    pub(crate) fn results(&self) -> u32 {
-        self.beams.results
+    /// The number of results that were requested.
+    pub(crate) fn num_results(&self) -> u32 {
+        self.params.num_results
     }
 
-    /// The best results, best first: fewer than are asked for where guides and bans leave no more.
-    pub(crate) fn found(&self) -> Vec<Found> {
-        let mut ended: Vec<&Ended> = self.groups.iter().flat_map(|group| &group.results).collect();
-        // Stable: the first of equals.
+    /// The results, best first. There can be fewer than requested if guides and bans allow no more.
+    pub(crate) fn results(&self) -> Vec<SearchResult> {
+        let mut ended: Vec<&EndedBeam> = self.groups.iter().flat_map(|group| &group.results).collect();
+        // A stable sort, so that earlier results precede equal ones.
         ended.sort_by(|a, b| b.score.total_cmp(&a.score));
-        let found = ended.into_iter().take(self.beams.results as usize).map(|ended| {
+        let results = ended.into_iter().take(self.params.num_results as usize).map(|ended| {
             let mut tokens: Vec<_> =
                 self.path(ended.tail).map(|node| (node.token, node.logprobs.clone())).collect();
             tokens.reverse();
-            Found { tokens, reason: ended.reason }
+            SearchResult { tokens, reason: ended.reason }
         });
-        found.collect()
+        results.collect()
     }
 
-    /// Beams of a group.
-    fn size(&self) -> u32 {
-        self.options.len() as u32 / self.beams.groups
+    /// The number of beams in a group.
+    fn group_size(&self) -> u32 {
+        self.candidates.len() as u32 / self.params.num_groups
     }
 
-    /// `taken` are the tokens that the beams of earlier groups have taken.
-    fn advance_group(&mut self, index: usize, taken: &mut Vec<TokenId>) {
-        let size = self.size() as usize;
+    /// Advances a group. `used` are the tokens of the beams of earlier groups in this step.
+    fn advance_group(&mut self, index: usize, used: &mut Vec<TokenId>) {
+        let size = self.group_size() as usize;
         let best = self.groups[index].ongoing[0];
-        let options = self.options_of(index, taken);
+        let candidates = self.take_candidates(index, used);
         let mut children = Vec::with_capacity(size);
-        for (rank, continuation) in merged(&options).enumerate() {
+        for (rank, continuation) in merge_continuations(&candidates).enumerate() {
             if children.len() == size {
                 break;
             }
@@ -295,38 +294,38 @@ impl Search {
                 _ if rank < size => {
                     let tail = self.push(continuation.parent.tail, continuation.token);
                     let length = self.generated + u32::from(tail != continuation.parent.tail);
-                    self.end(index, (tail, continuation.score), length, FinishReason::Stop);
+                    self.add_result(index, tail, continuation.score, length, FinishReason::Stop);
                 }
                 _ => {}
             }
         }
-        taken.extend(children.iter().filter_map(|child| child.token.as_ref()).map(|(token, _)| token.token));
+        used.extend(children.iter().filter_map(|child| child.token.as_ref()).map(|(token, _)| token.token));
         self.groups[index].has_ended = children.is_empty() || self.is_done(index, best);
         if !self.groups[index].has_ended {
-            self.settle(index, children);
+            self.assign_slots(index, children);
         }
     }
 
-    /// What may follow each of a group's beams, each best first.
-    fn options_of(&mut self, index: usize, taken: &[TokenId]) -> Vec<(Beam, Options)> {
-        let most = 2 * self.size() as usize;
-        let penalty = self.beams.diversity_penalty;
-        let mut times: HashMap<TokenId, u32> = HashMap::new();
+    /// The candidates of each beam of a group with the diversity penalty, best first.
+    fn take_candidates(&mut self, index: usize, used: &[TokenId]) -> Vec<(Beam, Candidates)> {
+        let candidates_max = 2 * self.group_size() as usize;
+        let penalty = self.params.diversity_penalty;
+        let mut counts: HashMap<TokenId, u32> = HashMap::new();
         if penalty != 0.0 {
-            taken.iter().for_each(|&token| *times.entry(token).or_default() += 1);
+            used.iter().for_each(|&token| *counts.entry(token).or_default() += 1);
         }
         let beams = self.groups[index].ongoing.iter().map(|&parent| {
-            let options = self.options[parent.slot as usize].take();
-            let mut options = options.expect("invariant: the options of all beams have been seen");
-            if !times.is_empty() {
-                for candidate in &mut options.candidates {
-                    let times = times.get(&candidate.token).copied().unwrap_or(0);
-                    candidate.logprob -= penalty * times as f32;
+            let candidates = self.candidates[parent.slot as usize].take();
+            let mut candidates = candidates.expect("invariant: the candidates of all beams are set");
+            if !counts.is_empty() {
+                for candidate in &mut candidates.tokens {
+                    let count = counts.get(&candidate.token).copied().unwrap_or(0);
+                    candidate.logprob -= penalty * count as f32;
                 }
-                options.candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
+                candidates.tokens.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
             }
-            options.candidates.truncate(most);
-            (parent, options)
+            candidates.tokens.truncate(candidates_max);
+            (parent, candidates)
         });
         beams.collect()
     }
@@ -336,40 +335,43 @@ impl Search {
         if self.generated >= self.stop.min_tokens && self.stop.stop_token_ids.contains(&token) {
             return true;
         }
-        let Some(stops) = self.beams.stops.as_ref().filter(|_| self.generated >= self.stop.min_tokens) else {
+        let Some(stop_strings) =
+            self.params.stop_strings.as_ref().filter(|_| self.generated >= self.stop.min_tokens)
+        else {
             return false;
         };
-        let before = self.path(beam.tail).map(|node| node.token).take(stops.tokens().saturating_sub(1));
+        let before =
+            self.path(beam.tail).map(|node| node.token).take(stop_strings.num_tokens().saturating_sub(1));
         let mut last: Vec<_> = std::iter::once(token).chain(before).collect();
         last.reverse();
-        stops.ends(&last)
+        stop_strings.ends(&last)
     }
 
-    /// Gives each child a slot: the first of a parent its parent's, so that nobody loses what another goes on from.
-    fn settle(&mut self, index: usize, children: Vec<Continuation>) {
+    /// Assigns a slot to each child. The first child of a beam gets the beam's slot, so that no parent is overwritten.
+    fn assign_slots(&mut self, index: usize, children: Vec<Continuation>) {
         let mut ongoing: Vec<Beam> = Vec::with_capacity(children.len());
-        let mut moves: Vec<Move> = Vec::with_capacity(self.size() as usize);
-        let mut waiting = Vec::new();
+        let mut moves: Vec<Move> = Vec::with_capacity(self.group_size() as usize);
+        let mut unassigned = Vec::new();
         for Continuation { parent, token, score } in children {
-            let taken = token.as_ref().map_or(0, |(candidate, _)| candidate.token);
+            let token_id = token.as_ref().map_or(0, |(candidate, _)| candidate.token);
             let tail = self.push(parent.tail, token);
-            let is_first = moves.iter().all(|other| other.from != parent.slot);
+            let is_first = moves.iter().all(|other| other.parent != parent.slot);
             if is_first {
-                moves.push(Move { slot: parent.slot, from: parent.slot, token: taken, is_beam: true });
+                moves.push(Move { slot: parent.slot, parent: parent.slot, token: token_id, is_beam: true });
             } else {
-                waiting.push((ongoing.len(), parent.slot, taken));
+                unassigned.push((ongoing.len(), parent.slot, token_id));
             }
             ongoing.push(Beam { slot: parent.slot, tail, score });
         }
         let best = moves[0];
         let free =
             self.groups[index].slots.clone().filter(|slot| ongoing.iter().all(|beam| beam.slot != *slot));
-        let mut waiting = waiting.into_iter();
+        let mut unassigned = unassigned.into_iter();
         for slot in free.collect::<Vec<_>>() {
-            moves.push(match waiting.next() {
-                Some((child, from, token)) => {
+            moves.push(match unassigned.next() {
+                Some((child, parent, token)) => {
                     ongoing[child].slot = slot;
-                    Move { slot, from, token, is_beam: true }
+                    Move { slot, parent, token, is_beam: true }
                 }
                 None => Move { slot, is_beam: false, ..best },
             });
@@ -378,48 +380,48 @@ impl Search {
         self.moves.extend(moves);
     }
 
-    /// Whether a group has ended, by its best beam before this step.
+    /// Whether a group has ended. `best` is its best beam before this step.
     fn is_done(&self, index: usize, best: Beam) -> bool {
         let results = &self.groups[index].results;
-        if results.len() < self.size() as usize {
+        if results.len() < self.group_size() as usize {
             return false;
         }
         let worst = results.iter().map(|ended| ended.score).fold(f64::INFINITY, f64::min);
-        let length = match self.beams.end {
-            SearchEnd::Early => return true,
-            SearchEnd::Never if self.beams.length_penalty > 0.0 => self.stop.max_tokens,
-            SearchEnd::Heuristic | SearchEnd::Never => self.generated,
+        let length = match self.params.early_stopping {
+            EarlyStopping::Immediate => return true,
+            EarlyStopping::Never if self.params.length_penalty > 0.0 => self.stop.max_tokens,
+            EarlyStopping::Heuristic | EarlyStopping::Never => self.generated,
         };
-        worst >= self.judged(best.score, length)
+        worst >= self.normalized_score(best.score, length)
     }
 
-    /// What goes on in a group that has as many tokens as it may is a result.
-    fn cut(&mut self, index: usize, complete: &[u32]) {
+    /// Ends a group with the maximum number of tokens. Its beams are results.
+    fn end_group(&mut self, index: usize, complete: &[u32]) {
         if std::mem::replace(&mut self.groups[index].has_ended, true) {
             return;
         }
         for beam in std::mem::take(&mut self.groups[index].ongoing) {
             let is_complete = complete.contains(&beam.slot);
             let reason = if is_complete { FinishReason::Stop } else { FinishReason::Length };
-            self.end(index, (beam.tail, beam.score), self.generated, reason);
+            self.add_result(index, beam.tail, beam.score, self.generated, reason);
         }
     }
 
-    /// A result of so many tokens, if it is among the best of its group.
-    fn end(&mut self, index: usize, (tail, score): (Option<u32>, f64), length: u32, reason: FinishReason) {
-        let score = self.judged(score, length);
-        let size = self.size() as usize;
+    /// Adds a result with this number of tokens, if it is among the best of its group.
+    fn add_result(&mut self, index: usize, tail: Option<u32>, score: f64, length: u32, reason: FinishReason) {
+        let score = self.normalized_score(score, length);
+        let size = self.group_size() as usize;
         let results = &mut self.groups[index].results;
-        results.push(Ended { tail, score, reason });
+        results.push(EndedBeam { tail, score, reason });
         if results.len() > size {
             let scores = results.iter().map(|ended| ended.score).enumerate();
-            let worst = scores.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(place, _)| place);
+            let worst = scores.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index);
             worst.map(|worst| results.remove(worst));
         }
     }
 
-    fn judged(&self, score: f64, length: u32) -> f64 {
-        score / f64::from(length.max(1)).powf(f64::from(self.beams.length_penalty))
+    fn normalized_score(&self, score: f64, length: u32) -> f64 {
+        score / f64::from(length.max(1)).powf(f64::from(self.params.length_penalty))
     }
 
     fn push(
@@ -432,7 +434,7 @@ impl Search {
         Some(self.nodes.len() as u32 - 1)
     }
 
-    /// The tokens of a beam, the last first.
+    /// The nodes of a beam, last first.
     fn path(&self, tail: Option<u32>) -> impl Iterator<Item = &Node> {
         std::iter::successors(tail, |&node| self.nodes[node as usize].parent)
             .map(|node| &self.nodes[node as usize])

@@ -1,9 +1,8 @@
 //! A simulated model: no weights, but a real paged cache, costs in real or simulated time, and faults.
 //!
-//! Each slot of its cache holds a hash of the token written there, of its position and of all slots before
-//! it, *as read back through the block table*; its logits are a function of all slots of the sequence. So a
-//! block that two sequences write, a copy that was not made or a prefix that is not what it claims to be
-//! changes the output, and [`expected_tokens`], which has no cache, tells what the output should be.
+//! Each slot of the cache has a hash of its token, of its position and of all slots before it, *as read through the block table*.
+//! The logits are a function of all slots of the sequence. So a block that two sequences write, a missing copy or a wrong prefix
+//! changes the output. [`expected_tokens`], which has no cache, returns the correct output.
 
 mod script;
 
@@ -12,91 +11,94 @@ use std::time::Duration;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, TokenId};
 
 use crate::clock::Clock;
+use crate::hash::mix;
 use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
-use crate::sampler::mix;
 use crate::sleep::SleepLevel;
 
 pub use script::SimScript;
 
-/// What is simulated.
+/// The configuration of a simulated model.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// Tokens a block holds.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// Blocks in the cache.
+    /// Number of blocks in the cache.
     pub blocks_total: u32,
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
-    /// What time steps take.
+    /// The time that steps take.
     pub costs: SimCosts,
-    /// What goes wrong.
+    /// The steps that fail.
     pub faults: Vec<SimFault>,
 }
 
-/// What a step costs: the sum of these.
+/// The time of a step, which is the sum of these parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimCosts {
-    /// A step, whatever it computes.
+    /// The time of a step, whatever it computes.
     pub step: Duration,
-    /// A token in a row of several.
+    /// The time of a token of a sequence with several.
     pub prefill_token: Duration,
-    /// A row of one token.
-    pub decode_row: Duration,
+    /// The time of a sequence with one token.
+    pub decode_token: Duration,
 }
 
-/// Something that goes wrong in one step.
+/// A fault in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimFault {
-    /// The step, the first being 0.
+    /// The number of the step, from 0.
     pub step: u64,
-    /// What happens.
+    /// The kind of the fault.
     pub kind: SimFaultKind,
 }
 
-/// What goes wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimFaultKind {
-    /// The step fails, and leaves rubbish in the blocks it was to write.
+    /// The step fails, and the content of the blocks that it writes is undefined.
     Step,
-    /// The step fails, and the runner is of no further use.
+    /// The step fails, and the runner cannot be used any more.
     Fatal,
-    /// The runner panics.
+    /// The runner panics in the step.
     Panic,
-    /// This row of the logits, counted among those returned, is NaN.
+    /// The row of the returned logits with this index is NaN.
     NotANumber(u32),
 }
 
-/// A [`ModelRunner`] without a model.
+/// A [`ModelRunner`] that simulates a model.
 #[derive(Debug)]
 pub struct SimRunner {
     config: SimConfig,
     clock: Clock,
-    /// A hash for each token slot of each block.
+    /// The hash in each slot of each block.
     slots: Vec<u64>,
-    /// What it says instead of gibberish.
+    /// The answers of the model, instead of random tokens.
     script: Option<SimScript>,
     /// The token in each slot, for the script.
     tokens: Vec<TokenId>,
     adapters: u32,
     digests: Vec<u64>,
-    /// Of the blocks of the last batch.
-    block_weights: Vec<f32>,
+    /// The scores of the blocks of the last batch.
+    block_scores: Vec<f32>,
     logits: Vec<f32>,
     steps: u64,
     is_asleep: bool,
 }
 
-/// The digest of no token.
-const ROOT: u64 = 0x6f76_666c_6565_7421;
+/// The digest of an empty sequence.
+const EMPTY_DIGEST: u64 = 0x6f76_666c_6565_7421;
 
 impl SimRunner {
-    /// A runner whose steps spend their time on `clock`.
+    /// Creates a runner whose steps spend their time on `clock`.
     ///
     /// # Panics
     /// If a size is zero.
     pub fn new(config: SimConfig, clock: Clock) -> Self {
-        assert!(config.block_tokens > 0 && config.blocks_total > 0, "a cache has blocks, and a block tokens");
-        assert!(config.vocabulary > 0, "a model knows a token");
+        assert!(
+            config.block_tokens > 0 && config.blocks_total > 0,
+            "block_tokens and blocks_total must be greater than zero"
+        );
+        assert!(config.vocabulary > 0, "vocabulary must be greater than zero");
         let slots = vec![0; config.blocks_total as usize * config.block_tokens as usize];
         let tokens = vec![0; slots.len()];
         Self {
@@ -107,34 +109,37 @@ impl SimRunner {
             tokens,
             adapters: 0,
             digests: Vec::new(),
-            block_weights: Vec::new(),
+            block_scores: Vec::new(),
             logits: Vec::new(),
             steps: 0,
             is_asleep: false,
         }
     }
 
-    /// The same model with so many adapters, each of which makes another model of it. A script stays as it is.
+    /// Sets the number of adapters, each of which changes the output of the model. They do not change a script.
     #[must_use]
-    pub fn adapted(self, adapters: u32) -> Self {
+    pub fn with_adapters(self, adapters: u32) -> Self {
         Self { adapters, ..self }
     }
 
-    /// The same model with something to say.
+    /// Sets the answers of the model.
     ///
     /// # Panics
     /// If the script has no opening or no answer.
     #[must_use]
-    pub fn scripted(self, script: SimScript) -> Self {
-        assert!(!script.opening.is_empty() && !script.answers.is_empty(), "a script has turns and answers");
+    pub fn with_script(self, script: SimScript) -> Self {
+        assert!(
+            !script.opening.is_empty() && !script.answers.is_empty(),
+            "the opening and the answers must not be empty"
+        );
         Self { script: Some(script), ..self }
     }
 
-    fn slot(&self, blocks: &[BlockId], place: u32) -> usize {
+    fn slot(&self, blocks: &[BlockId], offset: u32) -> usize {
         let block_tokens = self.config.block_tokens;
-        let block = blocks[(place / block_tokens) as usize];
+        let block = blocks[(offset / block_tokens) as usize];
         assert!(block.0 < self.config.blocks_total, "{block:?} is not in the cache");
-        block.0 as usize * block_tokens as usize + (place % block_tokens) as usize
+        block.0 as usize * block_tokens as usize + (offset % block_tokens) as usize
     }
 
     fn copy_blocks(&mut self, batch: &Batch) {
@@ -146,37 +151,36 @@ impl SimRunner {
         }
     }
 
-    /// Reads what the rows' sequences have in the cache, all before anything is written: a row counts on
-    /// what was there before the step.
+    /// Reads the cached tokens of all sequences before anything is written: the step may only use what was cached before.
     fn read(&mut self, batch: &Batch) {
         self.digests.clear();
-        for row in &batch.sequences {
-            let blocks = batch.block_table_of(row);
-            let slots = (0..row.resident_tokens()).map(|place| self.slots[self.slot(blocks, place)]);
-            assert!(row.adapter <= self.adapters, "there is no adapter {}", row.adapter);
-            let digest = slots.fold(root(row.adapter), absorb);
+        for sequence in &batch.sequences {
+            let blocks = batch.block_table_of(sequence);
+            let slots = (0..sequence.resident_tokens()).map(|offset| self.slots[self.slot(blocks, offset)]);
+            assert!(sequence.adapter <= self.adapters, "adapter {} does not exist", sequence.adapter);
+            let digest = slots.fold(empty_digest(sequence.adapter), absorb);
             self.digests.push(digest);
         }
     }
 
-    /// Writes the tokens of `row`, and adds the logits of those of which they are wanted. `digest` is of what the
-    /// sequence has before.
-    fn write(&mut self, batch: &Batch, row: &ScheduledSequence, mut digest: u64) {
-        let blocks = batch.block_table_of(row);
-        // Only a script looks at what was said.
-        let past = if self.script.is_some() { row.resident_tokens() } else { 0 };
-        let mut said: Vec<TokenId> = (0..past).map(|place| self.tokens[self.slot(blocks, place)]).collect();
-        for ((position, place), &token) in
-            (row.computed_tokens..).zip(row.tokens.clone()).zip(batch.tokens_of(row))
+    /// Writes the tokens of a sequence, and appends the needed logits. `digest` is that of the tokens before.
+    fn write(&mut self, batch: &Batch, sequence: &ScheduledSequence, mut digest: u64) {
+        let blocks = batch.block_table_of(sequence);
+        // Only a script needs the earlier tokens.
+        let previous = if self.script.is_some() { sequence.resident_tokens() } else { 0 };
+        let mut text: Vec<TokenId> =
+            (0..previous).map(|offset| self.tokens[self.slot(blocks, offset)]).collect();
+        for ((position, offset), &token) in
+            (sequence.computed_tokens..).zip(sequence.tokens.clone()).zip(batch.tokens_of(sequence))
         {
-            let slot = self.slot(blocks, position - row.evicted_tokens);
+            let slot = self.slot(blocks, position - sequence.evicted_tokens);
             self.slots[slot] = slot_value(digest, token, position);
             digest = absorb(digest, self.slots[slot]);
             self.tokens[slot] = token;
-            said.push(token);
-            if row.scored_tokens.contains(&place) || row.sampled_tokens().contains(&place) {
+            text.push(token);
+            if sequence.scored_tokens.contains(&offset) || sequence.sampled_tokens().contains(&offset) {
                 let vocabulary = self.config.vocabulary;
-                match self.script.as_ref().and_then(|script| script.next(&said)) {
+                match self.script.as_ref().and_then(|script| script.next(&text)) {
                     Some(next) => self
                         .logits
                         .extend((0..vocabulary).map(|token| if token == next { CERTAIN } else { 0.0 })),
@@ -186,25 +190,27 @@ impl SimRunner {
         }
     }
 
-    fn spoil(&mut self, batch: &Batch) {
-        for row in &batch.sequences {
-            for place in row.resident_tokens()..row.resident_tokens() + row.tokens.len() as u32 {
-                let slot = self.slot(batch.block_table_of(row), place);
+    fn corrupt(&mut self, batch: &Batch) {
+        for sequence in &batch.sequences {
+            for offset in
+                sequence.resident_tokens()..sequence.resident_tokens() + sequence.tokens.len() as u32
+            {
+                let slot = self.slot(batch.block_table_of(sequence), offset);
                 self.slots[slot] = mix(self.slots[slot]);
             }
         }
     }
 
     fn cost(&self, batch: &Batch) -> Duration {
-        let SimCosts { step, prefill_token, decode_row } = self.config.costs;
-        let rows = batch.sequences.iter().map(|row| match row.tokens.len() as u32 {
-            1 => decode_row,
+        let SimCosts { step, prefill_token, decode_token } = self.config.costs;
+        let sequences = batch.sequences.iter().map(|sequence| match sequence.tokens.len() as u32 {
+            1 => decode_token,
             tokens => prefill_token * tokens,
         });
-        step + rows.sum::<Duration>()
+        step + sequences.sum::<Duration>()
     }
 
-    /// The fault of this step, if it has one.
+    /// The fault of the current step, if it has one.
     fn fault(&self) -> Option<SimFaultKind> {
         self.config.faults.iter().find(|fault| fault.step == self.steps).map(|fault| fault.kind)
     }
@@ -221,8 +227,8 @@ impl ModelRunner for SimRunner {
         self.adapters
     }
 
-    fn block_weights(&self) -> &[f32] {
-        &self.block_weights
+    fn block_scores(&self) -> &[f32] {
+        &self.block_scores
     }
 
     fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
@@ -246,14 +252,14 @@ impl ModelRunner for SimRunner {
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
-        assert!(!self.is_asleep, "invariant: nothing runs while it sleeps");
+        assert!(!self.is_asleep, "invariant: a runner that is asleep is not used");
         let fault = self.fault();
         self.steps += 1;
         self.clock.spend(self.cost(batch));
         self.copy_blocks(batch);
         match fault {
             Some(SimFaultKind::Step) => {
-                self.spoil(batch);
+                self.corrupt(batch);
                 return Err(RunError { message: "a simulated fault".to_owned(), fatal: false });
             }
             Some(SimFaultKind::Fatal) => {
@@ -265,14 +271,14 @@ impl ModelRunner for SimRunner {
 
         self.read(batch);
         self.logits.clear();
-        for (index, row) in batch.sequences.iter().enumerate() {
-            self.write(batch, row, self.digests[index]);
+        for (index, sequence) in batch.sequences.iter().enumerate() {
+            self.write(batch, sequence, self.digests[index]);
         }
-        // Any weights will do that are the same each time.
-        let mut weights = std::mem::take(&mut self.block_weights);
-        weights.clear();
-        weights.extend(batch.blocks.iter().map(|block| (self.slots[self.slot(&[*block], 0)] % 1000) as f32));
-        self.block_weights = weights;
+        // Arbitrary but reproducible scores.
+        let mut scores = std::mem::take(&mut self.block_scores);
+        scores.clear();
+        scores.extend(batch.blocks.iter().map(|block| (self.slots[self.slot(&[*block], 0)] % 1000) as f32));
+        self.block_scores = scores;
         if let Some(SimFaultKind::NotANumber(row)) = fault {
             let vocabulary = self.config.vocabulary as usize;
             self.logits[row as usize * vocabulary..][..vocabulary].fill(f32::NAN);
@@ -280,7 +286,7 @@ impl ModelRunner for SimRunner {
         Ok(Logits::new(&self.logits, self.config.vocabulary))
     }
 
-    /// The cache is lost: what believes in its content finds something else there.
+    /// Discards the cache, so that wrong assumptions about its content change the output.
     fn sleep(&mut self, _: SleepLevel) {
         (self.slots, self.tokens) = (Vec::new(), Vec::new());
         self.is_asleep = true;
@@ -294,18 +300,18 @@ impl ModelRunner for SimRunner {
     }
 }
 
-/// The `count` tokens that continue `prompt` when the most probable is taken each time, without a cache.
+/// Returns the `count` tokens that greedy sampling appends to `prompt`, computed without a cache.
 pub fn expected_tokens(prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
     expected_tokens_with(0, prompt, count, vocabulary)
 }
 
-/// The same with an adapter.
+/// Returns the tokens of [`expected_tokens`] with an adapter.
 pub fn expected_tokens_with(adapter: u32, prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
     let mut tokens = Vec::new();
-    let mut digest = root(adapter);
+    let mut digest = empty_digest(adapter);
     let mut positions = 0..;
     let mut read = |digest: u64, token| {
-        let position = positions.next().expect("invariant: the range has no end");
+        let position = positions.next().expect("invariant: the range is infinite");
         absorb(digest, slot_value(digest, token, position))
     };
     for &token in prompt {
@@ -324,12 +330,12 @@ pub fn expected_tokens_with(adapter: u32, prompt: &[TokenId], count: u32, vocabu
     tokens
 }
 
-/// The digest of no token, by adapter.
-fn root(adapter: u32) -> u64 {
-    if adapter == 0 { ROOT } else { mix(ROOT ^ u64::from(adapter)) }
+/// The digest of an empty sequence with an adapter.
+fn empty_digest(adapter: u32) -> u64 {
+    if adapter == 0 { EMPTY_DIGEST } else { mix(EMPTY_DIGEST ^ u64::from(adapter)) }
 }
 
-/// What the cache holds for `token` at `position`, after a history of this digest.
+/// The value of the slot of `token` at `position`, after tokens with this digest.
 fn slot_value(digest: u64, token: TokenId, position: u32) -> u64 {
     mix(digest ^ mix(u64::from(token) << 32 | u64::from(position)))
 }
@@ -338,10 +344,10 @@ fn absorb(digest: u64, slot: u64) -> u64 {
     mix(digest.rotate_left(17) ^ slot)
 }
 
-/// The logit of what a script says next; that of all else is 0.
+/// The logit of the next token of a script. All others are 0.
 const CERTAIN: f32 = 100.0;
 
-/// Logits between 0 and 16, a function of the digest.
+/// Logits between 0 and 16 that depend on the digest.
 fn logits(digest: u64, vocabulary: u32) -> impl Iterator<Item = f32> {
     const LOGIT_MAX: f32 = 16.0;
     (0..u64::from(vocabulary)).map(move |token| {

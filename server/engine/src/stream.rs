@@ -1,4 +1,4 @@
-//! The client's end of a request.
+//! The stream of a request's events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,79 +8,79 @@ use tokio::sync::mpsc;
 
 use crate::request::{Event, Failure};
 
-/// The events of one request, in order. They wait here for as long as the client likes: there is room for
-/// all that the request can ever produce, so the engine never waits for a client.
+/// The events of one request, in order. The stream has room for all events that the request can produce, so the engine never
+/// waits for a client.
 ///
 /// # Guarantees
-/// - The last event is the `Finished` of the last sequence that was not aborted, or `Failed`; then nothing comes.
-///   If the engine ends before, that is `Failed(Failure::Stopped)`.
-/// - Dropping the stream aborts what is left of the request: its sequences are in no step that begins later,
-///   and their blocks are free. [`Self::abort`] does so to one of them. There is no third way to cancel.
+/// - The last event is the `Finished` of the last sequence that was not aborted, or `Failed`. If the engine ends before, it is
+///   `Failed(Failure::Stopped)`.
+/// - Dropping the stream aborts the request: its sequences are in no step that begins later, and their blocks are released.
+///   [`Self::abort`] aborts one of them. There is no other way to cancel.
 #[derive(Debug)]
 pub struct TokenStream {
     events: mpsc::Receiver<Event>,
     aborts: Arc<Aborts>,
     /// Whether each sequence has ended.
     ended: Vec<bool>,
-    /// Sequences that have not ended.
+    /// Number of sequences that have not ended.
     open: usize,
 }
 
-/// Which sequences of a request the client has aborted; looked at before each step.
+/// The sequences of a request that the client has aborted. The engine checks them before each step.
 #[derive(Debug)]
 pub(crate) struct Aborts {
     sequences: Box<[AtomicBool]>,
-    /// Whether there are any that the engine has not seen.
-    unseen: AtomicBool,
+    /// Whether there are any that the engine has not received.
+    has_new: AtomicBool,
 }
 
 impl Aborts {
     pub(crate) fn new(sequences: u32) -> Arc<Self> {
         let sequences = (0..sequences).map(|_| AtomicBool::new(false)).collect();
-        Arc::new(Self { sequences, unseen: AtomicBool::new(false) })
+        Arc::new(Self { sequences, has_new: AtomicBool::new(false) })
     }
 
     fn add(&self, index: usize) {
         self.sequences[index].store(true, Ordering::Relaxed);
-        // With what was stored before: who sees this, sees that.
-        self.unseen.store(true, Ordering::Release);
+        // Release: a thread that sees this flag also sees the store above.
+        self.has_new.store(true, Ordering::Release);
     }
 
-    /// All that were aborted, if there are new ones among them.
-    pub(crate) fn take(&self) -> Option<impl Iterator<Item = u32>> {
-        let unseen = self.unseen.load(Ordering::Relaxed) && self.unseen.swap(false, Ordering::Acquire);
+    /// Returns all aborted sequences if there are new ones among them.
+    pub(crate) fn drain(&self) -> Option<impl Iterator<Item = u32>> {
+        let has_new = self.has_new.load(Ordering::Relaxed) && self.has_new.swap(false, Ordering::Acquire);
         let aborted = || (0..).zip(&self.sequences).filter(|(_, aborted)| aborted.load(Ordering::Relaxed));
-        unseen.then(|| aborted().map(|(index, _)| index))
+        has_new.then(|| aborted().map(|(index, _)| index))
     }
 }
 
 impl TokenStream {
-    /// `events` has room for all that a request of as many sequences as `aborts` has can produce.
+    /// `events` must have room for all events of a request with as many sequences as `aborts`.
     pub(crate) fn new(events: mpsc::Receiver<Event>, aborts: Arc<Aborts>) -> Self {
         let open = aborts.sequences.len();
         Self { events, aborts, ended: vec![false; open], open }
     }
 
-    /// The next event; nothing after the last.
+    /// Waits for the next event. `None` after the last.
     ///
     /// # Cancel safety
-    /// A future that is dropped before it is ready has taken no event.
+    /// A future that is dropped before it is ready has consumed no event.
     pub async fn next(&mut self) -> Option<Event> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// The next event, for those who implement a stream of their own.
+    /// Polls for the next event, for implementations of other streams.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         while self.open > 0 {
             let event = ready!(self.events.poll_recv(context));
-            if let Some(event) = self.take(event) {
+            if let Some(event) = self.process(event) {
                 return Poll::Ready(Some(event));
             }
         }
         Poll::Ready(None)
     }
 
-    /// The next event if there is one already: what has gathered can go out together.
+    /// Returns the next event if it is available already, so that several events can be sent together.
     pub fn try_next(&mut self) -> Option<Event> {
         while self.open > 0 {
             let event = match self.events.try_recv() {
@@ -88,7 +88,7 @@ impl TokenStream {
                 Err(mpsc::error::TryRecvError::Empty) => return None,
                 Err(mpsc::error::TryRecvError::Disconnected) => None,
             };
-            if let Some(event) = self.take(event) {
+            if let Some(event) = self.process(event) {
                 return Some(event);
             }
         }
@@ -102,16 +102,15 @@ impl TokenStream {
     pub fn blocking_next(&mut self) -> Option<Event> {
         while self.open > 0 {
             let event = self.events.blocking_recv();
-            if let Some(event) = self.take(event) {
+            if let Some(event) = self.process(event) {
                 return Some(event);
             }
         }
         None
     }
 
-    /// Ends one sequence of the request, whose text has become enough: it is in no step that begins later, and
-    /// what only it holds is free. No event of it comes any more, not even `Finished`. Nothing happens if it has
-    /// ended.
+    /// Aborts one sequence of the request: it is in no step that begins later, and its blocks are released. It has no further
+    /// events, not even `Finished`. Does nothing if the sequence has ended.
     ///
     /// # Panics
     /// If the request has no such sequence.
@@ -123,8 +122,8 @@ impl TokenStream {
         }
     }
 
-    /// Nothing if the event is of a sequence that was aborted.
-    fn take(&mut self, event: Option<Event>) -> Option<Event> {
+    /// Updates the state with an event. `None` if its sequence was aborted.
+    fn process(&mut self, event: Option<Event>) -> Option<Event> {
         let event = event.unwrap_or(Event::Failed(Failure::Stopped));
         match event {
             Event::Token { index, .. } | Event::Finished { index, .. } if self.ended[index as usize] => {

@@ -1,32 +1,33 @@
-//! Wakes the engine's thread when another thread has something for it.
+//! Wakes the engine's thread when another thread has a result for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use crate::handle::Command;
+use crate::command::Command;
 
-/// Sends the engine's thread a command to wake up. At most one such command is on its way, whoever sends it.
+/// Sends the engine's thread a command to wake up. All clones together have at most one such command in the channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker {
     commands: SyncSender<Command>,
-    is_under_way: Arc<AtomicBool>,
+    is_pending: Arc<AtomicBool>,
 }
 
 impl Waker {
     pub(crate) fn new(commands: SyncSender<Command>) -> Self {
-        Self { commands, is_under_way: Arc::default() }
+        Self { commands, is_pending: Arc::default() }
     }
 
     pub(crate) fn wake(&self) {
-        if !self.is_under_way.swap(true, Ordering::AcqRel) {
-            // There is room for it; without a receiver there is nobody to wake.
+        if !self.is_pending.swap(true, Ordering::AcqRel) {
+            // The channel has room for it. Sending fails only if the engine has ended.
             let _ = self.commands.try_send(Command::Wake);
         }
     }
 
-    /// The engine's thread is awake. It looks at what the other threads have done after this call, so that nothing is missed.
-    pub(crate) fn woke(&self) {
-        self.is_under_way.store(false, Ordering::Release);
+    /// Records that the engine's thread has received the command. The thread checks the results of other threads after this
+    /// call, so that it misses none.
+    pub(crate) fn acknowledge(&self) {
+        self.is_pending.store(false, Ordering::Release);
     }
 }

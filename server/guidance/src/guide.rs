@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
 use llguidance::panic_utils::catch_unwind;
-use server_engine::{GuideError, GuideState, Hold, Progress, TokenSet};
+use server_engine::{CommitLock, GuideError, GuideState, Progress, TokenSet};
 
 use crate::Preface;
 use crate::cache::{CacheValue, CompiledForms};
@@ -226,8 +226,8 @@ impl GuideState for State {
         Ok(if !self.is_behind && self.is_over() { Progress::Ended } else { Progress::Open })
     }
 
-    fn try_hold(&self) -> Option<Hold> {
-        self.lane.try_lock().map(|guard| Box::new(guard) as Hold)
+    fn try_lock_commit(&self) -> Option<CommitLock> {
+        self.lane.try_lock().map(|guard| Box::new(guard) as CommitLock)
     }
 
     fn fork(&self) -> Box<dyn GuideState> {

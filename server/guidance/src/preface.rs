@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{GuideError, GuideState, Hold, Progress, TokenId, TokenSet};
+use server_engine::{CommitLock, GuideError, GuideState, Progress, TokenId, TokenSet};
 
 use crate::Vocabulary;
 
@@ -152,11 +152,11 @@ impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
         self.form.commit(token)
     }
 
-    fn try_hold(&self) -> Option<Hold> {
+    fn try_lock_commit(&self) -> Option<CommitLock> {
         match self.phase {
             // The form is not used before the preface ends.
             Phase::Free { .. } => Some(Box::new(())),
-            Phase::Lead | Phase::Marked { .. } | Phase::Form => self.form.try_hold(),
+            Phase::Lead | Phase::Marked { .. } | Phase::Form => self.form.try_lock_commit(),
         }
     }
 

@@ -24,7 +24,7 @@ pub struct Attention {
     /// Of the weight of all keys, what share those are to have that long prompts look at, from 0 to 1. `None`: they look at all.
     /// It is not exact.
     pub share: Option<f32>,
-    /// Whether it tells what weight decodes gave to blocks ([`server_engine::ModelRunner::block_weights`]).
+    /// Whether it tells what weight decodes gave to blocks ([`server_engine::ModelRunner::block_scores`]).
     pub weighs: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct OpenVinoRunner {
     layout: CacheLayout,
     adapters: u32,
     /// Of the blocks of the last batch.
-    block_weights: Vec<f32>,
+    block_scores: Vec<f32>,
 }
 
 /// What a runner is made of.
@@ -44,7 +44,7 @@ impl OpenVinoRunner {
         let inputs = Inputs::new(&names, kv_heads)?;
         inputs.bind(&mut graph.request)?;
         cache.bind(&mut graph.request)?;
-        let block_weights = Vec::new();
+        let block_scores = Vec::new();
         Ok(Self {
             inputs,
             output: None,
@@ -54,7 +54,7 @@ impl OpenVinoRunner {
             _keeping: keeping,
             layout,
             adapters,
-            block_weights,
+            block_scores,
         })
     }
 
@@ -109,7 +109,7 @@ impl OpenVinoRunner {
         let request = unpacked.for_step(batch.tokens.len(), bind).unwrap_or(&mut graph.request);
         request.infer()?;
         self.output = Some(request.output()?);
-        self.inputs.weights_of_blocks(&mut self.block_weights)?;
+        self.inputs.weights_of_blocks(&mut self.block_scores)?;
         Ok(())
     }
 
@@ -145,8 +145,8 @@ impl ModelRunner for OpenVinoRunner {
         self.cache.write(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
     }
 
-    fn block_weights(&self) -> &[f32] {
-        &self.block_weights
+    fn block_scores(&self) -> &[f32] {
+        &self.block_scores
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
@@ -168,7 +168,7 @@ struct Inputs {
     max_context_len: Tensor,
     wanted_rows: Input<i64>,
     adapters: Input<i32>,
-    block_weights: Input<u8>,
+    block_scores: Input<u8>,
     /// Most heads of a layer's cache.
     kv_heads: usize,
 }
@@ -185,7 +185,7 @@ impl Inputs {
             "max_context_len",
             "wanted_rows",
             "adapters",
-            "block_weights",
+            "block_scores",
         ];
         if let Some(name) =
             names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
@@ -203,7 +203,7 @@ impl Inputs {
             max_context_len: Tensor::new(i32::TYPE, &[])?,
             wanted_rows: Input::new("wanted_rows", true)?,
             adapters: Input::new("adapters", has("adapters"))?,
-            block_weights: Input::new("block_weights", has("block_weights"))?,
+            block_scores: Input::new("block_scores", has("block_scores"))?,
             kv_heads,
         })
     }
@@ -219,7 +219,7 @@ impl Inputs {
         request.set("max_context_len", &self.max_context_len)?;
         self.wanted_rows.bind(request)?;
         self.adapters.bind(request)?;
-        self.block_weights.bind(request)
+        self.block_scores.bind(request)
     }
 
     fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
@@ -245,18 +245,18 @@ impl Inputs {
             batch.sequences.iter().map(|row| row.resident_tokens() + row.tokens.end - row.tokens.start).max();
         self.max_context_len.values_mut::<i32>()?[0] = context.unwrap_or(0).cast_signed();
         let weights = self.kv_heads * batch.blocks.len() * size_of::<f32>();
-        self.block_weights.write(weights, std::iter::repeat_n(0, weights))
+        self.block_scores.write(weights, std::iter::repeat_n(0, weights))
     }
 
     /// What weight the step gave to each of its blocks, over all heads and layers; nothing if the model does not tell.
     fn weights_of_blocks(&mut self, sums: &mut Vec<f32>) -> Result<(), Error> {
         sums.clear();
-        if !self.block_weights.used {
+        if !self.block_scores.used {
             return Ok(());
         }
-        let blocks = self.block_weights.length as usize / size_of::<f32>() / self.kv_heads;
+        let blocks = self.block_scores.length as usize / size_of::<f32>() / self.kv_heads;
         sums.resize(blocks, 0.0);
-        let weights = self.block_weights.tensor.values::<u8>()?.as_chunks().0;
+        let weights = self.block_scores.tensor.values::<u8>()?.as_chunks().0;
         for (index, weight) in weights.iter().enumerate() {
             sums[index % blocks] += f32::from_ne_bytes(*weight);
         }

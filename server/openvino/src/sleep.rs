@@ -53,8 +53,8 @@ impl ModelRunner for Sleeper {
         self.runner.as_mut().expect("invariant: nothing runs while it sleeps").run(batch)
     }
 
-    fn block_weights(&self) -> &[f32] {
-        self.runner.as_ref().map_or(&[], OpenVinoRunner::block_weights)
+    fn block_scores(&self) -> &[f32] {
+        self.runner.as_ref().map_or(&[], OpenVinoRunner::block_scores)
     }
 
     fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {

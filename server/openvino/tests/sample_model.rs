@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use server_engine::{
-    Clock, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling, SpillConfig, SpillIdentity,
-    StopCriteria,
+    Clock, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request, Sampling, SpillConfig,
+    SpillIdentity, StopCriteria,
 };
 use server_openvino::{Attention, CacheIdentity, Config, Form, OpenVinoRunner, Unpack, Weights, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
@@ -138,7 +138,7 @@ fn the_weights_of_blocks_are_all_that_the_heads_of_all_layers_give() {
         step(&mut runner, &mut sequences, 512);
         for _ in 0..3 {
             step(&mut runner, &mut sequences, 512);
-            let (first, second) = runner.block_weights().split_at(sequences[0].past.div_ceil(32));
+            let (first, second) = runner.block_scores().split_at(sequences[0].past.div_ceil(32));
             assert_eq!(second.len(), sequences[1].past.div_ceil(32));
             for weights in [first, second] {
                 assert!((weights.iter().sum::<f32>() - HEADS).abs() < 0.1, "{precision}: {weights:?}");
@@ -322,9 +322,9 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
         kv_eviction_tokens: None,
         clock: Clock::real(),
     };
-    let extras = Extras { spill, ..Extras::default() };
-    let engine = Engine::start_with(config, Box::new(runner), extras, Box::new(|_| {})).unwrap();
-    while engine.handle().spill().is_some_and(|spill| !spill.is_open()) {
+    let extras = EngineOptions { spill, ..EngineOptions::default() };
+    let engine = Engine::start_with_options(config, Box::new(runner), extras, Box::new(|_| {})).unwrap();
+    while engine.handle().spill_stats().is_some_and(|spill| !spill.is_open()) {
         std::thread::yield_now();
     }
     engine
@@ -334,14 +334,14 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
 async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
     let request = Request {
         prompt: prompt.to_vec(),
-        sequences: 1,
-        beams: None,
+        num_sequences: 1,
+        beam_search: None,
         lookup: None,
         draft: None,
         sampling: Sampling::greedy(),
         stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: 12, min_tokens: 0 },
         guide: None,
-        salt: 0,
+        cache_salt: 0,
         adapter: 0,
         tenant: 0,
     };
@@ -387,7 +387,7 @@ async fn a_prefix_that_is_read_back_gives_what_one_that_stayed_gives_also_after_
     evict(&engine).await;
     assert_eq!(ask(&engine, &long()).await, stayed);
     let handle = engine.handle();
-    let read_back = handle.spill().unwrap().read_back();
+    let read_back = handle.spill_stats().unwrap().restored();
     assert_eq!(read_back, 5);
     engine.shutdown().unwrap();
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::request::Rejection;
+
 /// The smallest number of blocks to which [`SchedulerConfig::kv_eviction_tokens`] may limit a sequence.
 pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
 
@@ -56,12 +58,62 @@ pub struct SchedulerConfig {
     pub kv_eviction_tokens: Option<u32>,
 }
 
-impl SchedulerConfig {
+/// The limits for the length and the number of sequences of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Number of tokens in a block of the cache.
+    pub block_tokens: u32,
+    /// Number of blocks in the cache.
+    pub blocks_total: u32,
+    /// Number of tokens of a prompt and its completion together at most.
+    pub max_model_len: u32,
+    /// Number of sequences of a request at most.
+    pub max_num_seqs: u32,
+    /// Number of sequences that wait at most.
+    pub max_queue: u32,
+}
+
+impl RequestLimits {
     /// Returns the largest number of tokens, prompt and completion together, of a request with this many sequences in
     /// lockstep: the cache must hold all of them at once without shared blocks.
     pub fn lockstep_model_len(&self, num_sequences: u32) -> u32 {
         let tokens = self.blocks_total / num_sequences.max(1) * self.block_tokens;
         tokens.min(self.max_model_len)
+    }
+
+    /// Checks a request of this size. The caller checks whether the queue is full.
+    ///
+    /// # Errors
+    /// [`Rejection`] if the request can never run.
+    pub fn check(
+        &self,
+        prompt_tokens: usize,
+        max_tokens: u32,
+        num_sequences: u32,
+        lockstep: bool,
+    ) -> Result<(), Rejection> {
+        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        if prompt_tokens == 0 {
+            return Err(Rejection::EmptyPrompt);
+        }
+        let max_model_len = self.lockstep_model_len(if lockstep { num_sequences } else { 1 });
+        if prompt_tokens.saturating_add(max_tokens.max(1)) > max_model_len {
+            return Err(Rejection::TooLong { prompt_tokens, max_model_len });
+        }
+        let max_num_seqs = self.max_num_seqs;
+        if num_sequences > max_num_seqs {
+            return Err(Rejection::TooManySequences { num_sequences, max_num_seqs });
+        }
+        Ok(())
+    }
+}
+
+impl SchedulerConfig {
+    /// The limits for requests of a scheduler with this configuration.
+    pub fn request_limits(&self) -> RequestLimits {
+        let Self { block_tokens, blocks_total, max_model_len, max_queue, .. } = *self;
+        let max_num_seqs = self.max_num_seqs.min(self.max_num_batched_tokens).min(max_queue);
+        RequestLimits { block_tokens, blocks_total, max_model_len, max_num_seqs, max_queue }
     }
 
     /// Panics unless a scheduler can work with these sizes.

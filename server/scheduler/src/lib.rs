@@ -40,7 +40,8 @@ pub use batch::{Batch, BlockCopy, ScheduledSequence};
 pub use block::{BlockHash, BlockId, TokenId, block_hash};
 pub use block_keys::{BlockKey, BlockKeyFn, BlockKeyScheme, EvictedBlock};
 pub use config::{
-    DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, PROMPT_TOKENS_MIN, SCORED_TOKENS_MAX, SchedulerConfig,
+    DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, PROMPT_TOKENS_MIN, RequestLimits, SCORED_TOKENS_MAX,
+    SchedulerConfig,
 };
 pub use load::Load;
 pub use request::{Event, FinishReason, NewRequest, Rejection, SampledToken, SequenceId, StopCriteria};

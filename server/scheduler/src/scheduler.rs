@@ -275,20 +275,9 @@ impl Scheduler {
         let has_new_id =
             (0..num_sequences).all(|index| self.sequences.slot(SequenceId::new(request.id, index)).is_none());
         assert!(has_new_id, "the id of a request must not be used twice");
-        let max_queue = self.config.max_queue;
-        let max_num_seqs = self.config.max_num_seqs.min(max_queue);
-        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-        let max_model_len = self.config.lockstep_model_len(if request.lockstep { num_sequences } else { 1 });
-        if prompt_tokens == 0 {
-            return Err(Rejection::EmptyPrompt);
-        }
-        if prompt_tokens.saturating_add(request.stop.max_tokens.max(1)) > max_model_len {
-            return Err(Rejection::TooLong { prompt_tokens, max_model_len });
-        }
-        if num_sequences > max_num_seqs {
-            return Err(Rejection::TooManySequences { num_sequences, max_num_seqs });
-        }
-        if self.waiting_sequences + num_sequences > max_queue {
+        let limits = self.config.request_limits();
+        limits.check(request.prompt.len(), request.stop.max_tokens, num_sequences, request.lockstep)?;
+        if self.waiting_sequences + num_sequences > limits.max_queue {
             return Err(Rejection::QueueFull);
         }
         Ok(())

@@ -41,7 +41,7 @@ impl SpillMetrics {
     pub(super) fn take(&self, spill: &SpillStats) {
         let counters = [
             (&self.written, spill.written()),
-            (&self.read_back, spill.read_back()),
+            (&self.read_back, spill.restored()),
             (&self.dropped, spill.dropped()),
             (&self.unreadable, spill.unreadable()),
         ];

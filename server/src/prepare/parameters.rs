@@ -196,9 +196,9 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
             .clamp(-2.0, 2.0),
         presence_penalty: number(generation.presence_penalty, defaults.presence_penalty, 0.0)
             .clamp(-2.0, 2.0),
-        bias: biases::biases(generation, target)?,
-        allowed: biases::allowed(generation, target)?,
-        bad: biases::bad(generation, target)?,
+        logit_bias: biases::biases(generation, target)?,
+        allowed_token_ids: biases::allowed(generation, target)?,
+        bad_words: biases::bad(generation, target)?,
         seed: generation.seed.map_or(target.seed, |seed| seed as u64),
         logprobs: None,
         prompt_logprobs: None,

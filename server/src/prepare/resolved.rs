@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use server_engine::{Beams, DraftRule, Guide, PromptLookup, Request, Sampling, StopCriteria, TokenId};
+use server_engine::{
+    BeamSearch, DraftModelParams, Guide, PromptLookup, Request, Sampling, StopCriteria, TokenId,
+};
 
 use super::{Prepared, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
@@ -40,11 +42,11 @@ pub(super) struct Resolved {
     /// Of which so many are generated.
     pub(super) candidates: u32,
     /// If they are searched for and not drawn.
-    pub(super) beams: Option<Beams>,
+    pub(super) beams: Option<BeamSearch>,
     /// How what comes next is guessed, if it is.
     pub(super) lookup: Option<PromptLookup>,
     /// How a draft model guesses, if there is one.
-    pub(super) draft: DraftRule,
+    pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
@@ -80,7 +82,7 @@ impl Resolved {
 
     /// Most tokens that a prompt can have; `None` if longer ones are truncated.
     pub(super) fn prompt_tokens_max(&self, target: Target<'_>) -> Option<u32> {
-        self.truncate.is_none().then_some(target.limits.max_model_len)
+        self.truncate.is_none().then_some(target.limits.requests.max_model_len)
     }
 
     /// Without `tokens_max` a prompt gets all the room that there is.
@@ -148,14 +150,14 @@ impl Resolved {
         let (beams, lookup) = (self.beams.clone(), self.lookup.clone());
         Ok(Request {
             prompt,
-            sequences: self.candidates,
-            beams,
+            num_sequences: self.candidates,
+            beam_search: beams,
             lookup,
             draft: Some(self.draft),
             sampling,
             stop,
             guide,
-            salt: self.salt,
+            cache_salt: self.salt,
             adapter: self.adapter,
             tenant: 0,
         })
@@ -168,7 +170,7 @@ impl Resolved {
             Some(Truncate::To(kept)) => kept,
             Some(Truncate::ToRoom) => {
                 let answer = tokens_max.map_or(1, |most| most.tokens.max(1));
-                target.limits.max_model_len.saturating_sub(answer).max(1)
+                target.limits.requests.max_model_len.saturating_sub(answer).max(1)
             }
         };
         let excess = prompt.len().saturating_sub(kept as usize);
@@ -184,9 +186,9 @@ fn room(
     tokens_max: Option<TokensMax>,
     target: Target<'_>,
 ) -> Result<u32, Error> {
-    let most = target.limits.tokens_max(width);
+    let most = target.limits.requests.lockstep_model_len(width.unwrap_or(1));
     let whose = match width {
-        Some(width) if most < target.limits.max_model_len => {
+        Some(width) if most < target.limits.requests.max_model_len => {
             format!("the {most} tokens for which {width} beams have room")
         }
         _ => format!("this model's {most} tokens"),

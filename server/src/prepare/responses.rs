@@ -279,9 +279,9 @@ fn fitting(
     // The first cut that leaves something that fits.
     let cuts = messages::cuts(&conversation.messages);
     let rest = |cut: usize| messages::without(&conversation.messages, cut);
-    let room = target.limits.max_model_len / ANSWER_SHARE;
+    let room = target.limits.requests.max_model_len / ANSWER_SHARE;
     let left = tokens_max.unwrap_or(TokensMax { param: "max_output_tokens", tokens: room.max(1) });
-    let tokens_max_of_prompt = target.limits.max_model_len.saturating_sub(left.tokens);
+    let tokens_max_of_prompt = target.limits.requests.max_model_len.saturating_sub(left.tokens);
     let guess = guess_cut(&conversation.messages, &cuts, target.model, tokens_max_of_prompt);
     let fitting = first_fitting(cuts.len(), guess, |at| match prepare(rest(cuts[at]), Some(left)) {
         Ok(prepared) => Ok(Some(prepared)),

@@ -138,7 +138,7 @@ fn told(
         Lists::One(list) => list.len(),
         Lists::Several(lists) => lists.iter().map(Vec::len).sum(),
     };
-    let max_model_len = target.limits.max_model_len;
+    let max_model_len = target.limits.requests.max_model_len;
     TokenizeResponse { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
 }
 

@@ -185,7 +185,8 @@ async fn begin<S: Shape>(
     let prepared = prepare::<S>(app, body, id, tenant).await?;
     let Prepared { mut prompts, echoes, text, reply } = prepared;
     tenant.claim(&mut prompts);
-    let (candidates, wanted) = (prompts.first().map_or(1, server_engine::Request::results), reply.choices);
+    let (candidates, wanted) =
+        (prompts.first().map_or(1, server_engine::Request::num_results), reply.choices);
     let submitted = submit(app, serving, prompts)?;
     let head = Head {
         id: format!("{}-{id}", S::ID),
@@ -242,13 +243,13 @@ pub(super) fn submit(
     let limits = serving.engine.limits();
     let adapter = prompts.first().and_then(|prompt| serving.model.adapter(prompt.adapter));
     let submit = |prompt: server_engine::Request| {
-        let (choices, prompt_tokens) = (prompt.results(), prompt.prompt.len());
+        let (choices, prompt_tokens) = (prompt.num_results(), prompt.prompt.len());
         let scored = prompt.sampling.prompt_logprobs.is_some();
         match serving.engine.submit(prompt) {
             Ok(stream) => Ok(Submitted { stream, choices, prompt_tokens, scored }),
             Err(error) => {
                 let retry_after: Duration = app.admission().retry_after(Instant::now());
-                Err(Error::from_submit(error, retry_after, limits.max_queue))
+                Err(Error::from_submit(error, retry_after, limits.requests.max_queue))
             }
         }
     };

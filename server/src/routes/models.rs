@@ -33,6 +33,6 @@ fn describe(name: &str, serving: &Serving) -> Model {
         owned_by: "ovfleet",
         root: adapter.map(|adapter| adapter.path.to_string_lossy().into_owned()),
         parent: adapter.map(|_| serving.model.name().to_owned()),
-        max_model_len: serving.engine.limits().max_model_len,
+        max_model_len: serving.engine.limits().requests.max_model_len,
     }
 }

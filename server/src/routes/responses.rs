@@ -106,7 +106,7 @@ async fn begin(app: &App, request: Request, arrived: Instant) -> Result<Making, 
         Box::new(move |tokens| super::probabilities::shown(&tokenizer, tokens, names_by_id)) as Show
     });
     let choices = prepared.reply.choices;
-    let candidates = prepared.prompts.first().map_or(1, server_engine::Request::results);
+    let candidates = prepared.prompts.first().map_or(1, server_engine::Request::num_results);
     let submitted = generate::submit(app, serving, prepared.prompts)?;
     let answer = Answer::new(submitted, &serving.model.text.tokenizer, &prepared.text, record);
     let answer = Deltas::new(answer, candidates, choices);

@@ -53,6 +53,6 @@ async fn wake_up(State(app): State<App>) -> Result<StatusCode, Error> {
 }
 
 async fn is_sleeping(State(app): State<App>) -> Result<impl IntoResponse, Error> {
-    let is_sleeping = app.serving()?.engine.asleep().is_some();
+    let is_sleeping = app.serving()?.engine.sleep_level().is_some();
     Ok(Json(json!({"is_sleeping": is_sleeping})))
 }

@@ -23,7 +23,7 @@ fn adapted() -> Server {
     let adapters = [("sql", "/adapters/sql"), ("group/tone", "/adapters/tone")].map(named);
     let model = Model::new(vec!["parrot".to_owned()], built_in_text().unwrap(), "test");
     let model = Some(model.with_adapters(adapters.to_vec()));
-    Setup { model, ..Setup::new(SimRunner::new(config, Clock::simulated()).adapted(2)) }.start()
+    Setup { model, ..Setup::new(SimRunner::new(config, Clock::simulated()).with_adapters(2)) }.start()
 }
 
 /// A request for these tokens whatever they are.

@@ -378,7 +378,7 @@ async fn a_dead_engine_is_told_and_readiness_is_gone() {
     assert_eq!(server.get("/v2/health/ready").await.status, 200);
     let answer = server.post(PATH, chat(json!({}))).await;
     assert!(answer.status.is_server_error(), "{}", answer.body);
-    server.engine.handle().dead().await;
+    server.engine.handle().wait_for_failure().await;
     assert_eq!(server.get("/v2/health/ready").await.status, 503);
     assert_eq!(server.get("/v2/health/live").await.status, 200);
     assert_eq!(server.post(PATH, chat(json!({}))).await.status, 503);

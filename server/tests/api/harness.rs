@@ -10,7 +10,8 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::{App, Limits, Metrics, Model, Serving, StoreConfig, built_in_text, built_in_text_with, router};
 use server_engine::{
-    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, Extras, Logits, ModelRunner, RunError, TokenId,
+    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, Logits, ModelRunner, RunError,
+    TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
 };
 use server_scheduler::Batch;
@@ -73,7 +74,7 @@ impl Setup {
         };
         let answers: Vec<String> = answers.iter().map(|answer| (*answer).to_owned()).collect();
         let script = server::script(&answers, &text).unwrap();
-        let runner = SimRunner::new(config, Clock::simulated()).scripted(script);
+        let runner = SimRunner::new(config, Clock::simulated()).with_script(script);
         let model = Model::new(names(), text, "test");
         Self { sequence_tokens_max: 8192, model: Some(model), ..Self::new(runner) }
     }
@@ -91,9 +92,9 @@ impl Setup {
             kv_eviction_tokens: None,
             clock: Clock::simulated(),
         };
-        let draft = self.draft.map(|runner| DraftRunner { runner, tokens_max: 400 });
-        let extras = Extras { draft, ..Extras::default() };
-        let engine = Engine::start_with(config, self.runner, extras, metrics.observer()).unwrap();
+        let draft = self.draft.map(|runner| DraftRunner { runner, max_model_len: 400 });
+        let extras = EngineOptions { draft, ..EngineOptions::default() };
+        let engine = Engine::start_with_options(config, self.runner, extras, metrics.observer()).unwrap();
         let app = App::with_store(self.limits, metrics, &self.store).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
         app.serve(Serving {

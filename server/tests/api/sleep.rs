@@ -72,7 +72,7 @@ async fn it_sleeps_and_wakes_when_asked_and_stays_ready() {
         assert_eq!(is_sleeping(&server).await, json!({"is_sleeping": false}));
         let answer = server.post(&format!("/sleep{query}"), Body::empty()).await;
         assert_eq!((answer.status, answer.body.as_str()), (StatusCode::OK, ""));
-        assert_eq!(server.engine.handle().asleep(), Some(level));
+        assert_eq!(server.engine.handle().sleep_level(), Some(level));
         assert_eq!(is_sleeping(&server).await, json!({"is_sleeping": true}));
         assert_eq!(metric(&server, "sleeping").await, 1.0);
         assert_eq!(
@@ -144,7 +144,7 @@ async fn it_falls_asleep_by_itself_again_and_again_and_the_router_is_told() {
     tasks.spawn(publish(server.app.clone(), sender));
     tasks.spawn(sleep_when_idle(engine.clone(), Duration::from_millis(1), SleepLevel::Model));
     for _ in 0..3 {
-        engine.load().wait_for(|load| load.asleep == Some(SleepLevel::Model)).await.unwrap();
+        engine.load().wait_for(|load| load.sleep_level == Some(SleepLevel::Model)).await.unwrap();
         let report = reports.wait_for(|report| report.asleep).await.unwrap().clone();
         assert_eq!((report.state(), report.blocks_free), (State::Serving, report.blocks_total));
         assert_eq!(server.post(PATH, chat(json!({}))).await.status, StatusCode::OK);

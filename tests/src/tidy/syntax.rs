@@ -6,9 +6,10 @@ use super::{File, Tree};
 
 /// The crates whose names, comments and modules follow the style. The rules below apply to these crates only, until
 /// the list holds every crate of the workspace.
-pub const CRATES_IN_STYLE: [&str; 8] = [
+pub const CRATES_IN_STYLE: [&str; 9] = [
     "proto",
     "router",
+    "server/engine",
     "server/gguf",
     "server/guidance",
     "server/openai",

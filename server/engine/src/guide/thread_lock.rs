@@ -1,9 +1,9 @@
-//! A lock that a thread can take again while it has it, and whose guard owns it.
+//! A reentrant lock whose guard owns it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// Keeps all threads but one from what the states of a [`Guide`](super::Guide) share.
+/// Lets one thread at a time use what the states of a [`Guide`](crate::Guide) share. The thread can lock it several times.
 #[derive(Debug, Default)]
 pub struct ThreadLock {
     owner: Mutex<Option<Owner>>,
@@ -16,32 +16,32 @@ struct Owner {
     guards: u32,
 }
 
-/// Frees the lock when it is dropped, on the thread that took it.
+/// Releases the lock when it is dropped, on the thread that acquired it.
 #[derive(Debug)]
 pub struct ThreadGuard(Arc<ThreadLock>);
 
 impl ThreadLock {
-    /// Waits until no other thread has it.
+    /// Acquires the lock, and waits while another thread has it.
     pub fn lock(self: &Arc<Self>) -> ThreadGuard {
-        let is_others = |owner: &mut Option<Owner>| owner.as_ref().is_some_and(Owner::is_other);
-        let owner = self.freed.wait_while(self.owner(), is_others);
-        self.take(owner.unwrap_or_else(PoisonError::into_inner))
+        let is_locked = |owner: &mut Option<Owner>| owner.as_ref().is_some_and(Owner::is_other);
+        let owner = self.freed.wait_while(self.owner(), is_locked);
+        self.acquire(owner.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// `None` if another thread has it.
+    /// Acquires the lock without waiting. `None` if another thread has it.
     pub fn try_lock(self: &Arc<Self>) -> Option<ThreadGuard> {
         let owner = self.owner();
-        if owner.as_ref().is_some_and(Owner::is_other) { None } else { Some(self.take(owner)) }
+        if owner.as_ref().is_some_and(Owner::is_other) { None } else { Some(self.acquire(owner)) }
     }
 
-    fn take(self: &Arc<Self>, mut owner: MutexGuard<'_, Option<Owner>>) -> ThreadGuard {
+    fn acquire(self: &Arc<Self>, mut owner: MutexGuard<'_, Option<Owner>>) -> ThreadGuard {
         let thread = std::thread::current().id();
         owner.get_or_insert(Owner { thread, guards: 0 }).guards += 1;
         ThreadGuard(Arc::clone(self))
     }
 
     fn owner(&self) -> MutexGuard<'_, Option<Owner>> {
-        // Nothing panics while it is locked.
+        // Nothing panics while the mutex is locked.
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -70,20 +70,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thread_has_it_as_often_as_it_likes_and_others_wait_for_the_last_guard() {
+    fn a_thread_can_lock_several_times_and_others_wait_for_the_last_guard() {
         let lock = Arc::new(ThreadLock::default());
-        let (first, second) = (lock.lock(), lock.try_lock().expect("it is ours"));
-        let others = || {
+        let (first, second) = (lock.lock(), lock.try_lock().expect("the same thread has the lock"));
+        let can_others_lock = || {
             let lock = Arc::clone(&lock);
-            std::thread::spawn(move || lock.try_lock().is_some()).join().expect("it does not panic")
+            std::thread::spawn(move || lock.try_lock().is_some()).join().expect("the thread does not panic")
         };
-        assert!(!others());
+        assert!(!can_others_lock());
         drop(first);
-        assert!(!others());
+        assert!(!can_others_lock());
         let waiting = Arc::clone(&lock);
         let waiting = std::thread::spawn(move || drop(waiting.lock()));
         drop(second);
-        waiting.join().expect("it does not panic");
-        assert!(others());
+        waiting.join().expect("the thread does not panic");
+        assert!(can_others_lock());
     }
 }

@@ -1,22 +1,22 @@
-//! Passes over the logits of the tokens that a guide allows.
+//! Operations on the logits of the tokens that a guide allows.
 
 use server_scheduler::TokenId;
 
 use super::scan::Peak;
-use crate::guide::{Bits, TokenSet};
+use crate::guide::{SetBits, TokenSet};
 
-/// Where at most one token in so many is allowed, these alone are looked at.
+/// If fewer than one token in this many is allowed, only the allowed logits are read.
 const SPARSE: usize = 8;
 
 const WORD: usize = u32::BITS as usize;
 
-/// Whether few enough tokens are allowed to take them out and look at nothing else.
+/// Whether few enough tokens are allowed to gather their logits.
 pub(super) fn is_sparse(allowed: &TokenSet, logits: &[f32]) -> bool {
     (allowed.len() as usize) < logits.len() / SPARSE
 }
 
-/// The peak among the tokens allowed, in one pass, or nothing if one of their logits is NaN or positive infinity.
-/// Negative infinity if there are none.
+/// The peak among the allowed tokens. `None` if one of their logits is NaN or positive infinity. The value is negative infinity if no
+/// token is allowed.
 pub(super) fn peak(logits: &[f32], allowed: &TokenSet) -> Option<Peak> {
     let mut best = Peak { value: f32::NEG_INFINITY, token: 0 };
     let mut finite = true;
@@ -27,25 +27,25 @@ pub(super) fn peak(logits: &[f32], allowed: &TokenSet) -> Option<Peak> {
         let (greatest, numbers) = greatest(logits, word);
         finite &= numbers;
         if greatest > best.value {
-            let offset = Bits(word).find(|&bit| logits.get(bit as usize) == Some(&greatest)).unwrap_or(0);
+            let offset = SetBits(word).find(|&bit| logits.get(bit as usize) == Some(&greatest)).unwrap_or(0);
             best = Peak { value: greatest, token: (index * WORD) as TokenId + offset };
         }
     }
     finite.then_some(best)
 }
 
-/// The greatest of the logits whose bits are set, and whether these are all numbers.
+/// The greatest of the logits whose bits are set, and whether all of these are valid.
 fn greatest(logits: &[f32], word: u32) -> (f32, bool) {
     let mut greatest = f32::NEG_INFINITY;
     let mut numbers = true;
     if let (u32::MAX, Ok(logits)) = (word, <&[f32; WORD]>::try_from(logits)) {
-        // No branch: the compiler compares several at a time.
+        // Without branches, so that the compiler vectorizes the loop.
         for &logit in logits {
             greatest = if logit > greatest { logit } else { greatest };
             numbers &= logit <= f32::MAX;
         }
     } else {
-        for &logit in Bits(word).filter_map(|bit| logits.get(bit as usize)) {
+        for &logit in SetBits(word).filter_map(|bit| logits.get(bit as usize)) {
             greatest = if logit > greatest { logit } else { greatest };
             numbers &= logit <= f32::MAX;
         }
@@ -53,7 +53,7 @@ fn greatest(logits: &[f32], word: u32) -> (f32, bool) {
     (greatest, numbers)
 }
 
-/// Fills `tokens` and `kept` with the tokens allowed and their logits, in the order of their ids.
+/// Fills `tokens` and `kept` with the allowed tokens and their logits, in the order of their ids.
 pub(super) fn gather(logits: &[f32], allowed: &TokenSet, tokens: &mut Vec<TokenId>, kept: &mut Vec<f32>) {
     tokens.clear();
     kept.clear();
@@ -65,14 +65,14 @@ pub(super) fn gather(logits: &[f32], allowed: &TokenSet, tokens: &mut Vec<TokenI
     }
 }
 
-/// Makes the logits of all other tokens negative infinity.
+/// Sets the logits of all other tokens to negative infinity.
 pub(super) fn ban_others(logits: &mut [f32], allowed: &TokenSet) {
     let words = allowed.words().iter().copied().chain(std::iter::repeat(0));
     for (logits, word) in logits.chunks_mut(WORD).zip(words) {
         match word {
             0 => logits.fill(f32::NEG_INFINITY),
             u32::MAX => {}
-            word => Bits(!word).for_each(|bit| {
+            word => SetBits(!word).for_each(|bit| {
                 if let Some(logit) = logits.get_mut(bit as usize) {
                     *logit = f32::NEG_INFINITY;
                 }
@@ -89,30 +89,37 @@ mod tests {
 
     use super::*;
     use crate::request::Sampling;
-    use crate::sampler::{Choice, History, Sampler, Unsampled};
+    use crate::sampler::{History, SampleError, Sampler, SamplingContext};
 
-    /// What is chosen among `allowed`, and what is if a bias bans the others.
-    fn both_ways(logits: &[f32], allowed: &TokenSet, sampling: &Sampling) -> [Result<TokenId, Unsampled>; 2] {
+    /// Samples among `allowed`, and with a bias that bans the others.
+    fn both_ways(
+        logits: &[f32],
+        allowed: &TokenSet,
+        sampling: &Sampling,
+    ) -> [Result<TokenId, SampleError>; 2] {
         let (stop, history) = (StopCriteria::default(), History::new(&[1, 2, 3], sampling));
         let others = (0..logits.len() as TokenId).filter(|&token| !allowed.contains(token));
         let bans = others.map(|token| (token, f32::NEG_INFINITY));
-        let banning =
-            Sampling { bias: sampling.bias.iter().copied().chain(bans).collect(), ..sampling.clone() };
-        let choice = Choice { sampling, stop: &stop, history: &history, index: 0, allowed: Some(allowed) };
-        let banned = Choice { sampling: &banning, allowed: None, ..choice };
-        [choice, banned].map(|choice| Sampler::new().sample(logits, &choice))
+        let banning = Sampling {
+            logit_bias: sampling.logit_bias.iter().copied().chain(bans).collect(),
+            ..sampling.clone()
+        };
+        let context =
+            SamplingContext { sampling, stop: &stop, history: &history, index: 0, allowed: Some(allowed) };
+        let banned = SamplingContext { sampling: &banning, allowed: None, ..context };
+        [context, banned].map(|context| Sampler::new().sample(logits, &context))
     }
 
     #[test]
-    fn to_allow_some_is_to_ban_the_others() {
+    fn allowing_tokens_equals_banning_the_others() {
         let mut rng = StdRng::seed_from_u64(3);
         let mut differ = 0;
         for round in 0..2000 {
             let vocabulary = [5, 64, 700, 3000][round % 4];
             let logits: Vec<f32> = (0..vocabulary).map(|_| rng.random_range(-9f32..9.0).round()).collect();
-            let share = [0.001, 0.02, 0.5, 0.999][rng.random_range(0..4)];
+            let fraction = [0.001, 0.02, 0.5, 0.999][rng.random_range(0..4)];
             let mut allowed = TokenSet::new(vocabulary);
-            (0..vocabulary).filter(|_| rng.random_bool(share)).for_each(|token| allowed.insert(token));
+            (0..vocabulary).filter(|_| rng.random_bool(fraction)).for_each(|token| allowed.insert(token));
             let mut sampling = Sampling {
                 temperature: [0.0, 0.7, 3.0][rng.random_range(0..3)],
                 top_p: [1.0, 0.8][rng.random_range(0..2)],
@@ -123,7 +130,7 @@ mod tests {
                 ..Sampling::greedy()
             };
             if rng.random_bool(0.3) {
-                sampling.bias.push((rng.random_range(0..vocabulary), 5.0));
+                sampling.logit_bias.push((rng.random_range(0..vocabulary), 5.0));
             }
             let [chosen, expected] = both_ways(&logits, &allowed, &sampling);
             if let Ok(token) = chosen {
@@ -132,14 +139,14 @@ mod tests {
             if sampling.temperature == 0.0 || sampling.top_k == 1 || chosen.is_err() {
                 assert_eq!(chosen, expected, "round {round}: {sampling:?}");
             }
-            // Sums are added up in another order: a draw near a boundary may fall the other way.
+            // The order of summation differs, so a draw near a boundary may differ.
             differ += u32::from(chosen != expected);
         }
         assert!(differ < 3, "{differ} draws differ");
     }
 
     #[test]
-    fn what_is_not_allowed_may_be_no_number() {
+    fn logits_of_tokens_that_are_not_allowed_may_be_invalid() {
         let mut logits = vec![1.0; 100];
         (logits[7], logits[60], logits[99]) = (f32::NAN, 2.0, f32::INFINITY);
         for dense in [false, true] {
@@ -149,13 +156,13 @@ mod tests {
             allowed.insert(99);
             let hot = Sampling { temperature: 1.0, ..Sampling::greedy() };
             for sampling in [Sampling::greedy(), hot] {
-                assert_eq!(both_ways(&logits, &allowed, &sampling)[0], Err(Unsampled::NotFinite));
+                assert_eq!(both_ways(&logits, &allowed, &sampling)[0], Err(SampleError::NotFinite));
             }
         }
     }
 
     #[test]
-    fn a_vocabulary_that_is_less_than_the_logits_allows_nothing_beyond_it() {
+    fn tokens_outside_of_the_vocabulary_are_not_allowed() {
         let mut allowed = TokenSet::new(40);
         (0..40).for_each(|token| allowed.insert(token));
         let logits: Vec<f32> = (0..90).map(|token| token as f32).collect();

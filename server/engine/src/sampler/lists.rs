@@ -1,8 +1,8 @@
-//! Tokens that a request rules out by lists of its own.
+//! Bans by the token lists of a request.
 
 use server_scheduler::TokenId;
 
-/// Bans all tokens but those `allowed`, which ascend.
+/// Bans all tokens except `allowed`, which must be in ascending order.
 pub(super) fn ban_others(logits: &mut [f32], allowed: &[TokenId]) {
     let mut start = 0;
     for &token in allowed {
@@ -17,13 +17,13 @@ pub(super) fn ban_others(logits: &mut [f32], allowed: &[TokenId]) {
     }
 }
 
-/// The last tokens of the runs whose others are the end of `recent`.
+/// The last tokens of the bad words whose other tokens are at the end of `recent`.
 pub(super) fn completing<'a>(
-    runs: &'a [Vec<TokenId>],
+    words: &'a [Vec<TokenId>],
     recent: &'a [TokenId],
 ) -> impl Iterator<Item = TokenId> + use<'a> {
-    runs.iter().filter_map(move |run| {
-        run.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(last, _)| *last)
+    words.iter().filter_map(move |word| {
+        word.split_last().filter(|(_, before)| recent.ends_with(before)).map(|(last, _)| *last)
     })
 }
 
@@ -32,8 +32,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_allowed_is_left() {
-        let left = |allowed: &[TokenId]| {
+    fn bans_all_but_the_allowed_tokens() {
+        let remaining = |allowed: &[TokenId]| {
             let mut logits = [1.0; 5];
             ban_others(&mut logits, allowed);
             (0..)
@@ -42,16 +42,16 @@ mod tests {
                 .map(|(token, _)| token)
                 .collect::<Vec<TokenId>>()
         };
-        assert_eq!(left(&[0, 2, 2, 4]), [0, 2, 4]);
-        assert_eq!(left(&[3]), [3]);
-        assert_eq!(left(&[]), Vec::<TokenId>::new());
-        assert_eq!(left(&[1, 5, 9]), [1], "what is not in the vocabulary is passed over");
+        assert_eq!(remaining(&[0, 2, 2, 4]), [0, 2, 4]);
+        assert_eq!(remaining(&[3]), [3]);
+        assert_eq!(remaining(&[]), Vec::<TokenId>::new());
+        assert_eq!(remaining(&[1, 5, 9]), [1], "tokens outside of the vocabulary are ignored");
     }
 
     #[test]
-    fn a_run_is_completed_only_where_its_beginning_stands() {
-        let runs = [vec![7], vec![1, 2], vec![1, 1, 3]];
-        let banned = |recent: &[TokenId]| completing(&runs, recent).collect::<Vec<_>>();
+    fn bans_the_last_token_of_a_bad_word_after_its_beginning() {
+        let words = [vec![7], vec![1, 2], vec![1, 1, 3]];
+        let banned = |recent: &[TokenId]| completing(&words, recent).collect::<Vec<_>>();
         assert_eq!(banned(&[]), [7]);
         assert_eq!(banned(&[1]), [7, 2]);
         assert_eq!(banned(&[5, 1, 1]), [7, 2, 3]);

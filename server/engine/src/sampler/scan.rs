@@ -1,11 +1,11 @@
-//! Passes over all logits, written so that the compiler vectorises them: fixed lanes, no branch in the inner
-//! loop, no call.
+//! Operations on all logits, written so that the compiler vectorizes them: fixed lanes, and neither branches nor calls in the inner
+//! loop.
 
 use server_scheduler::TokenId;
 
 use super::select::Candidate;
 
-/// Logits summed, or searched for their greatest, at a time. A multiple of [`LANES`].
+/// Number of logits that are summed or searched at a time. A multiple of [`LANES`].
 pub(super) const BLOCK: usize = 256;
 const LANES: usize = 16;
 
@@ -16,8 +16,8 @@ pub(super) struct Peak {
     pub(super) token: TokenId,
 }
 
-/// The peak of `logits`, or nothing if one of them is NaN or positive infinity. One pass: the token is
-/// looked for in the block that raised the maximum last.
+/// The peak of `logits`. `None` if one of them is NaN or positive infinity. The token is searched only in the block that raised the
+/// maximum last.
 pub(super) fn peak(logits: &[f32]) -> Option<Peak> {
     let mut best = f32::NEG_INFINITY;
     let mut best_block = 0;
@@ -46,7 +46,7 @@ pub(super) fn peak(logits: &[f32]) -> Option<Peak> {
         return None;
     }
     let start = best_block * BLOCK;
-    let token = logits.iter().skip(start).position(|&value| value == best).map_or(0, |found| start + found);
+    let token = logits.iter().skip(start).position(|&value| value == best).map_or(0, |index| start + index);
     Some(Peak { value: best, token: token as TokenId })
 }
 
@@ -79,12 +79,12 @@ pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
 }
 
 /// `e` to the power of `x`, for `x <= 0`: relative error below 2e-7, zero where the result is not a normal
-/// number (and for NaN). `f32::exp` is a call to the C library, which keeps a loop from being vectorised.
+/// number (and for NaN). `f32::exp` is a call to the C library, which prevents vectorization.
 #[inline]
 fn exp(x: f32) -> f32 {
-    /// Below it the result is less than the smallest normal number.
+    /// Below this, the result is less than the smallest normal number.
     const X_MIN: f32 = -87.3;
-    /// Adding it leaves the rounded integer in the low bits of the mantissa, already biased as an exponent.
+    /// Adding this leaves the rounded integer in the low bits of the mantissa, biased as an exponent.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -124,25 +124,25 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_the_first_of_equals_wherever_it_is() {
+    fn the_peak_is_the_first_of_equal_logits() {
         for length in [1, 15, 16, 17, 255, 256, 257, 1000] {
-            for place in 0..length {
+            for position in 0..length {
                 let mut logits = vec![-1.0; length];
-                logits[place] = 2.5;
+                logits[position] = 2.5;
                 logits[length - 1] = 2.5;
-                assert_eq!(peak(&logits), Some(Peak { value: 2.5, token: place as TokenId }));
+                assert_eq!(peak(&logits), Some(Peak { value: 2.5, token: position as TokenId }));
             }
         }
         assert_eq!(peak(&[f32::NEG_INFINITY; 20]).map(|peak| peak.value), Some(f32::NEG_INFINITY));
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_found_wherever_it_is() {
+    fn invalid_logits_have_no_peak() {
         for bad in [f32::NAN, f32::INFINITY, -f32::NAN] {
-            for place in 0..300 {
+            for position in 0..300 {
                 let mut logits = vec![0.5; 300];
-                logits[place] = bad;
-                assert_eq!(peak(&logits), None, "{bad} at {place}");
+                logits[position] = bad;
+                assert_eq!(peak(&logits), None, "{bad} at {position}");
             }
         }
     }

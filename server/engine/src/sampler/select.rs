@@ -1,15 +1,15 @@
-//! Partial selection in the order "more probable first, lower id first among equals".
+//! Partial selection of tokens: more probable ones first, and lower ids first among equals.
 
 use std::cmp::Ordering;
 
 use server_scheduler::TokenId;
 
-/// A token that may be drawn.
+/// A token that can be drawn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub(super) token: TokenId,
     pub(super) logit: f32,
-    /// In proportion to its probability; 1 for the most probable token.
+    /// Proportional to the probability; 1 for the most probable token.
     pub(super) weight: f32,
 }
 
@@ -19,20 +19,20 @@ impl Candidate {
     }
 }
 
-/// The order in which filters keep tokens. Logits here are never NaN.
+/// The order of the filters. The logits must not be NaN.
 pub(super) fn more_probable(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
 
-/// The last token, in that order, that a filter keeps.
+/// The last token that a filter keeps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Cut {
+pub(super) struct Cutoff {
     logit: f32,
     token: TokenId,
 }
 
-impl Cut {
-    /// Keeps every token with this logit or a greater one.
+impl Cutoff {
+    /// Keeps the tokens with at least this logit.
     pub(super) fn at_least(logit: f32) -> Self {
         Self { logit, token: TokenId::MAX }
     }
@@ -41,40 +41,40 @@ impl Cut {
         Self { logit: last.logit, token: last.token }
     }
 
-    /// Whether the token is kept. One that has no probability at all never is.
+    /// Whether the token is kept. A token without probability never is.
     pub(super) fn keeps(self, logit: f32, token: TokenId) -> bool {
         logit > self.logit || (logit == self.logit && token <= self.token && logit > f32::NEG_INFINITY)
     }
 
-    /// The one of two that keeps fewer tokens.
+    /// The cut that keeps fewer tokens.
     pub(super) fn stricter(self, other: Self) -> Self {
         if self.keeps(other.logit, other.token) { other } else { self }
     }
 }
 
-/// Logits looked at together: a block whose greatest is too small is passed over.
+/// Number of logits that are compared together. A block without a large enough logit is skipped.
 const BLOCK: usize = 64;
-/// Least room for candidates, so that a small `count` is not selected anew every few tokens.
+/// The smallest capacity for candidates, so that a small `count` does not cause a selection every few tokens.
 const ROOM_MIN: usize = 128;
 
-/// Leaves in `top` the `count` most probable tokens, in no order (fewer if fewer have any probability), and
-/// returns the cut that keeps just these.
+/// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have any probability. Returns the cut that keeps
+/// exactly these.
 ///
-/// `top` fills to twice the count, then loses its worse half; from then on only what is better than the
-/// worst of the rest comes in. That is proportional to the vocabulary whatever the order of the logits.
-pub(super) fn top(logits: &[f32], count: usize, top: &mut Vec<Candidate>) -> Cut {
+/// `top` fills to twice the count, and then loses its worse half. From then on, only tokens better than the worst remaining one are
+/// added. So the cost is proportional to the vocabulary whatever the order of the logits.
+pub(super) fn top(logits: &[f32], count: usize, top: &mut Vec<Candidate>) -> Cutoff {
     top.clear();
     if count == 0 {
-        return Cut { logit: f32::INFINITY, token: 0 };
+        return Cutoff { logit: f32::INFINITY, token: 0 };
     }
     let room = count.saturating_mul(2).max(ROOM_MIN);
-    let mut cut = Cut::at_least(f32::NEG_INFINITY);
+    let mut cut = Cutoff::at_least(f32::NEG_INFINITY);
     for (index, block) in logits.chunks(BLOCK).enumerate() {
         if !exceeds(block, cut.logit) {
             continue;
         }
         for (offset, &logit) in block.iter().enumerate() {
-            // An equal one comes later, so its id is higher: it would not be kept.
+            // An equal logit would not be kept, because the id of its token is higher.
             if logit > cut.logit {
                 top.push(Candidate::new((index * BLOCK + offset) as TokenId, logit));
                 if top.len() == room {
@@ -86,15 +86,15 @@ pub(super) fn top(logits: &[f32], count: usize, top: &mut Vec<Candidate>) -> Cut
     if top.len() > count { keep_best(top, count) } else { cut }
 }
 
-fn keep_best(top: &mut Vec<Candidate>, count: usize) -> Cut {
+fn keep_best(top: &mut Vec<Candidate>, count: usize) -> Cutoff {
     let (_, last, _) = top.select_nth_unstable_by(count - 1, more_probable);
-    let cut = Cut::after(last);
+    let cut = Cutoff::after(last);
     top.truncate(count);
     cut
 }
 
 /// Fills `kept` with the tokens that `cut` keeps, in the order of their ids.
-pub(super) fn gather(logits: &[f32], cut: Cut, kept: &mut Vec<Candidate>) {
+pub(super) fn gather(logits: &[f32], cut: Cutoff, kept: &mut Vec<Candidate>) {
     kept.clear();
     for (index, block) in logits.chunks(BLOCK).enumerate() {
         if !reaches(block, cut.logit) {
@@ -109,17 +109,17 @@ pub(super) fn gather(logits: &[f32], cut: Cut, kept: &mut Vec<Candidate>) {
     }
 }
 
-/// Buckets that a large number of candidates is put into, by their logits.
+/// Number of buckets into which a large number of candidates is divided by their logits.
 const BUCKETS: usize = 1024;
 
-/// The smallest prefix of `candidates` whose weights add up to `mass`. Leaves rubbish in `candidates`.
+/// The smallest prefix of `candidates` whose weights add up to `mass`. The order of `candidates` is undefined afterwards.
 ///
-/// Many are first put into buckets by their logits, of which only that in which the sum crosses `mass` is
-/// looked into. There it goes by halving: a selection at the middle, then the half in which the sum crosses.
+/// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass` is searched.
+/// The search partitions at the middle and continues in the half in which the sum crosses.
 ///
 /// # Panics
-/// If there are none.
-pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cut {
+/// If `candidates` is empty.
+pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cutoff {
     if candidates.len() > BUCKETS {
         mass -= keep_bucket(candidates, mass);
     }
@@ -136,17 +136,17 @@ pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cut {
             rest = worse;
         }
     }
-    Cut::after(&rest[0])
+    Cutoff::after(&rest[0])
 }
 
-/// Keeps the candidates of the bucket in which the sum of weights crosses `mass`, the last that has any if
-/// rounding leaves none, and returns the weight of all more probable ones.
+/// Keeps the candidates of the bucket in which the sum of weights crosses `mass`, or of the last one with any weight if there is none
+/// because of rounding. Returns the weight of all more probable candidates.
 fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
     let min = logits().fold(f32::INFINITY, f32::min);
-    // Infinite or not a number where all are equal or too far apart: the cast makes that a bucket as well,
-    // and each step is monotonous, so no bucket holds a token more probable than one of those before it.
+    // The scale is infinite or NaN if all logits are equal or too far apart. The cast saturates, and each step is monotonic, so no
+    // bucket has a token that is more probable than one of the buckets before it.
     let scale = (BUCKETS - 1) as f32 / (max - min);
     let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);
 
@@ -167,11 +167,11 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     before
 }
 
-// No short cut within a block: without one the compiler compares several at a time.
+// Without an early exit, so that the compiler vectorizes the loop.
 fn exceeds(block: &[f32], threshold: f32) -> bool {
-    block.iter().fold(false, |found, &logit| found | (logit > threshold))
+    block.iter().fold(false, |any, &logit| any | (logit > threshold))
 }
 
 fn reaches(block: &[f32], threshold: f32) -> bool {
-    block.iter().fold(false, |found, &logit| found | (logit >= threshold))
+    block.iter().fold(false, |any, &logit| any | (logit >= threshold))
 }

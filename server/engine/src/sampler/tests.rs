@@ -1,26 +1,33 @@
-//! The sampler against a slow one in double precision that sorts, and its edge cases.
+//! Compares the sampler with a slow reference in double precision, and tests edge cases.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
 
-fn choose(logits: &[f32], sampling: &Sampling) -> Result<TokenId, Unsampled> {
+fn choose(logits: &[f32], sampling: &Sampling) -> Result<TokenId, SampleError> {
     let history = History::new(&[], sampling);
     let stop = StopCriteria::default();
-    Sampler::new()
-        .sample(logits, &Choice { sampling, stop: &stop, history: &history, index: 0, allowed: None })
+    Sampler::new().sample(
+        logits,
+        &SamplingContext { sampling, stop: &stop, history: &history, index: 0, allowed: None },
+    )
 }
 
 fn sampling(temperature: f32) -> Sampling {
     Sampling { temperature, ..Sampling::greedy() }
 }
 
-/// The probability of each token, by the definition of [`Sampling`], in double precision and by sorting.
-fn reference(logits: &[f32], choice: &Choice<'_>, prompt: &[TokenId], output: &[TokenId]) -> Vec<f64> {
-    let Choice { sampling, stop, .. } = choice;
+/// The probability of each token by the definition of [`Sampling`], in double precision and with sorting.
+fn reference(
+    logits: &[f32],
+    context: &SamplingContext<'_>,
+    prompt: &[TokenId],
+    output: &[TokenId],
+) -> Vec<f64> {
+    let SamplingContext { sampling, stop, .. } = context;
     let mut x = logits.to_vec();
-    for &(token, bias) in &sampling.bias {
+    for &(token, bias) in &sampling.logit_bias {
         x[token as usize] += bias;
     }
     for (token, x) in (0..).zip(&mut x) {
@@ -36,7 +43,7 @@ fn reference(logits: &[f32], choice: &Choice<'_>, prompt: &[TokenId], output: &[
             *x = f32::NEG_INFINITY;
         }
     }
-    // Up to here in single precision, which the logits have: what is equal there has to be equal here.
+    // Single precision up to here, like the sampler, so that equal logits stay equal.
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].partial_cmp(&x[a]).unwrap().then(a.cmp(&b)));
@@ -65,8 +72,8 @@ fn reference(logits: &[f32], choice: &Choice<'_>, prompt: &[TokenId], output: &[
     probabilities
 }
 
-/// The token at which the probabilities, added up in the order of ids, exceed `u`, and how near `u` is to the
-/// other end of it: too near, and rounding may lead to the neighbour.
+/// The token at which the cumulative probabilities exceed `u`, and the distance of `u` from its boundaries. If `u` is too close,
+/// rounding may lead to a neighbor.
 fn invert(probabilities: &[f64], u: f64) -> (TokenId, f64) {
     let mut sum = 0.0;
     for (token, &probability) in (0..).zip(probabilities) {
@@ -82,7 +89,7 @@ fn random_logits(rng: &mut StdRng, length: usize) -> Vec<f32> {
     let (spread, shape) = (rng.random_range(0.1f32..20.0), rng.random_range(0..4));
     let mut logits: Vec<f32> = (0..length).map(|_| spread * rng.random_range(-1f32..1.0)).collect();
     match shape {
-        // Many equal ones.
+        // Many equal logits.
         0 => logits.iter_mut().for_each(|logit| *logit = logit.round()),
         1 => logits.sort_unstable_by(f32::total_cmp),
         2 => {
@@ -112,7 +119,7 @@ fn random_sampling(rng: &mut StdRng, vocabulary: u32) -> Sampling {
     sampling.top_k = if rng.random_bool(0.5) { rng.random_range(1..=vocabulary + 3) } else { 0 };
     sampling.seed = rng.random();
     for _ in 0..rng.random_range(0..4) {
-        sampling.bias.push((rng.random_range(0..vocabulary), rng.random_range(-9f32..9.0)));
+        sampling.logit_bias.push((rng.random_range(0..vocabulary), rng.random_range(-9f32..9.0)));
     }
     sampling
 }
@@ -133,16 +140,17 @@ fn agrees_with_a_slow_reference_on_random_logits_and_parameters() {
         let stop = StopCriteria { stop_token_ids: stops, min_tokens: 10, max_tokens: 100 };
         let mut history = History::new(&prompt, &sampling);
         output.iter().for_each(|&token| history.push(token));
-        let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 2, allowed: None };
+        let context =
+            SamplingContext { sampling: &sampling, stop: &stop, history: &history, index: 2, allowed: None };
 
-        let probabilities = reference(&logits, &choice, &prompt, &output);
+        let probabilities = reference(&logits, &context, &prompt, &output);
         if probabilities.iter().all(|&probability| probability == 0.0) {
-            assert_eq!(sampler.sample(&logits, &choice), Err(Unsampled::NothingLeft), "round {round}");
+            assert_eq!(sampler.sample(&logits, &context), Err(SampleError::NoTokenLeft), "round {round}");
             continue;
         }
         let u = uniform(sampling.seed, 2, history.generated());
         let (expected, margin) = invert(&probabilities, u);
-        let token = sampler.sample(&logits, &choice).unwrap();
+        let token = sampler.sample(&logits, &context).unwrap();
         assert!(probabilities[token as usize] > 0.0, "round {round}: {token} is not kept by {sampling:?}");
         if margin > 1e-5 {
             compared += 1;
@@ -153,19 +161,20 @@ fn agrees_with_a_slow_reference_on_random_logits_and_parameters() {
 }
 
 #[test]
-fn draws_by_the_probabilities() {
-    // Chi-square with 7 degrees of freedom: above 24.3 once in a thousand times, if all is well.
+fn draws_follow_the_probabilities() {
+    // Chi-square with 7 degrees of freedom exceeds 24.3 with a probability of 0.1 %.
     let logits: Vec<f32> = [0.30f32, 0.05, 0.15, 0.02, 0.18, 0.12, 0.08, 0.10].map(f32::ln).to_vec();
     let draws = 40_000;
     for (index, filtered) in [(0, false), (1, false), (0, true)] {
-        // A nucleus of all but nothing takes the other path to the same distribution.
+        // A nucleus of almost everything uses the other path to the same distribution.
         let top_p = if filtered { 0.999_999 } else { 1.0 };
         let sampling = Sampling { seed: 11, top_p, ..sampling(1.0) };
         let (mut history, stop) = (History::new(&[], &sampling), StopCriteria::default());
         let (mut sampler, mut counts) = (Sampler::new(), [0f64; 8]);
         for _ in 0..draws {
-            let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index, allowed: None };
-            let token = sampler.sample(&logits, &choice).unwrap();
+            let context =
+                SamplingContext { sampling: &sampling, stop: &stop, history: &history, index, allowed: None };
+            let token = sampler.sample(&logits, &context).unwrap();
             counts[token as usize] += 1.0;
             history.push(token);
         }
@@ -191,7 +200,7 @@ fn a_draw_depends_on_seed_sequence_and_position() {
 }
 
 #[test]
-fn greedy_takes_the_lowest_of_equals() {
+fn greedy_returns_the_lowest_of_equal_tokens() {
     let logits = [0.0, 3.0, f32::NEG_INFINITY, 3.0];
     assert_eq!(choose(&logits, &sampling(0.0)), Ok(1));
     for sampling in [
@@ -231,31 +240,32 @@ fn extreme_temperatures_are_greedy_and_uniform() {
 }
 
 #[test]
-fn nothing_but_what_is_not_banned_is_drawn() {
+fn banned_tokens_are_never_drawn() {
     let vocabulary = 1000;
     let logits: Vec<f32> = (0..vocabulary).map(|token| token as f32 * 0.01).collect();
     let bias: Vec<_> = (0..vocabulary).filter(|&token| token != 5).collect();
     let bias: Vec<_> = bias.into_iter().map(|token| (token, f32::NEG_INFINITY)).collect();
     for temperature in [0.0, 1.0] {
         for (top_p, top_k) in [(1.0, 0), (0.5, 0), (1.0, 7), (0.5, 7)] {
-            let only = Sampling { bias: bias.clone(), top_p, top_k, ..sampling(temperature) };
+            let only = Sampling { logit_bias: bias.clone(), top_p, top_k, ..sampling(temperature) };
             assert_eq!(choose(&logits, &only), Ok(5));
             let mut none = only;
-            none.bias.push((5, f32::NEG_INFINITY));
-            assert_eq!(choose(&logits, &none), Err(Unsampled::NothingLeft));
+            none.logit_bias.push((5, f32::NEG_INFINITY));
+            assert_eq!(choose(&logits, &none), Err(SampleError::NoTokenLeft));
         }
     }
 }
 
 #[test]
-fn stop_tokens_are_banned_until_there_are_enough_tokens() {
+fn stop_tokens_are_banned_before_min_tokens() {
     let sampling = sampling(0.0);
     let stop = StopCriteria { stop_token_ids: vec![2, 1, 999], max_tokens: 9, min_tokens: 2 };
     let mut history = History::new(&[], &sampling);
     let mut chosen = Vec::new();
     for _ in 0..4 {
-        let choice = Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
-        let token = Sampler::new().sample(&[0.0, 1.0, 2.0], &choice).unwrap();
+        let context =
+            SamplingContext { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
+        let token = Sampler::new().sample(&[0.0, 1.0, 2.0], &context).unwrap();
         history.push(token);
         chosen.push(token);
     }
@@ -270,33 +280,41 @@ fn huge_penalties_and_biases_ban_or_force_and_never_panic() {
     let check = |sampling: Sampling, expected| {
         for temperature in [0.0, 1.0] {
             let sampling = Sampling { temperature, ..sampling.clone() };
-            let choice =
-                Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
-            assert_eq!(Sampler::new().sample(&[3.0, 50.0, -9.0], &choice), Ok(expected), "{sampling:?}");
+            let context = SamplingContext {
+                sampling: &sampling,
+                stop: &stop,
+                history: &history,
+                index: 0,
+                allowed: None,
+            };
+            assert_eq!(Sampler::new().sample(&[3.0, 50.0, -9.0], &context), Ok(expected), "{sampling:?}");
         }
     };
     check(Sampling { frequency_penalty: f32::MAX, ..sampling(0.0) }, 0);
     check(Sampling { presence_penalty: f32::MAX, top_p: 0.9, ..sampling(0.0) }, 0);
     check(Sampling { frequency_penalty: -f32::MAX, ..sampling(0.0) }, 1);
-    check(Sampling { bias: vec![(2, f32::INFINITY)], ..sampling(0.0) }, 2);
-    check(Sampling { bias: vec![(2, f32::MAX), (2, f32::MAX), (7, 1.0)], top_k: 2, ..sampling(0.0) }, 2);
-    check(Sampling { bias: vec![(1, f32::INFINITY), (1, f32::NEG_INFINITY)], ..sampling(0.0) }, 0);
+    check(Sampling { logit_bias: vec![(2, f32::INFINITY)], ..sampling(0.0) }, 2);
+    check(
+        Sampling { logit_bias: vec![(2, f32::MAX), (2, f32::MAX), (7, 1.0)], top_k: 2, ..sampling(0.0) },
+        2,
+    );
+    check(Sampling { logit_bias: vec![(1, f32::INFINITY), (1, f32::NEG_INFINITY)], ..sampling(0.0) }, 0);
 }
 
 #[test]
-fn logits_that_are_not_numbers_are_refused() {
+fn invalid_logits_are_rejected() {
     for bad in [f32::NAN, f32::INFINITY] {
         for temperature in [0.0, 1.0] {
             let mut logits = vec![0.0; 700];
             logits[699] = bad;
-            assert_eq!(choose(&logits, &sampling(temperature)), Err(Unsampled::NotFinite));
+            assert_eq!(choose(&logits, &sampling(temperature)), Err(SampleError::NotFinite));
         }
     }
-    assert_eq!(choose(&[f32::NEG_INFINITY; 9], &sampling(1.0)), Err(Unsampled::NothingLeft));
+    assert_eq!(choose(&[f32::NEG_INFINITY; 9], &sampling(1.0)), Err(SampleError::NoTokenLeft));
 }
 
 #[test]
-fn logprobs_are_of_the_models_distribution_most_probable_first() {
+fn logprobs_are_of_the_model_distribution_most_probable_first() {
     let mut rng = StdRng::seed_from_u64(5);
     let mut sampler = Sampler::new();
     for round in 0..300 {
@@ -319,8 +337,8 @@ fn logprobs_are_of_the_models_distribution_most_probable_first() {
 }
 
 #[test]
-fn parameters_without_meaning_are_named() {
-    assert_eq!(sampling(0.7).invalid(), None);
+fn invalid_parameters_are_reported_by_name() {
+    assert_eq!(sampling(0.7).invalid_parameter(), None);
     for (parameter, sampling) in [
         ("temperature", sampling(f32::NAN)),
         ("temperature", sampling(f32::INFINITY)),
@@ -330,29 +348,34 @@ fn parameters_without_meaning_are_named() {
         ("repetition_penalty", Sampling { repetition_penalty: 0.0, ..sampling(1.0) }),
         ("frequency_penalty", Sampling { frequency_penalty: f32::INFINITY, ..sampling(1.0) }),
         ("presence_penalty", Sampling { presence_penalty: f32::NAN, ..sampling(1.0) }),
-        ("bias", Sampling { bias: vec![(1, f32::NAN)], ..sampling(1.0) }),
+        ("logit_bias", Sampling { logit_bias: vec![(1, f32::NAN)], ..sampling(1.0) }),
     ] {
-        assert_eq!(sampling.invalid(), Some(parameter));
+        assert_eq!(sampling.invalid_parameter(), Some(parameter));
     }
 }
 
 #[test]
-fn the_least_and_the_greatest_penalties_leave_a_token_to_choose() {
+fn extreme_penalties_leave_a_token_to_sample() {
     let logits: Vec<f32> = (0..1000).map(|token| ((token * 37) % 101) as f32 - 50.0).collect();
     for repetition_penalty in [f32::from_bits(1), 1e-40, f32::MIN_POSITIVE, 1e-30, 1e30, f32::MAX] {
         for (temperature, top_p, min_p) in
             [(0.0, 1.0, 0.0), (1.0, 1.0, 0.0), (0.7, 0.9, 0.05), (1e-30, 0.5, 0.0)]
         {
             let sampling = Sampling { repetition_penalty, temperature, top_p, min_p, ..Sampling::greedy() };
-            assert_eq!(sampling.invalid(), None);
+            assert_eq!(sampling.invalid_parameter(), None);
             let mut history = History::new(&[1, 2, 3, 500], &sampling);
             history.push(999);
             let stop = StopCriteria::default();
-            let choice =
-                Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: None };
-            let chosen = Sampler::new().sample(&logits, &choice);
+            let context = SamplingContext {
+                sampling: &sampling,
+                stop: &stop,
+                history: &history,
+                index: 0,
+                allowed: None,
+            };
+            let chosen = Sampler::new().sample(&logits, &context);
             assert!(chosen.is_ok_and(|token| token < 1000), "{sampling:?}: {chosen:?}");
-            Sampler::new().options(&logits, &choice, 8).expect("some are left");
+            Sampler::new().candidates(&logits, &context, 8).expect("some are left");
         }
     }
 }

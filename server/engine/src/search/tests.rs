@@ -9,9 +9,9 @@ const END: TokenId = 0;
 
 /// A model whose log probabilities depend on all that came before.
 fn model(seed: u64, text: &[TokenId]) -> Vec<f32> {
-    let mut state = crate::sampler::mix(seed);
+    let mut state = crate::hash::mix(seed);
     for &token in text {
-        state = crate::sampler::mix(state ^ u64::from(token));
+        state = crate::hash::mix(state ^ u64::from(token));
     }
     let mut rng = StdRng::seed_from_u64(state);
     let logits: Vec<f64> = (0..VOCABULARY).map(|_| rng.random_range(-3.0..3.0)).collect();
@@ -23,7 +23,7 @@ fn model(seed: u64, text: &[TokenId]) -> Vec<f32> {
 struct Case {
     seed: u64,
     width: u32,
-    beams: Beams,
+    params: BeamSearch,
     stop: StopCriteria,
 }
 
@@ -31,63 +31,73 @@ fn case(seed: u64) -> Case {
     let mut rng = StdRng::seed_from_u64(seed);
     let groups = [1, 1, 2, 3][rng.random_range(0..4)];
     let width = groups * rng.random_range(1..4);
-    let end = [SearchEnd::Early, SearchEnd::Heuristic, SearchEnd::Never][rng.random_range(0..3)];
-    let beams = Beams {
-        results: rng.random_range(1..=width),
-        groups,
+    let end =
+        [EarlyStopping::Immediate, EarlyStopping::Heuristic, EarlyStopping::Never][rng.random_range(0..3)];
+    let params = BeamSearch {
+        num_results: rng.random_range(1..=width),
+        num_groups: groups,
         length_penalty: [0.0, 0.5, 1.0, 2.0, -1.0][rng.random_range(0..5)],
         diversity_penalty: [0.0, 0.7][rng.random_range(0..2)],
-        end,
-        stops: None,
+        early_stopping: end,
+        stop_strings: None,
     };
     let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: rng.random_range(1..9), min_tokens: 0 };
-    Case { seed, width, beams, stop }
+    Case { seed, width, params, stop }
 }
 
 /// The texts that a search finds, with the texts of its slots kept beside it.
-fn found(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
-    let mut search = Search::new(case.beams.clone(), case.width, case.stop.clone());
+fn search_results(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
+    let mut search = Search::new(case.params.clone(), case.width, case.stop.clone());
     let mut texts = vec![Vec::new(); case.width as usize];
     let mut steps = 0;
     loop {
         for slot in (0..case.width).filter(|&slot| search.has_beam(slot)).collect::<Vec<_>>() {
             let mut candidates: Vec<Candidate> = (0..)
                 .zip(model(case.seed, &texts[slot as usize]))
-                .map(|(token, logprob)| Candidate { token, logprob, own: logprob })
+                .map(|(token, logprob)| Candidate { token, logprob, model_logprob: logprob })
                 .collect();
             candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
-            candidates.truncate(search.options() as usize);
-            search.see(slot, Options { candidates, top: None, is_complete: false });
+            candidates.truncate(search.num_candidates() as usize);
+            search.add_candidates(slot, Candidates { tokens: candidates, top: None, is_complete: false });
         }
         let moves = search.advance().to_vec();
         steps += 1;
-        if search.close(&[]) {
+        if search.finish_step(&[]) {
             break;
         }
         let before = texts.clone();
         for to in &moves {
-            let from = moves.iter().find(|from| from.slot == to.from).expect("what is gone on from goes on");
-            assert_eq!(from.from, from.slot, "from its own");
-            texts[to.slot as usize].clone_from(&before[to.from as usize]);
+            let from =
+                moves.iter().find(|from| from.slot == to.parent).expect("what is gone on from goes on");
+            assert_eq!(from.parent, from.slot, "from its own");
+            texts[to.slot as usize].clone_from(&before[to.parent as usize]);
             texts[to.slot as usize].push(to.token);
         }
         assert!(moves.iter().all(|to| to.is_beam == search.has_beam(to.slot)));
     }
     assert!(steps <= case.stop.max_tokens);
-    let tokens = |found: Found| (found.tokens.into_iter().map(|(token, _)| token).collect(), found.reason);
-    search.found().into_iter().map(tokens).collect()
+    let tokens =
+        |result: SearchResult| (result.tokens.into_iter().map(|(token, _)| token).collect(), result.reason);
+    search.results().into_iter().map(tokens).collect()
 }
 
 /// The same search written down as it is defined, with whole texts.
 fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     type Text = (Vec<TokenId>, f64);
-    let Beams { groups, length_penalty, diversity_penalty, end, results, .. } = case.beams;
+    let BeamSearch {
+        num_groups: groups,
+        length_penalty,
+        diversity_penalty,
+        early_stopping: end,
+        num_results: results,
+        ..
+    } = case.params;
     let size = (case.width / groups) as usize;
     let judged = |score: f64, length: usize| score / (length.max(1) as f64).powf(f64::from(length_penalty));
     let mut ongoing: Vec<Vec<Text>> = vec![vec![(Vec::new(), 0.0)]; groups as usize];
     let mut ended: Vec<Vec<(Vec<TokenId>, f64, FinishReason)>> = vec![Vec::new(); groups as usize];
     for length in 1..=case.stop.max_tokens as usize {
-        let mut taken: Vec<TokenId> = Vec::new();
+        let mut used: Vec<TokenId> = Vec::new();
         for group in 0..groups as usize {
             if ongoing[group].is_empty() {
                 continue;
@@ -97,7 +107,7 @@ fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
                 let mut next: Vec<(TokenId, f32)> = (0..).zip(model(case.seed, text)).collect();
                 for (token, logprob) in &mut next {
                     *logprob -=
-                        diversity_penalty * taken.iter().filter(|other| *other == token).count() as f32;
+                        diversity_penalty * used.iter().filter(|other| *other == token).count() as f32;
                 }
                 next.sort_by(|a, b| b.1.total_cmp(&a.1));
                 for (token, logprob) in next.into_iter().take(2 * size) {
@@ -119,12 +129,12 @@ fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
                     ended[group].truncate(size);
                 }
             }
-            taken.extend(children.iter().filter_map(|child| child.0.last()));
+            used.extend(children.iter().filter_map(|child| child.0.last()));
             let worst = ended[group].last().map_or(0.0, |ended| ended.1);
             let is_full = ended[group].len() == size;
             let reach = match end {
-                SearchEnd::Early => f64::NEG_INFINITY,
-                SearchEnd::Never if length_penalty > 0.0 => judged(best.1, case.stop.max_tokens as usize),
+                EarlyStopping::Immediate => f64::NEG_INFINITY,
+                EarlyStopping::Never if length_penalty > 0.0 => judged(best.1, case.stop.max_tokens as usize),
                 _ => judged(best.1, length - 1),
             };
             ongoing[group] = if is_full && worst >= reach { Vec::new() } else { children };
@@ -144,13 +154,13 @@ fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
 }
 
 #[test]
-fn finds_what_the_definition_finds() {
+fn agrees_with_the_definition() {
     let mut ends = [0, 0];
     for seed in 0..4000 {
         let case = case(seed);
-        let found = found(&case);
-        assert_eq!(found, expected(&case), "{case:?}");
-        for (_, reason) in found {
+        let results = search_results(&case);
+        assert_eq!(results, expected(&case), "{case:?}");
+        for (_, reason) in results {
             ends[usize::from(reason == FinishReason::Stop)] += 1;
         }
     }
@@ -158,18 +168,18 @@ fn finds_what_the_definition_finds() {
 }
 
 #[test]
-fn as_wide_as_all_texts_are_it_finds_the_most_probable_one() {
+fn a_search_over_all_texts_finds_the_most_probable_one() {
     for seed in 0..50 {
         let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 3, min_tokens: 0 };
-        let beams = Beams {
-            results: 1,
-            groups: 1,
+        let params = BeamSearch {
+            num_results: 1,
+            num_groups: 1,
             length_penalty: 0.0,
             diversity_penalty: 0.0,
-            end: SearchEnd::Never,
-            stops: None,
+            early_stopping: EarlyStopping::Never,
+            stop_strings: None,
         };
-        let case = Case { seed, width: 150, beams, stop };
+        let case = Case { seed, width: 150, params, stop };
         let mut texts = vec![(Vec::new(), 0.0)];
         let mut best: (f64, Vec<TokenId>) = (f64::NEG_INFINITY, Vec::new());
         for length in 1..=3 {
@@ -186,46 +196,46 @@ fn as_wide_as_all_texts_are_it_finds_the_most_probable_one() {
             }
             texts = longer;
         }
-        assert_eq!(found(&case)[0].0, best.1, "seed {seed}");
+        assert_eq!(search_results(&case)[0].0, best.1, "seed {seed}");
     }
 }
 
 #[test]
-fn a_beam_that_has_no_other_way_leaves_its_slot_to_a_shadow_until_there_are_two_again() {
-    let beams = Beams {
-        results: 2,
-        groups: 1,
+fn a_slot_without_a_beam_follows_the_best_beam() {
+    let params = BeamSearch {
+        num_results: 2,
+        num_groups: 1,
         length_penalty: 1.0,
         diversity_penalty: 0.0,
-        end: SearchEnd::Heuristic,
-        stops: None,
+        early_stopping: EarlyStopping::Heuristic,
+        stop_strings: None,
     };
     let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 0 };
-    let mut search = Search::new(beams, 2, stop);
-    let options = |tokens: &[(TokenId, f32)]| Options {
-        candidates: tokens
+    let mut search = Search::new(params, 2, stop);
+    let options = |tokens: &[(TokenId, f32)]| Candidates {
+        tokens: tokens
             .iter()
-            .map(|&(token, logprob)| Candidate { token, logprob, own: logprob })
+            .map(|&(token, logprob)| Candidate { token, logprob, model_logprob: logprob })
             .collect(),
-        ..Options::default()
+        ..Candidates::default()
     };
-    let to = |slot, from, token, is_beam| Move { slot, from, token, is_beam };
-    search.see(0, options(&[(5, -0.1)]));
+    let to = |slot, from, token, is_beam| Move { slot, parent: from, token, is_beam };
+    search.add_candidates(0, options(&[(5, -0.1)]));
     assert_eq!(search.advance(), [to(0, 0, 5, true), to(1, 0, 5, false)]);
-    search.see(0, options(&[(3, -0.5), (4, -0.6)]));
+    search.add_candidates(0, options(&[(3, -0.5), (4, -0.6)]));
     assert_eq!(search.advance(), [to(0, 0, 3, true), to(1, 0, 4, true)]);
-    search.see(0, options(&[(1, -2.0)]));
-    search.see(1, options(&[(1, -0.1), (2, -0.2)]));
+    search.add_candidates(0, options(&[(1, -2.0)]));
+    search.add_candidates(1, options(&[(1, -0.1), (2, -0.2)]));
     assert_eq!(search.advance(), [to(1, 1, 1, true), to(0, 1, 2, true)]);
     // One is complete as it is: it is a result without a token more.
-    search.see(0, Options { is_complete: true, ..Options::default() });
-    search.see(1, options(&[(END, -0.1)]));
+    search.add_candidates(0, Candidates { is_complete: true, ..Candidates::default() });
+    search.add_candidates(1, options(&[(END, -0.1)]));
     assert_eq!(search.advance(), []);
-    assert!(search.close(&[]));
+    assert!(search.finish_step(&[]));
     let texts: Vec<Vec<TokenId>> = search
-        .found()
+        .results()
         .into_iter()
-        .map(|found| found.tokens.into_iter().map(|(token, _)| token).collect())
+        .map(|result| result.tokens.into_iter().map(|(token, _)| token).collect())
         .collect();
     assert_eq!(texts, [vec![5, 4, 1, END], vec![5, 4, 2]]);
 }
@@ -235,7 +245,7 @@ fn a_beam_that_has_no_other_way_leaves_its_slot_to_a_shadow_until_there_are_two_
 struct Run(Vec<TokenId>);
 
 impl TextStop for Run {
-    fn tokens(&self) -> usize {
+    fn num_tokens(&self) -> usize {
         self.0.len()
     }
 
@@ -245,30 +255,36 @@ impl TextStop for Run {
 }
 
 #[test]
-fn a_text_can_end_a_beam() {
-    let beams = Beams {
-        results: 1,
-        groups: 1,
+fn a_stop_string_ends_a_beam() {
+    let params = BeamSearch {
+        num_results: 1,
+        num_groups: 1,
         length_penalty: 1.0,
         diversity_penalty: 0.0,
-        end: SearchEnd::Early,
-        stops: Some(Arc::new(Run(vec![2, 3]))),
+        early_stopping: EarlyStopping::Immediate,
+        stop_strings: Some(Arc::new(Run(vec![2, 3]))),
     };
     let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 2 };
-    let mut search = Search::new(beams, 1, stop);
+    let mut search = Search::new(params, 1, stop);
     for token in [2, 3, 2] {
-        search.see(
+        search.add_candidates(
             0,
-            Options { candidates: vec![Candidate { token, logprob: -0.1, own: -0.1 }], ..Options::default() },
+            Candidates {
+                tokens: vec![Candidate { token, logprob: -0.1, model_logprob: -0.1 }],
+                ..Candidates::default()
+            },
         );
-        assert_eq!(search.advance(), [Move { slot: 0, from: 0, token, is_beam: true }]);
+        assert_eq!(search.advance(), [Move { slot: 0, parent: 0, token, is_beam: true }]);
     }
-    search.see(
+    search.add_candidates(
         0,
-        Options { candidates: vec![Candidate { token: 3, logprob: -0.1, own: -0.1 }], ..Options::default() },
+        Candidates {
+            tokens: vec![Candidate { token: 3, logprob: -0.1, model_logprob: -0.1 }],
+            ..Candidates::default()
+        },
     );
     assert_eq!(search.advance(), []);
-    assert!(search.close(&[]));
-    assert_eq!(search.found()[0].reason, FinishReason::Stop);
-    assert_eq!(search.found()[0].tokens.len(), 4);
+    assert!(search.finish_step(&[]));
+    assert_eq!(search.results()[0].reason, FinishReason::Stop);
+    assert_eq!(search.results()[0].tokens.len(), 4);
 }

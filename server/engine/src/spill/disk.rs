@@ -1,123 +1,171 @@
-//! The files, and the two threads that write and read them.
+//! The files of stored blocks, and the two threads that write and read them.
 //!
-//! A block is a file, named by its key, in a directory that is named by what its bytes depend on. It is written
-//! elsewhere and renamed, so it is there whole or not at all, and its first bytes tell what it is and what its content
-//! adds up to, so whatever becomes of it is noticed.
+//! Each block is a file named by its key, in a directory named by the identity of the model. The file is written under another
+//! name and then renamed, so that it is complete or does not exist. Its header has the key and a checksum, so that damage is
+//! detected.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use server_scheduler::BlockKey;
+use server_scheduler::{BlockKey, RestoreId};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::{Block, Read, SpillConfig, Teller, Write, Written};
+use super::config::SpillConfig;
 use crate::runner::CacheLayout;
+use crate::waker::Waker;
 
-/// What a file begins with: what it is, its key, and the checksum of its key and of what follows.
+/// The size of the header: a magic number, the key, and the checksum of the key and the content.
 pub(super) const HEADER_BYTES: u64 = 8 + 32 + 8;
-/// Changes with the form of files and of keys.
+/// The magic number, which changes with the format of files and keys.
 const MAGIC: [u8; 8] = *b"OVFLKV02";
-/// How the directories begin that hold the blocks of one model.
+/// The prefix of the names of directories. Each has the blocks of one model.
 const FOLDER: &str = "ovfleet-kv-";
-/// The file that is locked.
+/// The name of the lock file.
 const LOCK: &str = "ovfleet-kv.lock";
-/// How files end that are whole,
+/// The suffix of complete files.
 const SUFFIX: &str = ".kv";
-/// and how those that are not.
+/// The suffix of incomplete files.
 const UNFINISHED: &str = ".part";
-/// How often another server is looked for that may have ended.
-const LOCK_PAUSE: Duration = Duration::from_secs(1);
-/// Bytes that are read at once of files that go into the name of the directory.
+/// The interval of attempts to lock the directory.
+const LOCK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of bytes that are read at a time to hash the files of the model.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Writes, removes, and at first looks around.
+/// A request to the writer. The removals come first.
+pub(super) struct WriteRequest {
+    pub(super) remove: Vec<BlockKey>,
+    /// The key and the content of a block to write.
+    pub(super) block: Option<(BlockKey, Vec<u8>)>,
+}
+
+/// A result of the writer.
+pub(super) enum WriteResult {
+    /// The directory is open. These blocks were stored already: keys and file sizes, least recently written first.
+    Opened(Vec<(BlockKey, u64)>),
+    Written(BlockKey),
+    Failed(BlockKey),
+}
+
+/// A request to the reader: the blocks of a restore, in order.
+pub(super) struct ReadRequest {
+    pub(super) restore: RestoreId,
+    pub(super) keys: Vec<BlockKey>,
+    /// Whether the restore has not ended.
+    pub(super) is_needed: Arc<AtomicBool>,
+}
+
+/// The next block of a restore.
+pub(super) struct ReadBlock {
+    pub(super) restore: RestoreId,
+    pub(super) key: BlockKey,
+    /// `None` if the block could not be read. Then the reader skips the rest of the restore.
+    pub(super) content: Option<Vec<u8>>,
+}
+
+/// Sends the results of a thread to the engine.
+pub(super) struct ResultSender<T> {
+    pub(super) results: SyncSender<T>,
+    pub(super) waker: Waker,
+}
+
+impl<T> ResultSender<T> {
+    /// Sends a result. Returns false if the engine has ended.
+    fn send(&self, result: T) -> bool {
+        let is_sent = self.results.send(result).is_ok();
+        self.waker.wake();
+        is_sent
+    }
+}
+
+/// Opens the directory, and writes and removes blocks.
 pub(super) struct Writer {
     config: SpillConfig,
     layout: CacheLayout,
-    /// Where the files are, once that is known.
+    /// The directory of the files, once it is known.
     folder: Arc<OnceLock<PathBuf>>,
-    teller: Teller<Written>,
-    /// Whether the last write failed, which was told then.
-    fails: bool,
+    results: ResultSender<WriteResult>,
+    /// Whether the last write failed, so that repeated failures are logged once.
+    has_failed: bool,
 }
 
-/// Reads.
+/// Reads blocks.
 pub(super) struct Reader {
     block_bytes: usize,
     folder: Arc<OnceLock<PathBuf>>,
-    teller: Teller<Block>,
-    /// Whether the last block could not be read, which was told then.
-    fails: bool,
+    blocks: ResultSender<ReadBlock>,
+    /// Whether the last read failed, so that repeated failures are logged once.
+    has_failed: bool,
 }
 
 pub(super) fn workers(
     config: &SpillConfig,
     layout: CacheLayout,
-    (write, read): (Teller<Written>, Teller<Block>),
+    results: ResultSender<WriteResult>,
+    blocks: ResultSender<ReadBlock>,
 ) -> (Writer, Reader) {
     let folder = Arc::new(OnceLock::new());
     let block_bytes = layout.block_bytes as usize;
-    let reader = Reader { block_bytes, folder: Arc::clone(&folder), teller: read, fails: false };
-    (Writer { config: config.clone(), layout, folder, teller: write, fails: false }, reader)
+    let reader = Reader { block_bytes, folder: Arc::clone(&folder), blocks, has_failed: false };
+    (Writer { config: config.clone(), layout, folder, results, has_failed: false }, reader)
 }
 
 impl Writer {
-    /// Works until the engine ends, and on what is queued then.
-    pub(super) fn run(mut self, writes: &Receiver<Write>) {
+    /// Processes requests until the engine ends and the queue is empty.
+    pub(super) fn run(mut self, writes: &Receiver<WriteRequest>) {
         let path = self.config.folder.clone();
         let opened = self.lock(writes).and_then(|lock| match lock {
             Some(lock) => self.open().map(|files| Some((lock, files))),
             None => Ok(None),
         });
-        // As long as it is open, it is locked.
+        // The directory is locked while the file is open.
         let _lock = match opened {
             Ok(None) => return,
             Ok(Some((lock, files))) => {
-                tracing::info!(blocks = files.len(), folder = %path.display(), "evicted blocks are kept");
-                self.teller.tell(Written::Found(files));
+                tracing::info!(blocks = files.len(), folder = %path.display(), "evicted blocks are stored");
+                self.results.send(WriteResult::Opened(files));
                 lock
             }
             Err(error) => {
-                tracing::warn!(%error, folder = %path.display(), "evicted blocks are not kept: failed to open the directory");
+                tracing::warn!(%error, folder = %path.display(), "failed to open the directory for evicted blocks, continuing without it");
                 return;
             }
         };
         while let Ok(write) = writes.recv() {
-            self.carry_out(write);
+            self.process(write);
         }
     }
 
-    /// Waits until the directory is this server's. `None` if the engine ends before.
-    fn lock(&self, writes: &Receiver<Write>) -> io::Result<Option<File>> {
+    /// Locks the directory, and waits while another server uses it. `None` if the engine ends before.
+    fn lock(&self, writes: &Receiver<WriteRequest>) -> io::Result<Option<File>> {
         fs::create_dir_all(&self.config.folder)?;
         let path = self.config.folder.join(LOCK);
         let lock = File::options().read(true).append(true).create(true).open(path)?;
-        let mut is_told = false;
+        let mut is_logged = false;
         loop {
             match lock.try_lock() {
                 Ok(()) => return Ok(Some(lock)),
                 Err(TryLockError::Error(error)) => return Err(error),
                 Err(TryLockError::WouldBlock) => {}
             }
-            if !std::mem::replace(&mut is_told, true) {
+            if !std::mem::replace(&mut is_logged, true) {
                 let folder = self.config.folder.display();
-                tracing::warn!(%folder, "another server keeps its evicted blocks there: waiting for it to end");
+                tracing::warn!(%folder, "another server uses the directory for evicted blocks, waiting for it to end");
             }
-            match writes.recv_timeout(LOCK_PAUSE) {
-                // Nothing is sent before the directory is open.
+            match writes.recv_timeout(LOCK_INTERVAL) {
+                // The engine sends nothing before the directory is open.
                 Ok(_) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
             }
         }
     }
 
-    /// Finds what is kept of this model, oldest first, and removes what is of others and what is too much.
+    /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size limit.
     fn open(&self) -> io::Result<Vec<(BlockKey, u64)>> {
         let name = format!("{FOLDER}{:032x}", self.identity()?);
         for entry in fs::read_dir(&self.config.folder)? {
@@ -128,7 +176,7 @@ impl Writer {
             }
         }
         let folder = self.config.folder.join(name);
-        // Prompts can be made out of what is there.
+        // Only the owner may read the files, because prompts could be reconstructed from them.
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let mut files = Vec::new();
         for entry in fs::read_dir(&folder)? {
@@ -143,29 +191,29 @@ impl Writer {
             };
             let metadata = entry.metadata()?;
             if metadata.len() == HEADER_BYTES + self.layout.block_bytes {
-                let when = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                files.push((when, key, metadata.len()));
+                let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                files.push((modified, key, metadata.len()));
             } else {
                 fs::remove_file(entry.path())?;
             }
         }
-        files.sort_unstable_by_key(|&(when, key, _)| (when, key));
+        files.sort_unstable_by_key(|&(modified, key, _)| (modified, key));
         let mut excess: u64 = files.iter().map(|&(_, _, bytes)| bytes).sum();
         excess = excess.saturating_sub(self.config.bytes_max);
-        let mut kept = Vec::with_capacity(files.len());
+        let mut stored = Vec::with_capacity(files.len());
         for (_, key, bytes) in files {
             if excess == 0 {
-                kept.push((key, bytes));
+                stored.push((key, bytes));
             } else {
                 fs::remove_file(file(&folder, key))?;
                 excess = excess.saturating_sub(bytes);
             }
         }
         self.folder.get_or_init(|| folder);
-        Ok(kept)
+        Ok(stored)
     }
 
-    /// What the bytes of a block depend on.
+    /// A hash of everything that the content of a block depends on.
     fn identity(&self) -> io::Result<u128> {
         let mut hash = Xxh3Default::new();
         hash.update(&MAGIC);
@@ -187,15 +235,15 @@ impl Writer {
         Ok(hash.digest128())
     }
 
-    fn carry_out(&mut self, Write { remove, keep }: Write) {
-        let folder = self.folder.get().expect("invariant: set before anything is written");
+    fn process(&mut self, WriteRequest { remove, block }: WriteRequest) {
+        let folder = self.folder.get().expect("invariant: the directory is open before the first request");
         for key in remove {
-            // What could not be removed is found at the next start, and too much then.
+            // A file that could not be removed is found at the next start.
             let _ = fs::remove_file(file(folder, key));
         }
-        let Some((key, block)) = keep else { return };
-        let written = write(folder, key, &block);
-        if std::mem::replace(&mut self.fails, written.is_err()) != written.is_err() {
+        let Some((key, content)) = block else { return };
+        let written = write(folder, key, &content);
+        if std::mem::replace(&mut self.has_failed, written.is_err()) != written.is_err() {
             match &written {
                 Ok(()) => tracing::info!("evicted blocks can be written again"),
                 Err(error) => {
@@ -203,61 +251,61 @@ impl Writer {
                 }
             }
         }
-        self.teller.tell(if written.is_ok() { Written::Kept(key) } else { Written::Lost(key) });
+        self.results.send(if written.is_ok() { WriteResult::Written(key) } else { WriteResult::Failed(key) });
     }
 }
 
 impl Reader {
-    /// Works until the engine ends.
-    pub(super) fn run(mut self, reads: &Receiver<Read>) {
-        while let Ok(Read { reading, keys, wanted }) = reads.recv() {
+    /// Processes requests until the engine ends.
+    pub(super) fn run(mut self, reads: &Receiver<ReadRequest>) {
+        while let Ok(ReadRequest { restore, keys, is_needed }) = reads.recv() {
             for key in keys {
-                if !wanted.load(Ordering::Acquire) {
+                if !is_needed.load(Ordering::Acquire) {
                     break;
                 }
-                let bytes = self.read(key);
-                let is_last = bytes.is_none();
-                if !self.teller.tell(Block { reading, key, bytes }) {
+                let content = self.read(key);
+                let has_failed = content.is_none();
+                if !self.blocks.send(ReadBlock { restore, key, content }) {
                     return;
                 }
-                if is_last {
+                if has_failed {
                     break;
                 }
             }
         }
     }
 
-    /// The content of a block's file.
+    /// Reads the content of a block.
     fn read(&mut self, key: BlockKey) -> Option<Vec<u8>> {
         let path = file(self.folder.get()?, key);
         let block = self.try_read(&path, key);
         if let Err(error) = &block
-            && !self.fails
+            && !self.has_failed
         {
-            tracing::warn!(%error, file = %path.display(), "failed to read a block back: it is computed");
+            tracing::warn!(%error, file = %path.display(), "failed to read an evicted block, computing it instead");
         }
-        self.fails = block.is_err();
+        self.has_failed = block.is_err();
         block.ok()
     }
 
     fn try_read(&self, path: &Path, key: BlockKey) -> io::Result<Vec<u8>> {
-        let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let invalid_data = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         let mut file = File::open(path)?;
         let mut header = [0; HEADER_BYTES as usize];
         file.read_exact(&mut header)?;
         if header[..8] != MAGIC || header[8..40] != key.0 {
-            return Err(wrong("it is not what its name says"));
+            return Err(invalid_data("the header does not match the file name"));
         }
         let mut block = vec![0; self.block_bytes];
         file.read_exact(&mut block)?;
         if checksum(key, &block) != header[40..] {
-            return Err(wrong("it is damaged"));
+            return Err(invalid_data("the checksum does not match the content"));
         }
         Ok(block)
     }
 }
 
-/// The checksum of a block. The key is in it, so that a content that came into the file of another block is noticed.
+/// The checksum of a block. It includes the key, so that the content of another block is detected.
 fn checksum(key: BlockKey, block: &[u8]) -> [u8; 8] {
     let mut hash = Xxh3Default::new();
     hash.update(&key.0);
@@ -276,7 +324,7 @@ fn write(folder: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
     });
     let written = written.and_then(|()| fs::rename(&part, &path));
     if written.is_err() {
-        // Nothing to be done if even this fails.
+        // An incomplete file is removed at the next start.
         let _ = fs::remove_file(&part);
     }
     written
@@ -288,7 +336,7 @@ fn file(folder: &Path, key: BlockKey) -> PathBuf {
     folder.join(name)
 }
 
-/// The key of a file's name without its end.
+/// The key of a file name without the suffix.
 fn parse(name: &str) -> Option<BlockKey> {
     if name.len() != 64 || !name.is_ascii() {
         return None;

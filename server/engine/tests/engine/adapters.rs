@@ -1,9 +1,9 @@
-//! Adapters: each request has what its own says, whoever else is in the batch and in the cache.
+//! Adapters: the output of a request depends only on its own adapter, whatever else is in the batch and in the cache.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::expected_tokens_with;
-use server_engine::{Beams, Event, PromptLookup, Request, SearchEnd, SubmitError};
+use server_engine::{BeamSearch, EarlyStopping, Event, PromptLookup, Request, SubmitError};
 use tokio::task::JoinSet;
 
 use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
@@ -13,7 +13,7 @@ fn setup(blocks_total: u32) -> Setup {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
+async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
     let mut rng = StdRng::seed_from_u64(4);
     let (engine, reports) = setup(40).start_observed();
     let handle = engine.handle();
@@ -24,9 +24,10 @@ async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
         let mut one = Request { adapter, ..request(&prompt(which / 4 % 3, 45), rng.random_range(1..60)) };
         match rng.random_range(0..3) {
             0 => {
-                one.lookup = Some(PromptLookup { ngram_max: 3, tokens_max: 5, prediction: vec![1, 2, 3] });
+                one.lookup =
+                    Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: vec![1, 2, 3] });
             }
-            1 => one.beams = Some(one_beam()),
+            1 => one.beam_search = Some(one_beam()),
             _ => {}
         }
         let expected = expected_tokens_with(adapter, &one.prompt, one.stop.max_tokens, VOCABULARY);
@@ -43,23 +44,23 @@ async fn mixed_in_batches_and_preempted_each_request_has_its_own_adapter() {
     assert!(reports.iter().any(|report| report.cached_tokens > 0), "and some found what was cached");
 }
 
-fn one_beam() -> Beams {
-    Beams {
-        results: 1,
-        groups: 1,
+fn one_beam() -> BeamSearch {
+    BeamSearch {
+        num_results: 1,
+        num_groups: 1,
         length_penalty: 1.0,
         diversity_penalty: 0.0,
-        end: SearchEnd::Never,
-        stops: None,
+        early_stopping: EarlyStopping::Never,
+        stop_strings: None,
     }
 }
 
 #[tokio::test]
-async fn what_is_cached_is_found_with_the_same_adapter_and_salt_only() {
+async fn only_requests_with_the_same_adapter_and_salt_share_cached_blocks() {
     let engine = setup(100).start();
     let handle = engine.handle();
     let cached = async |adapter, salt| {
-        let request = Request { adapter, salt, ..request(&prompt(1, 33), 1) };
+        let request = Request { adapter, cache_salt: salt, ..request(&prompt(1, 33), 1) };
         let mut stream = handle.submit(request).unwrap();
         let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
         while stream.next().await.is_some() {}
@@ -71,7 +72,7 @@ async fn what_is_cached_is_found_with_the_same_adapter_and_salt_only() {
 }
 
 #[tokio::test]
-async fn an_adapter_that_is_not_there_is_refused() {
+async fn an_unknown_adapter_is_rejected() {
     let invalid = |adapters, adapter| {
         let engine = Setup { adapters, ..Setup::new(10) }.start();
         engine.handle().submit(Request { adapter, ..request(&[1], 1) }).err()

@@ -1,32 +1,33 @@
-//! Sequences that search together: what they find is the same as if nothing else happened.
+//! Beam search: the results are the same as if no other request ran.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
-use server_engine::{Beams, Rejection, Request, Sampling, SearchEnd, StopCriteria, SubmitError};
+use server_engine::{BeamSearch, EarlyStopping, Rejection, Request, Sampling, StopCriteria, SubmitError};
 use tokio::task::JoinSet;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
 
-fn beams(results: u32) -> Beams {
-    Beams {
-        results,
-        groups: 1,
+fn beams(results: u32) -> BeamSearch {
+    BeamSearch {
+        num_results: results,
+        num_groups: 1,
         length_penalty: 1.0,
         diversity_penalty: 0.0,
-        end: SearchEnd::Heuristic,
-        stops: None,
+        early_stopping: EarlyStopping::Heuristic,
+        stop_strings: None,
     }
 }
 
 fn search(which: u32, rng: &mut StdRng) -> Request {
     let groups = rng.random_range(1..3);
     let width = groups * rng.random_range(1..4);
-    let beams = Beams {
-        groups,
+    let beams = BeamSearch {
+        num_groups: groups,
         diversity_penalty: if groups > 1 { 0.5 } else { 0.0 },
         length_penalty: rng.random_range(-0.5..2.0),
-        end: [SearchEnd::Early, SearchEnd::Heuristic, SearchEnd::Never][rng.random_range(0..3)],
+        early_stopping: [EarlyStopping::Immediate, EarlyStopping::Heuristic, EarlyStopping::Never]
+            [rng.random_range(0..3)],
         ..beams(rng.random_range(1..=width))
     };
     let tokens_max = rng.random_range(1..40);
@@ -41,21 +42,23 @@ fn search(which: u32, rng: &mut StdRng) -> Request {
     let sampling = Sampling { repetition_penalty, logprobs, ..Sampling::greedy() };
     // Many begin alike.
     let tokens = prompt(which % 5, rng.random_range(1..48));
-    Request { sequences: width, beams: Some(beams), stop, sampling, ..request(&tokens, tokens_max) }
+    Request { num_sequences: width, beam_search: Some(beams), stop, sampling, ..request(&tokens, tokens_max) }
 }
 
 fn check(outcome: &Outcome, request: &Request) {
     assert_eq!(outcome.failure, None);
     assert!(outcome.cached_tokens.is_some());
-    assert_eq!(outcome.tokens.len(), request.results() as usize);
+    assert_eq!(outcome.tokens.len(), request.num_results() as usize);
     for (index, tokens) in outcome.tokens.iter().enumerate() {
         assert!(outcome.reasons[index].is_some() && tokens.len() <= request.stop.max_tokens as usize);
-        assert!(!outcome.tokens[..index].contains(tokens) || request.beams.as_ref().unwrap().groups > 1);
+        assert!(
+            !outcome.tokens[..index].contains(tokens) || request.beam_search.as_ref().unwrap().num_groups > 1
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beams_find_beside_others_and_with_little_room_what_they_find_alone() {
+async fn beam_search_finds_the_same_results_alone_and_under_load() {
     let mut preempted = 0;
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -96,9 +99,9 @@ async fn beams_find_beside_others_and_with_little_room_what_they_find_alone() {
 }
 
 #[tokio::test]
-async fn a_single_beam_takes_the_most_probable_token_each_time() {
+async fn a_single_beam_is_greedy() {
     let engine = Setup::new(100).start();
-    let request = Request { beams: Some(beams(1)), ..request(&prompt(1, 20), 30) };
+    let request = Request { beam_search: Some(beams(1)), ..request(&prompt(1, 20), 30) };
     assert_eq!(
         tokens(engine.handle().submit(request).unwrap()).await,
         expected_tokens(&prompt(1, 20), 30, VOCABULARY)
@@ -106,12 +109,12 @@ async fn a_single_beam_takes_the_most_probable_token_each_time() {
 }
 
 #[tokio::test]
-async fn a_search_whose_client_leaves_or_whose_step_fails_leaves_nothing_behind() {
+async fn a_search_that_is_aborted_or_fails_releases_everything() {
     let mut setup = Setup::new(100);
     setup.sim.faults = vec![SimFault { step: 12, kind: SimFaultKind::Step }];
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
-    let search = Request { sequences: 3, beams: Some(beams(2)), ..request(&prompt(1, 20), 30) };
+    let search = Request { num_sequences: 3, beam_search: Some(beams(2)), ..request(&prompt(1, 20), 30) };
     let left = handle.submit(search.clone()).unwrap();
     for _ in 0..3 {
         gate.arrive();
@@ -131,33 +134,35 @@ async fn a_search_whose_client_leaves_or_whose_step_fails_leaves_nothing_behind(
 }
 
 #[tokio::test]
-async fn what_has_no_meaning_or_never_fits_is_refused() {
+async fn invalid_parameters_and_searches_that_never_fit_are_rejected() {
     let engine = Setup::new(100).start();
     let refused = |sequences, beams| {
-        let request = Request { sequences, beams: Some(beams), ..request(&prompt(1, 20), 380) };
+        let request =
+            Request { num_sequences: sequences, beam_search: Some(beams), ..request(&prompt(1, 20), 380) };
         engine.handle().submit(request).map(|_| ()).unwrap_err()
     };
     for (beams, parameter) in [
-        (Beams { results: 0, ..beams(1) }, "results"),
-        (Beams { results: 5, ..beams(1) }, "results"),
-        (Beams { groups: 3, ..beams(1) }, "groups"),
-        (Beams { groups: 0, ..beams(1) }, "groups"),
-        (Beams { length_penalty: f32::NAN, ..beams(1) }, "length_penalty"),
-        (Beams { diversity_penalty: f32::INFINITY, ..beams(1) }, "diversity_penalty"),
+        (BeamSearch { num_results: 0, ..beams(1) }, "num_results"),
+        (BeamSearch { num_results: 5, ..beams(1) }, "num_results"),
+        (BeamSearch { num_groups: 3, ..beams(1) }, "num_groups"),
+        (BeamSearch { num_groups: 0, ..beams(1) }, "num_groups"),
+        (BeamSearch { length_penalty: f32::NAN, ..beams(1) }, "length_penalty"),
+        (BeamSearch { diversity_penalty: f32::INFINITY, ..beams(1) }, "diversity_penalty"),
     ] {
         assert_eq!(refused(4, beams), SubmitError::Invalid { parameter });
     }
     // Two of 400 tokens would, in 100 blocks of 8.
     let longest = Rejection::TooLong { prompt_tokens: 20, max_model_len: 33 * 8 };
     assert_eq!(refused(3, beams(1)), SubmitError::Rejected(longest));
-    assert_eq!(engine.handle().limits().tokens_max(Some(2)), 400);
+    assert_eq!(engine.handle().limits().requests.lockstep_model_len(2), 400);
 }
 
 #[tokio::test]
-async fn where_fewer_texts_are_left_than_are_asked_for_the_last_ones_are_empty() {
+async fn missing_results_are_empty() {
     let engine = Setup::new(100).start();
-    let sampling = Sampling { allowed: Some([7].into()), ..Sampling::greedy() };
-    let search = Request { sequences: 3, beams: Some(beams(3)), sampling, ..request(&prompt(1, 20), 5) };
+    let sampling = Sampling { allowed_token_ids: Some([7].into()), ..Sampling::greedy() };
+    let search =
+        Request { num_sequences: 3, beam_search: Some(beams(3)), sampling, ..request(&prompt(1, 20), 5) };
     let outcome = outcome(engine.handle().submit(search).unwrap()).await;
     assert_eq!(outcome.tokens, [vec![7; 5], vec![], vec![]]);
     assert!(outcome.reasons.iter().all(Option::is_some));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use server_engine::sim::expected_tokens;
 use server_engine::{
-    Engine, EngineHandle, Extras, SleepLevel, SpillConfig, SpillIdentity, SpillStats, TokenId,
+    Engine, EngineHandle, EngineOptions, SleepLevel, SpillConfig, SpillIdentity, SpillStats, TokenId,
 };
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
@@ -26,26 +26,26 @@ const SLOT_BYTES: usize = 8 * BLOCK_TOKENS;
 const ANSWER_TOKENS: u32 = 3;
 
 /// A directory, and the files of the blocks of one prompt as an engine wrote them into it, in their order.
-struct Spilled {
+struct SpilledBlocks {
     runtime: Runtime,
     folder: TempDir,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 thread_local! {
-    static SPILLED: OnceCell<Spilled> = const { OnceCell::new() };
+    static SPILLED: OnceCell<SpilledBlocks> = const { OnceCell::new() };
 }
 
 /// Panics if a promise is broken.
 pub(crate) fn check(input: &[u8]) {
-    SPILLED.with(|spilled| spilled.get_or_init(Spilled::new).check(input));
+    SPILLED.with(|spilled| spilled.get_or_init(SpilledBlocks::new).check(input));
 }
 
 /// An input that leaves the files as they were written.
 pub(crate) fn intact() -> Vec<u8> {
     SPILLED.with(|spilled| {
         let mut input = Vec::new();
-        for (_, content) in &spilled.get_or_init(Spilled::new).files {
+        for (_, content) in &spilled.get_or_init(SpilledBlocks::new).files {
             input.extend_from_slice(&(content.len() as u16).to_le_bytes());
             input.extend_from_slice(content);
         }
@@ -64,7 +64,7 @@ fn parts(mut input: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-impl Spilled {
+impl SpilledBlocks {
     fn new() -> Self {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
         let folder = TempDir::new().expect("a temporary folder");
@@ -115,8 +115,8 @@ fn start(folder: &Path) -> Engine {
     let runner = Box::new(setup.runner());
     let identity = SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
     let spill = SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity };
-    let extras = Extras { spill: Some(spill), ..Extras::default() };
-    Engine::start_with(setup.engine, runner, extras, Box::new(|_| {})).expect("it has no fault")
+    let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
+    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {})).expect("it has no fault")
 }
 
 fn tokens() -> Vec<TokenId> {
@@ -136,7 +136,7 @@ async fn answer(handle: &EngineHandle) -> u32 {
 
 /// Waits until `done`.
 async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
-    while !done(handle.spill().expect("it is configured")) {
+    while !done(handle.spill_stats().expect("it is configured")) {
         std::thread::yield_now();
         tokio::task::yield_now().await;
     }

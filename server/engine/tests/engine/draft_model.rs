@@ -1,4 +1,4 @@
-//! A draft model: whatever it says, and whatever becomes of its cache, changes how many steps there are, and nothing else.
+//! Draft models: their proposals and the state of their cache change the number of steps, and nothing else.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::{SimCosts, SimFault, SimFaultKind, SimRunner};
 use server_engine::{
-    CacheLayout, DraftCounts, DraftRule, DraftRunner, Engine, EngineHandle, Event, Extras, Logits,
-    ModelRunner, PromptLookup, Request, RunError, Sampling, StartError, StepReport,
+    CacheLayout, DraftCounts, DraftModelParams, DraftRunner, Engine, EngineHandle, EngineOptions, Event,
+    Logits, ModelRunner, PromptLookup, Request, RunError, Sampling, StartError, StepReport,
 };
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
@@ -66,11 +66,11 @@ fn draft(setup: &Setup, change: Change) -> DraftRunner {
     sim.vocabulary = change.vocabulary.unwrap_or(sim.vocabulary);
     let inner = SimRunner::new(sim, setup.engine.clock.clone());
     let runner = Box::new(Draft { inner, wrong: change.wrong, logits: Vec::new() });
-    DraftRunner { runner, tokens_max: change.tokens_max.unwrap_or(u32::MAX) }
+    DraftRunner { runner, max_model_len: change.tokens_max.unwrap_or(u32::MAX) }
 }
 
-fn drafted(draft: DraftRunner) -> Extras {
-    Extras { draft: Some(draft), ..Extras::default() }
+fn drafted(draft: DraftRunner) -> EngineOptions {
+    EngineOptions { draft: Some(draft), ..EngineOptions::default() }
 }
 
 fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
@@ -78,11 +78,11 @@ fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
     let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
     let draft = draft(&setup, change);
     let runner = Box::new(setup.runner());
-    (Engine::start_with(setup.engine, runner, drafted(draft), observer).unwrap(), reports)
+    (Engine::start_with_options(setup.engine, runner, drafted(draft), observer).unwrap(), reports)
 }
 
-fn rule(tokens_max: u32) -> Option<DraftRule> {
-    Some(DraftRule { tokens_max, probability_min: 0.0 })
+fn rule(tokens_max: u32) -> Option<DraftModelParams> {
+    Some(DraftModelParams { num_draft_tokens: tokens_max, confidence_threshold: 0.0 })
 }
 
 /// Some requests at once, of which some are dropped and some are guessed by lookup too. Each is compared with what
@@ -151,7 +151,7 @@ async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_model_as_its_own_draft_model_is_never_wrong() {
+async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
     // Whatever is drawn, penalised, preempted, evicted, shared, copied or dropped: had its cache anything but what it is
     // thought to have, it would be wrong at once.
     let (counts, preempted) = compare_all(Change::default(), false).await;
@@ -160,7 +160,7 @@ async fn the_model_as_its_own_draft_model_is_never_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_of_a_draft_model_change_no_token_no_log_probability_and_no_end() {
+async fn drafts_of_a_draft_model_change_no_output() {
     for wrong in [300, 1000] {
         let (counts, preempted) = compare_all(Change { wrong, ..Change::default() }, false).await;
         assert!(counts.rejected > 500 && preempted > 20, "{counts:?} {preempted}");
@@ -169,13 +169,13 @@ async fn guesses_of_a_draft_model_change_no_token_no_log_probability_and_no_end(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn neither_do_those_of_both_kinds() {
+async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
     let (counts, _) = compare_all(Change { wrong: 200, ..Change::default() }, true).await;
     assert!(counts.accepted > 1000 && counts.rejected > 500, "{counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_draft_model_that_fails_costs_its_guesses() {
+async fn a_failing_draft_model_costs_only_its_drafts() {
     let failing = |step| SimFault { step, kind: SimFaultKind::Step };
     let faults = (3..400).step_by(7).map(failing).collect();
     // What a failed step left of its cache is told from what it should be: it is still never wrong.
@@ -189,7 +189,7 @@ async fn a_draft_model_that_fails_costs_its_guesses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_guessed_is_held_to_the_same_forms() {
+async fn drafts_follow_the_guides() {
     let mut all = 0;
     for seed in 0..4 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -201,7 +201,8 @@ async fn what_is_guessed_is_held_to_the_same_forms() {
             if form.is_none() {
                 continue;
             }
-            let lookup = PromptLookup { ngram_max: 3, tokens_max: 5, prediction: prompt(which, 30) };
+            let lookup =
+                PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: prompt(which, 30) };
             let lookup = which.is_multiple_of(2).then_some(lookup);
             let request = Request { lookup, draft: rule(4), ..plain.clone() };
             let stream = engine.handle().submit(request).unwrap();
@@ -247,7 +248,7 @@ fn sum(reports: &[StepReport], of: fn(&StepReport) -> u32) -> u32 {
 }
 
 #[tokio::test]
-async fn a_draft_model_that_is_quick_and_right_saves_time() {
+async fn a_fast_and_accurate_draft_model_saves_time() {
     for base in [request(&prompt(1, 20), 200), sampled(&prompt(1, 20), 200, 3)] {
         let change = Change { costs: costs(1, 0, 0), ..Change::default() };
         let plain = steps(base.clone(), costs(10, 1, 0), change.clone()).await;
@@ -266,7 +267,7 @@ async fn a_draft_model_that_is_quick_and_right_saves_time() {
 }
 
 #[tokio::test]
-async fn a_draft_model_that_is_wrong_or_slow_is_soon_not_asked() {
+async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
         // Wrong in all, in half, or right but as slow as the model, or slow at reading.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
@@ -288,9 +289,9 @@ async fn a_draft_model_that_is_wrong_or_slow_is_soon_not_asked() {
 }
 
 #[tokio::test]
-async fn guesses_that_are_not_probable_enough_are_not_computed() {
-    let drafted = async |probability_min| {
-        let draft = Some(DraftRule { tokens_max: 9, probability_min });
+async fn drafts_below_the_confidence_threshold_are_not_computed() {
+    let drafted = async |confidence_threshold| {
+        let draft = Some(DraftModelParams { num_draft_tokens: 9, confidence_threshold });
         let request = Request { draft, ..request(&prompt(1, 20), 60) };
         sum(&steps(request, SimCosts::default(), Change::default()).await, |report| report.drafted_tokens)
     };
@@ -299,10 +300,10 @@ async fn guesses_that_are_not_probable_enough_are_not_computed() {
 }
 
 #[tokio::test]
-async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
+async fn a_draft_model_with_a_smaller_vocabulary_skips_unknown_tokens() {
     for vocabulary in [VOCABULARY / 2, VOCABULARY + 50] {
         let change = Change { vocabulary: Some(vocabulary), ..Change::default() };
-        let few = Sampling { allowed: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
+        let few = Sampling { allowed_token_ids: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
         let known: Vec<_> = prompt(1, 20).iter().map(|token| token % 100).collect();
         let known = Request { sampling: few, draft: rule(4), ..request(&known, 50) };
         let reports = steps(known.clone(), SimCosts::default(), change.clone()).await;
@@ -315,7 +316,7 @@ async fn whoever_knows_fewer_tokens_is_not_asked_about_others() {
 }
 
 #[tokio::test]
-async fn texts_that_are_too_long_for_it_are_not_guessed() {
+async fn texts_that_are_too_long_for_the_draft_model_get_no_drafts() {
     let change = Change { tokens_max: Some(50), ..Change::default() };
     let request = Request { draft: rule(4), ..request(&prompt(1, 20), 100) };
     let reports = steps(request, SimCosts::default(), change).await;
@@ -324,13 +325,13 @@ async fn texts_that_are_too_long_for_it_are_not_guessed() {
 }
 
 #[test]
-fn caches_that_do_not_go_together_are_refused() {
+fn a_draft_model_with_an_incompatible_cache_is_rejected() {
     let refused = |blocks: u32, block_tokens: u32| {
         let setup = Setup::new(100);
         let mut other = Setup::new(blocks);
         other.sim.block_tokens = block_tokens;
         let (runner, draft) = (Box::new(setup.runner()), draft(&other, Change::default()));
-        Engine::start_with(setup.engine, runner, drafted(draft), Box::new(|_| {})).err()
+        Engine::start_with_options(setup.engine, runner, drafted(draft), Box::new(|_| {})).err()
     };
     assert!(refused(100, 8).is_none() && refused(101, 8).is_none());
     for error in [refused(99, 8), refused(100, 16)] {
@@ -364,14 +365,15 @@ async fn expected(base: &Request, words: &[u32], temperature: f32) -> Vec<f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_any_draft_model_tokens_come_as_often_as_they_are_probable() {
+async fn drafts_preserve_the_sampling_distribution() {
     const REQUESTS: u64 = 1500;
     const SEQUENCES: u32 = 16;
     let words: Vec<u32> = vec![11, 57, 101, 160, 222, 280];
     let temperature = 4.0;
-    let sampling = Sampling { temperature, allowed: Some(words.clone().into()), ..Sampling::greedy() };
+    let sampling =
+        Sampling { temperature, allowed_token_ids: Some(words.clone().into()), ..Sampling::greedy() };
     // The first comes with the prompt, the second and the third are guessed.
-    let base = Request { sampling, sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
+    let base = Request { sampling, num_sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
     let expected = expected(&base, &words, temperature).await;
     for wrong in [0, 400, 1000] {
         let (engine, reports) = start(Setup::new(3000), Change { wrong, ..Change::default() });

@@ -1,4 +1,4 @@
-//! Guesses of what comes next: they change how many steps there are, and nothing else.
+//! Lookup drafts change the number of steps, and nothing else.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
 fn lookup() -> Option<PromptLookup> {
-    Some(PromptLookup { ngram_max: 3, tokens_max: 5, prediction: Vec::new() })
+    Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: Vec::new() })
 }
 
 /// A request that can say a few words only, so that it says them again and again.
@@ -25,7 +25,7 @@ pub(crate) fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
     };
     let words = rng.random_range(1..5);
     let sampling = Sampling {
-        allowed: Some((20..20 + words).collect()),
+        allowed_token_ids: Some((20..20 + words).collect()),
         logprobs: rng.random_bool(0.3).then_some(2),
         presence_penalty: if rng.random_bool(0.3) { 0.4 } else { 0.0 },
         ..base.sampling
@@ -36,11 +36,11 @@ pub(crate) fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
         min_tokens: rng.random_range(0..=tokens_max.min(9)),
     };
     let lookup = PromptLookup {
-        ngram_max: rng.random_range(1..12),
-        tokens_max: rng.random_range(1..20),
+        max_ngram_size: rng.random_range(1..12),
+        num_draft_tokens: rng.random_range(1..20),
         prediction: (0..rng.random_range(0..30)).map(|_| rng.random_range(20..24)).collect(),
     };
-    Request { sampling, stop, sequences: rng.random_range(1..4), lookup: Some(lookup), ..base }
+    Request { sampling, stop, num_sequences: rng.random_range(1..4), lookup: Some(lookup), ..base }
 }
 
 pub(crate) async fn events(mut stream: server_engine::TokenStream) -> Vec<Event> {
@@ -70,7 +70,7 @@ pub(crate) fn told(events: &[Event]) -> Vec<Vec<Event>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_change_no_token_no_log_probability_and_no_end() {
+async fn lookup_drafts_change_no_output() {
     let (mut accepted, mut rejected, mut preempted) = (0, 0, 0);
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -125,15 +125,15 @@ async fn steps(request: Request, costs: SimCosts) -> Vec<StepReport> {
     reports.iter().collect()
 }
 
-pub(crate) fn costs(step: u64, prefill_token: u64, decode_row: u64) -> SimCosts {
-    let [step, prefill_token, decode_row] = [step, prefill_token, decode_row].map(Duration::from_millis);
-    SimCosts { step, prefill_token, decode_row }
+pub(crate) fn costs(step: u64, prefill_token: u64, decode_token: u64) -> SimCosts {
+    let [step, prefill_token, decode_token] = [step, prefill_token, decode_token].map(Duration::from_millis);
+    SimCosts { step, prefill_token, decode_token }
 }
 
 #[tokio::test]
-async fn what_is_guessed_right_saves_steps() {
+async fn accepted_drafts_save_steps() {
     // It says one word, over and over.
-    let sampling = Sampling { allowed: Some([7].into()), ..Sampling::greedy() };
+    let sampling = Sampling { allowed_token_ids: Some([7].into()), ..Sampling::greedy() };
     let base = Request { sampling, ..request(&prompt(1, 20), 60) };
     let plain = steps(base.clone(), costs(10, 1, 1)).await;
     let guessed = steps(Request { lookup: lookup(), ..base.clone() }, costs(10, 1, 1)).await;
@@ -151,9 +151,9 @@ async fn what_is_guessed_right_saves_steps() {
 }
 
 #[tokio::test]
-async fn guesses_that_are_wrong_or_cost_too_much_are_soon_not_computed() {
+async fn drafts_that_are_rejected_or_expensive_soon_stop() {
     for (words, costs) in [(20, costs(10, 1, 1)), (2, costs(0, 9, 10)), (200, costs(10, 3, 1))] {
-        let sampling = Sampling { allowed: Some((20..20 + words).collect()), ..Sampling::greedy() };
+        let sampling = Sampling { allowed_token_ids: Some((20..20 + words).collect()), ..Sampling::greedy() };
         let base = Request { sampling, ..request(&prompt(1, 20), 500) };
         let time =
             |reports: Vec<StepReport>| -> Duration { reports.iter().map(|report| report.step_time).sum() };
@@ -164,7 +164,7 @@ async fn guesses_that_are_wrong_or_cost_too_much_are_soon_not_computed() {
 }
 
 #[tokio::test]
-async fn a_prediction_is_of_tokens_that_there_are() {
+async fn a_prediction_with_unknown_tokens_is_rejected() {
     let engine = Setup::new(100).start();
     let lookup = Some(PromptLookup { prediction: vec![VOCABULARY], ..lookup().unwrap() });
     let refused = engine.handle().submit(Request { lookup, ..request(&prompt(1, 20), 5) }).map(|_| ());

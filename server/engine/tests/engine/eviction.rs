@@ -1,4 +1,4 @@
-//! Sequences that leave blocks while they generate.
+//! Sequences that evict blocks while they generate.
 
 use server_engine::Engine;
 use server_engine::sim::expected_tokens;
@@ -15,7 +15,7 @@ fn setup() -> Setup {
 }
 
 #[tokio::test]
-async fn a_long_sequence_leaves_blocks_and_goes_on_and_a_short_one_is_untouched() {
+async fn a_long_sequence_evicts_blocks_and_a_short_one_does_not() {
     let (engine, gate) = setup().start_gated();
     let handle = engine.handle();
     let long = handle.submit(request(&prompt(1, 200), 60)).unwrap();
@@ -46,7 +46,7 @@ async fn a_long_sequence_leaves_blocks_and_goes_on_and_a_short_one_is_untouched(
 }
 
 #[tokio::test]
-async fn what_follows_left_blocks_is_not_found_by_others() {
+async fn blocks_after_evicted_ones_are_not_shared() {
     let engine = setup().start();
     let handle = engine.handle();
     let first = tokens(handle.submit(request(&prompt(1, 200), 60)).unwrap()).await;
@@ -58,15 +58,9 @@ async fn what_follows_left_blocks_is_not_found_by_others() {
 }
 
 #[test]
-fn fewer_than_four_blocks_are_too_few() {
+fn a_limit_below_four_blocks_is_rejected() {
     let mut setup = setup();
     setup.engine.kv_eviction_tokens = Some(4 * BLOCK_TOKENS - 1);
     let started = Engine::start(setup.engine.clone(), Box::new(setup.runner()), Box::new(|_| {}));
-    assert!(
-        started
-            .err()
-            .unwrap()
-            .to_string()
-            .contains("kv_eviction_tokens is too small: it is to be 32 at least")
-    );
+    assert!(started.err().unwrap().to_string().contains("kv_eviction_tokens must be at least 32"));
 }

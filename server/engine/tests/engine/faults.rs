@@ -1,4 +1,4 @@
-//! What happens when steps fail, the runner dies, or a request should not be taken at all.
+//! Failed steps, fatal errors of the runner, and rejected requests.
 
 use std::task::{Context, Poll, Waker};
 
@@ -14,7 +14,7 @@ fn with_fault(step: u64, kind: SimFaultKind) -> Setup {
 }
 
 #[tokio::test]
-async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
+async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
     for failing in 0..8 {
         let mut setup = with_fault(failing, SimFaultKind::Step);
         setup.engine.max_num_seqs = 4;
@@ -24,7 +24,7 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
         let mut shared = prompt(1, 150);
         shared.push(5);
         let requests = [
-            Request { sequences: 3, ..request(&prompt(1, 150), 40) },
+            Request { num_sequences: 3, ..request(&prompt(1, 150), 40) },
             request(&shared, 40),
             request(&prompt(2, 30), 10),
             request(&prompt(3, 30), 10),
@@ -41,7 +41,7 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
             let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
             let outcome = outcome(stream).await;
             match &outcome.failure {
-                None => assert_eq!(outcome.tokens, vec![expected; request.sequences as usize]),
+                None => assert_eq!(outcome.tokens, vec![expected; request.num_sequences as usize]),
                 Some(failure) => {
                     assert_eq!(*failure, Failure::Step("a simulated fault".to_owned()));
                     assert!(outcome.tokens.iter().all(|tokens| expected.starts_with(tokens)));
@@ -51,7 +51,7 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
         }
         assert!((1..=rows).contains(&failed), "{failed} failed with the {rows} rows of step {failing}");
 
-        // What the failed step left in the cache is not taken for a prefix.
+        // The prefix cache has nothing of the failed step.
         for prompt in [prompt(1, 150), shared, prompt(2, 30)] {
             let again = tokens(handle.submit(request(&prompt, 40)).unwrap()).await;
             assert_eq!(again, expected_tokens(&prompt, 40, VOCABULARY), "after step {failing} failed");
@@ -62,12 +62,12 @@ async fn a_failed_step_fails_what_was_in_it_and_the_engine_goes_on() {
 }
 
 #[tokio::test]
-async fn logits_that_are_not_numbers_fail_their_request_alone() {
+async fn invalid_logits_fail_only_their_request() {
     let (engine, gate) = with_fault(3, SimFaultKind::NotANumber(1)).start_gated();
     let handle = engine.handle();
     let first = handle.submit(request(&prompt(1, 9), 20)).unwrap();
     gate.arrive();
-    let second = handle.submit(Request { sequences: 2, ..request(&prompt(2, 9), 20) }).unwrap();
+    let second = handle.submit(Request { num_sequences: 2, ..request(&prompt(2, 9), 20) }).unwrap();
     let third = handle.submit(request(&prompt(3, 9), 20)).unwrap();
     gate.pass();
     drop(gate);
@@ -80,11 +80,11 @@ async fn logits_that_are_not_numbers_fail_their_request_alone() {
 }
 
 #[tokio::test]
-async fn a_bias_that_bans_everything_fails_the_request_alone() {
+async fn a_bias_that_bans_all_tokens_fails_only_its_request() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let mut banned = request(&[1, 2], 5);
-    banned.sampling.bias = (0..VOCABULARY).map(|token| (token, f32::NEG_INFINITY)).collect();
+    banned.sampling.logit_bias = (0..VOCABULARY).map(|token| (token, f32::NEG_INFINITY)).collect();
     let other = handle.submit(request(&[1, 2], 5)).unwrap();
     let failed = outcome(handle.submit(banned).unwrap()).await;
     assert!(matches!(&failed.failure, Some(Failure::NoToken(_))), "{failed:?}");
@@ -93,7 +93,7 @@ async fn a_bias_that_bans_everything_fails_the_request_alone() {
 }
 
 #[tokio::test]
-async fn a_dead_runner_fails_everything_and_says_so() {
+async fn a_fatal_error_fails_all_requests_and_is_reported() {
     for (kind, reason) in [
         (SimFaultKind::Fatal, "failed to run the model: a simulated fatal fault"),
         (SimFaultKind::Panic, "a simulated panic"),
@@ -110,17 +110,17 @@ async fn a_dead_runner_fails_everything_and_says_so() {
             assert_eq!(outcome.failure, Some(Failure::Stopped));
             assert!(!handle.is_alive(), "seen by whoever sees the failure");
         }
-        assert_eq!(handle.dead().await.reason, reason);
+        assert_eq!(handle.wait_for_failure().await.reason, reason);
         assert_eq!(handle.load().borrow().state, EngineState::Dead);
         assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
         assert_eq!(handle.drain().await.unwrap_err().reason, reason);
         assert_eq!(engine.shutdown().unwrap_err().reason, reason);
-        assert_eq!(handle.waiting(), 0);
+        assert_eq!(handle.waiting_sequences(), 0);
     }
 }
 
 #[tokio::test]
-async fn draining_finishes_what_there_is_and_takes_nothing_more() {
+async fn draining_finishes_accepted_requests_and_rejects_new_ones() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 2;
     let (engine, gate) = setup.start_gated();
@@ -142,13 +142,13 @@ async fn draining_finishes_what_there_is_and_takes_nothing_more() {
     }
     assert!(!handle.is_alive());
     assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
-    let mut dead = std::pin::pin!(handle.dead());
+    let mut dead = std::pin::pin!(handle.wait_for_failure());
     assert_eq!(dead.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending, "it did not die");
     engine.shutdown().unwrap();
 }
 
 #[tokio::test]
-async fn dropping_the_engine_fails_what_is_unfinished() {
+async fn dropping_the_engine_fails_unfinished_requests() {
     let engine = Setup::new(1000).start();
     let handle = engine.handle();
     let mut stream = handle.submit(request(&[1, 2, 3], 7000)).unwrap();
@@ -161,11 +161,11 @@ async fn dropping_the_engine_fails_what_is_unfinished() {
     let finished = matches!(last, Some(server_engine::Event::Finished { .. }));
     assert!(finished || last == Some(server_engine::Event::Failed(Failure::Stopped)), "{last:?}");
     assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_at_once() {
+async fn a_full_queue_rejects_immediately() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 1;
     setup.engine.max_queue = 3;
@@ -175,9 +175,9 @@ async fn a_full_queue_refuses_at_once() {
     gate.arrive();
     gate.pass();
     gate.arrive();
-    assert_eq!(handle.waiting(), 0, "the first has started");
+    assert_eq!(handle.waiting_sequences(), 0, "the first has started");
     for which in 0..3 {
-        assert_eq!(handle.waiting(), which);
+        assert_eq!(handle.waiting_sequences(), which);
         streams.push(handle.submit(request(&[1, 2, 3], 4)).unwrap());
     }
     for _ in 0..2 {
@@ -189,12 +189,12 @@ async fn a_full_queue_refuses_at_once() {
     for stream in streams {
         assert_eq!(tokens(stream).await, expected_tokens(&[1, 2, 3], 4, VOCABULARY));
     }
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
     assert_eq!(tokens(handle.submit(request(&[9], 4)).unwrap()).await, expected_tokens(&[9], 4, VOCABULARY));
 }
 
 #[tokio::test]
-async fn what_can_never_be_served_is_refused_by_name() {
+async fn requests_that_can_never_run_are_rejected_with_the_reason() {
     let mut setup = Setup::new(10);
     setup.engine.max_num_seqs = 4;
     let engine = setup.start();
@@ -209,25 +209,25 @@ async fn what_can_never_be_served_is_refused_by_name() {
     check(request(&[1; 79], 2), SubmitError::Rejected(too_long(79)), "80");
     check(request(&[1; 3], u32::MAX), SubmitError::Rejected(too_long(3)), "3 tokens");
     let many = Rejection::TooManySequences { num_sequences: 5, max_num_seqs: 4 };
-    let five = Request { sequences: 5, ..request(&[1], 1) };
+    let five = Request { num_sequences: 5, ..request(&[1], 1) };
     check(five, SubmitError::Rejected(many), "5 sequences");
-    let none = Request { sequences: 0, ..request(&[1], 1) };
-    check(none, SubmitError::Invalid { parameter: "sequences" }, "sequences");
+    let none = Request { num_sequences: 0, ..request(&[1], 1) };
+    check(none, SubmitError::Invalid { parameter: "num_sequences" }, "num_sequences");
     let cold = Sampling { temperature: -1.0, ..Sampling::greedy() };
     let cold = Request { sampling: cold, ..request(&[1], 1) };
     check(cold, SubmitError::Invalid { parameter: "temperature" }, "temperature");
     let unknown = SubmitError::UnknownToken { token: VOCABULARY, vocabulary: VOCABULARY };
     check(request(&[1, VOCABULARY], 1), unknown, "token 300");
-    let biased = Sampling { bias: vec![(VOCABULARY, 1.0)], ..Sampling::greedy() };
+    let biased = Sampling { logit_bias: vec![(VOCABULARY, 1.0)], ..Sampling::greedy() };
     check(Request { sampling: biased, ..request(&[1], 1) }, unknown, "300 tokens");
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
 
     let longest = tokens(handle.submit(request(&[1; 79], 1)).unwrap()).await;
     assert_eq!(longest, expected_tokens(&[1; 79], 1, VOCABULARY));
 }
 
 #[test]
-fn an_engine_that_could_compute_nothing_does_not_start() {
+fn an_engine_with_invalid_limits_does_not_start() {
     let start = |change: fn(&mut Setup)| {
         let mut setup = Setup::new(10);
         change(&mut setup);
@@ -235,12 +235,12 @@ fn an_engine_that_could_compute_nothing_does_not_start() {
         Engine::start(setup.engine, runner, Box::new(|_| {})).err().map(|error| error.to_string())
     };
     let message = |text: &str| Some(text.to_owned());
-    let least = |what, min| Some(format!("{what} is too small: it is to be {min} at least"));
+    let least = |what, min| Some(format!("{what} must be at least {min}"));
     assert_eq!(start(|setup| setup.engine.max_num_batched_tokens = 0), least("max_num_batched_tokens", 1));
     assert_eq!(start(|setup| setup.engine.max_num_seqs = 0), least("max_num_seqs", 1));
     assert_eq!(start(|setup| setup.engine.max_queue = 0), least("max_queue", 1));
     assert_eq!(start(|setup| setup.engine.max_model_len = 1), least("max_model_len", 2));
-    let many = "max_queue is greater than 1048576";
+    let many = "max_queue must be at most 1048576";
     assert_eq!(start(|setup| setup.engine.max_queue = u32::MAX), message(many));
     assert_eq!(start(|_| {}), None);
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, mpsc};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
-    Beams, Event, Failure, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling,
-    SearchEnd, StopCriteria, TokenId, TokenSet,
+    BeamSearch, EarlyStopping, Event, Failure, FinishReason, Guide, GuideError, GuideState, Progress,
+    Request, Sampling, StopCriteria, TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
@@ -168,17 +168,17 @@ pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form
     let form = (!which.is_multiple_of(4)).then_some(form);
     let logprobs = rng.random_bool(0.3).then_some(2);
     let sequences = rng.random_range(1..4);
-    let beams = rng.random_bool(0.3).then(|| Beams {
-        results: sequences,
-        groups: 1,
+    let beams = rng.random_bool(0.3).then(|| BeamSearch {
+        num_results: sequences,
+        num_groups: 1,
         length_penalty: 1.0,
         diversity_penalty: 0.0,
-        end: SearchEnd::Heuristic,
-        stops: None,
+        early_stopping: EarlyStopping::Heuristic,
+        stop_strings: None,
     });
     let request = Request {
-        sequences,
-        beams,
+        num_sequences: sequences,
+        beam_search: beams,
         stop,
         sampling: Sampling { logprobs, ..base.sampling.clone() },
         guide: form.as_ref().and_then(Form::guide),
@@ -189,7 +189,7 @@ pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form
 
 pub(crate) fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
     assert_eq!(outcome.failure, None);
-    assert_eq!(outcome.tokens.len(), request.sequences as usize);
+    assert_eq!(outcome.tokens.len(), request.num_sequences as usize);
     for (tokens, reason) in outcome.tokens.iter().zip(&outcome.reasons) {
         if let Some(form) = form {
             form.check(tokens, reason.unwrap());
@@ -198,10 +198,10 @@ pub(crate) fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guided_sequences_keep_to_their_forms_beside_others_and_come_out_as_if_alone() {
+async fn guided_sequences_follow_their_forms_with_the_same_output_alone_and_under_load() {
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
-        // Little room: sequences are preempted. Then one at a time, with all the room there is.
+        // First with a small cache, so that sequences are preempted. Then alone with a large one.
         let engine = Setup::new(60).start();
         let alone = Setup::new(2000).start();
         let (handle, alone_handle) = (engine.handle(), alone.handle());
@@ -239,7 +239,7 @@ async fn guided_sequences_keep_to_their_forms_beside_others_and_come_out_as_if_a
 }
 
 #[tokio::test]
-async fn a_form_that_is_complete_ends_the_sequence_with_its_last_token() {
+async fn a_complete_form_ends_the_sequence() {
     let engine = Setup::new(100).start();
     let form = Form::new(5, 6);
     let base = Request { guide: form.guide(), ..request(&prompt(1, 10), 50) };
@@ -258,7 +258,7 @@ async fn a_form_that_is_complete_ends_the_sequence_with_its_last_token() {
 }
 
 #[tokio::test]
-async fn stop_tokens_come_only_where_the_form_may_end() {
+async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
     let engine = Setup::new(100).start();
     // Every token stops, so that none is left for the form, which may end at the beginning.
     let form = Form::new(9, 30);
@@ -270,7 +270,7 @@ async fn stop_tokens_come_only_where_the_form_may_end() {
     let mut lengths = Vec::new();
     for seed in 0..40 {
         let stop = StopCriteria { stop_token_ids: vec![17], max_tokens: 50, min_tokens: 4 };
-        let sampling = Sampling { bias: vec![(17, 1000.0)], seed, ..base.sampling.clone() };
+        let sampling = Sampling { logit_bias: vec![(17, 1000.0)], seed, ..base.sampling.clone() };
         let form = Form::new(seed, 30).without(&[17]);
         let request = Request { guide: form.guide(), stop, sampling, ..base.clone() };
         let outcome = outcome(engine.handle().submit(request).unwrap()).await;
@@ -284,20 +284,20 @@ async fn stop_tokens_come_only_where_the_form_may_end() {
 }
 
 #[tokio::test]
-async fn a_guide_that_fails_fails_its_request_and_no_other() {
+async fn a_failing_guide_fails_only_its_request() {
     let engine = Setup::new(200).start();
     let handle = engine.handle();
     let other = handle.submit(request(&prompt(8, 30), 60)).unwrap();
     for fault in [Fault::Start, Fault::Allow, Fault::Commit, Fault::Panic, Fault::DeadEnd] {
         let form = Form::failing(4, fault);
-        let guided = Request { guide: form.guide(), sequences: 2, ..request(&prompt(1, 10), 50) };
+        let guided = Request { guide: form.guide(), num_sequences: 2, ..request(&prompt(1, 10), 50) };
         let fine = Request { guide: Form::new(3, 12).guide(), ..request(&prompt(1, 10), 50) };
         let (guided, fine) = (handle.submit(guided).unwrap(), handle.submit(fine).unwrap());
         let guided = outcome(guided).await;
         let failure = guided.failure.unwrap_or_else(|| panic!("{fault:?} fails it"));
         assert_eq!(matches!(failure, Failure::NoToken(_)), matches!(fault, Fault::DeadEnd), "{failure}");
         assert_eq!(matches!(failure, Failure::TooComplex(_)), matches!(fault, Fault::Allow), "{failure}");
-        assert!(failure.to_string().contains("the form that the answer is held to"), "{failure}");
+        assert!(failure.to_string().contains("the form of the answer"), "{failure}");
         assert_eq!(tokens(fine).await.len(), 12);
     }
     assert_eq!(tokens(other).await.len(), 60);
@@ -306,15 +306,15 @@ async fn a_guide_that_fails_fails_its_request_and_no_other() {
 }
 
 #[tokio::test]
-async fn what_may_come_is_computed_while_the_model_runs() {
+async fn allowed_tokens_are_computed_while_the_model_runs() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let (told, seen) = mpsc::channel();
     #[derive(Debug)]
-    struct Telling(Form, mpsc::Sender<()>);
+    struct RecordingGuide(Form, mpsc::Sender<()>);
     #[derive(Debug)]
     struct TellingState(Box<dyn GuideState>, mpsc::Sender<()>);
-    impl Guide for Telling {
+    impl Guide for RecordingGuide {
         fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
             Ok(Box::new(TellingState(self.0.start()?, self.1.clone())))
         }
@@ -331,7 +331,7 @@ async fn what_may_come_is_computed_while_the_model_runs() {
             Box::new(Self(self.0.fork(), self.1.clone()))
         }
     }
-    let guide: Arc<dyn Guide> = Arc::new(Telling(Form::new(2, 9), told));
+    let guide: Arc<dyn Guide> = Arc::new(RecordingGuide(Form::new(2, 9), told));
     let mut stream = handle.submit(Request { guide: Some(guide), ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..9 {
         gate.arrive();

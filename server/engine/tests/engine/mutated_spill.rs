@@ -6,7 +6,7 @@ use crate::mutations::{Random, mutated, words};
 const CASES: u64 = 500;
 
 #[test]
-fn whatever_becomes_of_the_files_of_blocks_no_wrong_one_is_used() {
+fn damaged_files_of_blocks_are_never_used() {
     let seeds = [intact()];
     check(&seeds[0]);
     check(&[]);

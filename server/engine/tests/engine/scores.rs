@@ -1,4 +1,4 @@
-//! Prompts whose log probabilities are asked for.
+//! Log probabilities of prompts.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Setup, prompt, request, settled};
 
-/// The log probabilities that a stream tells: of its prompt, and of its tokens.
+/// The log probabilities of the prompt and of the tokens of a stream.
 async fn told(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
     let (mut scores, mut tokens) = (None, Vec::new());
     while let Some(event) = stream.next().await {
@@ -30,7 +30,7 @@ fn scored(mut request: Request, count: u32) -> Request {
 }
 
 #[tokio::test]
-async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_generated() {
+async fn a_prompt_has_the_log_probabilities_of_its_generation() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let begin = prompt(7, 30);
@@ -39,7 +39,7 @@ async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_g
     let (scores, generated) = told(handle.submit(first).unwrap()).await;
     assert_eq!((scores, generated.len()), (None, 150));
 
-    // What was generated is a prompt now, of several chunks, and cached.
+    // The generated text is the prompt now, in several chunks, and cached.
     let tokens: Vec<_> =
         begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
     let (scores, _) = told(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
@@ -57,8 +57,8 @@ async fn a_prompt_has_the_log_probabilities_that_its_tokens_had_when_they_were_g
 }
 
 #[tokio::test]
-async fn scores_are_whole_however_often_their_sequence_is_preempted() {
-    // Two of the longest fit, and there are others: they come and go.
+async fn scores_are_complete_after_preemptions() {
+    // Only two of the longest sequences fit, so sequences are preempted.
     let (engine, reports) = Setup::new(40).start_observed();
     let handle = engine.handle();
     let mut rng = StdRng::seed_from_u64(5);
@@ -66,7 +66,7 @@ async fn scores_are_whole_however_often_their_sequence_is_preempted() {
     for which in 0..60 {
         let tokens = prompt(which % 20, rng.random_range(1..150));
         let asks = which % 3 == 0;
-        let plain = Request { sequences: 1 + which % 2, ..request(&tokens, rng.random_range(1..60)) };
+        let plain = Request { num_sequences: 1 + which % 2, ..request(&tokens, rng.random_range(1..60)) };
         let stream = handle.submit(if asks { scored(plain, 1) } else { plain }).unwrap();
         tasks.spawn(async move {
             let (scores, _) = told(stream).await;
@@ -86,11 +86,11 @@ async fn scores_are_whole_however_often_their_sequence_is_preempted() {
 }
 
 #[tokio::test]
-async fn salted_prompts_are_cached_apart() {
+async fn prompts_with_different_salts_share_no_cached_blocks() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let cached = async |salt| {
-        let mut stream = handle.submit(Request { salt, ..request(&prompt(1, 33), 1) }).unwrap();
+        let mut stream = handle.submit(Request { cache_salt: salt, ..request(&prompt(1, 33), 1) }).unwrap();
         let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
         while stream.next().await.is_some() {}
         cached_tokens
@@ -100,7 +100,7 @@ async fn salted_prompts_are_cached_apart() {
 }
 
 #[tokio::test]
-async fn only_what_is_allowed_and_nothing_bad_is_generated() {
+async fn allowed_tokens_and_bad_words_restrict_the_output() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let generated = async |sampling: Sampling| {
@@ -113,12 +113,12 @@ async fn only_what_is_allowed_and_nothing_bad_is_generated() {
         }
         tokens
     };
-    let allowed = Sampling { allowed: Some([4, 5, 6, 7].into()), ..Sampling::greedy() };
+    let allowed = Sampling { allowed_token_ids: Some([4, 5, 6, 7].into()), ..Sampling::greedy() };
     let tokens = generated(allowed.clone()).await;
     assert!(tokens.len() == 60 && tokens.iter().all(|token| (4..8).contains(token)), "{tokens:?}");
     assert!(tokens.windows(2).any(|pair| pair == [4, 5]) && tokens.contains(&6), "{tokens:?}");
 
-    let tokens = generated(Sampling { bad: [vec![4, 5], vec![6]].into(), ..allowed }).await;
+    let tokens = generated(Sampling { bad_words: [vec![4, 5], vec![6]].into(), ..allowed }).await;
     assert!(!tokens.windows(2).any(|pair| pair == [4, 5]) && !tokens.contains(&6), "{tokens:?}");
     assert!(tokens.contains(&4) && tokens.contains(&5), "each by itself may come: {tokens:?}");
 }

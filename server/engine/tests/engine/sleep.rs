@@ -1,4 +1,4 @@
-//! Sleep: what is given back is gone, whoever comes finds the engine awake, and failures are told and not for ever.
+//! Sleep: the cache is lost, requests wake the engine, and failures are reported and can be retried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -73,7 +73,7 @@ async fn is_right(engine: &Engine, which: u32) -> Outcome {
 }
 
 #[tokio::test]
-async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
+async fn sleep_clears_the_cache_and_changes_no_output() {
     let (engine, nights, reports) = restless(0, false);
     let handle = engine.handle();
     is_right(&engine, 1).await;
@@ -82,11 +82,11 @@ async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
     for level in [SleepLevel::Cache, SleepLevel::Model] {
         settled(&handle).await;
         handle.sleep(level).await.unwrap();
-        assert_eq!(handle.asleep(), Some(level));
+        assert_eq!(handle.sleep_level(), Some(level));
         let load = *handle.load().borrow();
         assert_eq!((load.state, load.load.blocks_free), (EngineState::Serving, 100), "{load:?}");
         assert_eq!(is_right(&engine, 1).await.cached_tokens, Some(0), "the cache was given back");
-        assert_eq!(handle.asleep(), None);
+        assert_eq!(handle.sleep_level(), None);
         assert_eq!(is_right(&engine, 1).await.cached_tokens, cached);
     }
     assert_eq!(nights.wakes.load(Ordering::Relaxed), 2);
@@ -95,7 +95,7 @@ async fn what_was_cached_is_forgotten_and_answers_stay_the_same() {
 }
 
 #[tokio::test]
-async fn many_at_once_wake_it_once() {
+async fn many_requests_wake_the_engine_once() {
     let (engine, nights, _reports) = restless(0, false);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
@@ -110,27 +110,27 @@ async fn many_at_once_wake_it_once() {
 }
 
 #[tokio::test]
-async fn deeper_sleep_gives_back_more_and_lighter_sleep_nothing() {
+async fn a_deeper_sleep_level_releases_more_and_a_lighter_one_nothing() {
     let (engine, nights, _reports) = restless(0, false);
     let handle = engine.handle();
     for level in [SleepLevel::Cache, SleepLevel::Cache, SleepLevel::Model, SleepLevel::Cache] {
         handle.sleep(level).await.unwrap();
     }
-    assert_eq!(handle.asleep(), Some(SleepLevel::Model));
+    assert_eq!(handle.sleep_level(), Some(SleepLevel::Model));
     assert_eq!(*nights.levels.lock().unwrap(), [SleepLevel::Cache, SleepLevel::Model]);
     handle.wake().await.unwrap();
-    assert_eq!(handle.asleep(), None);
+    assert_eq!(handle.sleep_level(), None);
     is_right(&engine, 3).await;
 }
 
 #[tokio::test]
-async fn a_failed_waking_fails_those_who_wait_and_the_next_tries_again() {
+async fn a_failed_wake_up_fails_waiting_requests_and_the_next_tries_again() {
     let (engine, nights, reports) = restless(2, false);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
     let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
     assert_eq!(failed.failure, Some(Failure::Wake("too tired".to_owned())));
-    assert_eq!(handle.asleep(), Some(SleepLevel::Model));
+    assert_eq!(handle.sleep_level(), Some(SleepLevel::Model));
     assert_eq!(handle.wake().await, Err(SleepError::Wake("too tired".to_owned())));
     assert!(handle.is_alive());
     settled(&handle).await;
@@ -142,18 +142,18 @@ async fn a_failed_waking_fails_those_who_wait_and_the_next_tries_again() {
 }
 
 #[tokio::test]
-async fn a_runner_that_cannot_be_woken_for_good_ends_the_engine() {
+async fn a_fatal_wake_up_error_ends_the_engine() {
     let (engine, _nights, _reports) = restless(1, true);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
     let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
     assert_eq!(failed.failure, Some(Failure::Stopped));
-    assert!(handle.dead().await.reason.contains("too tired"));
+    assert!(handle.wait_for_failure().await.reason.contains("too tired"));
     assert_eq!(handle.sleep(SleepLevel::Cache).await, Err(SleepError::Stopped));
 }
 
 #[tokio::test]
-async fn an_engine_at_work_does_not_sleep_and_one_that_sleeps_ends_at_once() {
+async fn a_busy_engine_does_not_sleep_and_a_sleeping_one_stops_immediately() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let stream = handle.submit(request(&prompt(1, 9), 5)).unwrap();

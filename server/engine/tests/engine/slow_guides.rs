@@ -1,4 +1,4 @@
-//! Guides that are not ready when the model is: they slow their own sequences and no others, and change no token.
+//! Guides that are slower than the model: they delay only their own sequences, and change no token.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
-    Beams, Clock, Failure, Guide, GuideError, GuideState, Hold, Progress, PromptLookup, Request, SearchEnd,
-    ThreadLock, TokenId, TokenSet,
+    BeamSearch, Clock, CommitLock, EarlyStopping, Failure, Guide, GuideError, GuideState, Progress,
+    PromptLookup, Request, ThreadLock, TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
@@ -32,7 +32,7 @@ impl Door {
     }
 }
 
-/// What makes a form slow.
+/// The reason why a form is slow.
 #[derive(Clone, Debug)]
 enum Slowness {
     /// What may come after so many tokens is known once a door is open.
@@ -82,9 +82,9 @@ impl GuideState for SlowState {
         self.state.commit(token)
     }
 
-    fn try_hold(&self) -> Option<Hold> {
+    fn try_lock_commit(&self) -> Option<CommitLock> {
         let Slowness::Random(shared) = &self.slowness else { return Some(Box::new(())) };
-        shared.try_lock().map(|guard| Box::new(guard) as Hold)
+        shared.try_lock().map(|guard| Box::new(guard) as CommitLock)
     }
 
     fn fork(&self) -> Box<dyn GuideState> {
@@ -96,35 +96,35 @@ fn slow(form: &Form, slowness: Slowness) -> Option<Arc<dyn Guide>> {
     Some(Arc::new(Slow(form.clone(), slowness)))
 }
 
-/// The outcome of a request, which is not to take for ever.
+/// The outcome of a request, with a deadline.
 async fn timely(stream: server_engine::TokenStream) -> Outcome {
     let outcome = tokio::time::timeout(Duration::from_secs(60), outcome(stream)).await;
     outcome.expect("nobody waits for the guide of another")
 }
 
 #[tokio::test]
-async fn a_guide_that_is_not_ready_holds_up_its_own_sequence_and_changes_no_token() {
+async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
     for beams in [false, true] {
         let (engine, reports) = Setup::new(200).start_observed();
         let handle = engine.handle();
         let form = Form::new(7, 20);
-        let beams = beams.then(|| Beams {
-            results: 2,
-            groups: 1,
+        let beams = beams.then(|| BeamSearch {
+            num_results: 2,
+            num_groups: 1,
             length_penalty: 1.0,
             diversity_penalty: 0.0,
-            end: SearchEnd::Heuristic,
-            stops: None,
+            early_stopping: EarlyStopping::Heuristic,
+            stop_strings: None,
         });
-        let lookup = Some(PromptLookup { ngram_max: 3, tokens_max: 4, prediction: Vec::new() });
-        let base = Request { sequences: 2, beams, lookup, ..sampled(&prompt(1, 16), 30, 5) };
+        let lookup = Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 4, prediction: Vec::new() });
+        let base = Request { num_sequences: 2, beam_search: beams, lookup, ..sampled(&prompt(1, 16), 30, 5) };
         let alone = Request { guide: form.guide(), ..base.clone() };
         let alone = timely(handle.submit(alone).unwrap()).await;
         for count in [0, 4] {
             let door = Arc::new(Door::default());
             let guide = slow(&form, Slowness::Door(count, Arc::clone(&door)));
             let held = handle.submit(Request { guide, ..base.clone() }).unwrap();
-            // Others come and go meanwhile, one of them by the same form.
+            // Other requests run meanwhile, one of them with the same form.
             let other = timely(handle.submit(request(&prompt(8, 30), 60)).unwrap()).await;
             assert_eq!(other.tokens[0].len(), 60);
             door.open();
@@ -138,12 +138,12 @@ async fn a_guide_that_is_not_ready_holds_up_its_own_sequence_and_changes_no_toke
 }
 
 #[tokio::test]
-async fn a_sequence_that_waits_for_its_guide_can_be_aborted_and_the_engine_stopped() {
+async fn a_suspended_sequence_can_be_aborted_and_the_engine_stopped() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let door = Arc::new(Door::default());
     let guide = slow(&Form::new(7, 20), Slowness::Door(2, Arc::clone(&door)));
-    let held = Request { guide, sequences: 2, ..request(&prompt(1, 16), 30) };
+    let held = Request { guide, num_sequences: 2, ..request(&prompt(1, 16), 30) };
     let mut stream = handle.submit(held.clone()).unwrap();
     for _ in 0..3 {
         stream.next().await.unwrap();
@@ -160,7 +160,7 @@ async fn a_sequence_that_waits_for_its_guide_can_be_aborted_and_the_engine_stopp
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_guides_change_no_token_whatever_happens_beside_them() {
+async fn slow_guides_change_no_token_under_load() {
     let (mut suspended, mut preempted) = (0, 0);
     for seed in 0..4 {
         let mut rng = StdRng::seed_from_u64(100 + seed);
@@ -173,8 +173,8 @@ async fn slow_guides_change_no_token_whatever_happens_beside_them() {
             let (request, form) = one_of_many(which, &mut rng);
             let guide = form.as_ref().and_then(|form| slow(form, Slowness::Random(Arc::clone(&shared))));
             let lookup = rng.random_bool(0.3).then(|| PromptLookup {
-                ngram_max: 3,
-                tokens_max: 4,
+                max_ngram_size: 3,
+                num_draft_tokens: 4,
                 prediction: Vec::new(),
             });
             let stream = handle.submit(Request { guide, lookup, ..request.clone() }).unwrap();
@@ -206,7 +206,7 @@ async fn slow_guides_change_no_token_whatever_happens_beside_them() {
 }
 
 #[tokio::test]
-async fn a_request_whose_form_takes_too_long_fails_and_others_do_not() {
+async fn a_form_that_takes_too_long_fails_only_its_request() {
     let setup = Setup::new(200);
     let clock = setup.engine.clock.clone();
     let engine = setup.start();

@@ -1,4 +1,4 @@
-//! Evicted blocks that are kept on disk: found again, also after a restart, and never wrong.
+//! Evicted blocks on disk: they are restored, even after a restart, and never wrong.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::sim::expected_tokens;
 use server_engine::{
-    DraftRule, DraftRunner, Engine, EngineHandle, Extras, Request, SleepLevel, SpillConfig, SpillIdentity,
-    SpillStats, StartError, TokenId,
+    DraftModelParams, DraftRunner, Engine, EngineHandle, EngineOptions, Request, SleepLevel, SpillConfig,
+    SpillIdentity, SpillStats, StartError, TokenId,
 };
 use tokio::task::JoinSet;
 
@@ -28,11 +28,11 @@ fn config(folder: &Path, model: &str) -> SpillConfig {
 fn start(config: &SpillConfig) -> Engine {
     let setup = Setup::new(32);
     let runner = Box::new(setup.runner());
-    let extras = Extras { spill: Some(config.clone()), ..Extras::default() };
-    Engine::start_with(setup.engine, runner, extras, Box::new(|_| {})).unwrap()
+    let extras = EngineOptions { spill: Some(config.clone()), ..EngineOptions::default() };
+    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {})).unwrap()
 }
 
-/// Asks, and checks the answer against what a model without a cache says.
+/// Sends a request, and compares the answer with that of a model without a cache.
 async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
     let prompt = prompt(which, PROMPT_TOKENS);
     let outcome = outcome(handle.submit(request(&prompt, 9)).unwrap()).await;
@@ -43,7 +43,7 @@ async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
 
 /// Waits until what the disk is about to do for the engine is done.
 async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
-    while !done(handle.spill().unwrap()) {
+    while !done(handle.spill_stats().unwrap()) {
         std::thread::yield_now();
         tokio::task::yield_now().await;
     }
@@ -58,7 +58,7 @@ async fn fill(handle: &EngineHandle) {
         until(handle, |spill| spill.queued() == 0).await;
     }
     // 13 blocks of each, of which all but those of the last two were evicted.
-    let spill = handle.spill().unwrap();
+    let spill = handle.spill_stats().unwrap();
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
 
@@ -71,21 +71,21 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn an_evicted_prefix_is_read_back_instead_of_computed() {
+async fn an_evicted_prefix_is_restored_instead_of_computed() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     fill(&handle).await;
     let outcome = ask(&handle, 0).await;
     assert_eq!(outcome.cached_tokens, Some(96));
-    let spill = handle.spill().unwrap();
-    assert_eq!((spill.read_back(), spill.unreadable()), (12, 0));
+    let spill = handle.spill_stats().unwrap();
+    assert_eq!((spill.restored(), spill.unreadable()), (12, 0));
     settled(&handle).await;
     engine.shutdown().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_that_want_blocks_back_at_once_all_get_what_they_should() {
+async fn concurrent_restores_return_the_right_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -96,7 +96,7 @@ async fn many_that_want_blocks_back_at_once_all_get_what_they_should() {
         for _ in 0..40 {
             let handle = handle.clone();
             let prompt = prompt(rng.random_range(0..9), rng.random_range(20..150));
-            let request = Request { salt: rng.random_range(0..2), ..request(&prompt, 9) };
+            let request = Request { cache_salt: rng.random_range(0..2), ..request(&prompt, 9) };
             let is_dropped = rng.random_range(0..5) == 0;
             tasks.spawn(async move {
                 let stream = handle.submit(request).unwrap();
@@ -116,13 +116,13 @@ async fn many_that_want_blocks_back_at_once_all_get_what_they_should() {
             handle.sleep(SleepLevel::Cache).await.unwrap();
         }
     }
-    let spill = handle.spill().unwrap();
-    assert!(spill.read_back() > 100, "{spill:?}");
+    let spill = handle.spill_stats().unwrap();
+    assert!(spill.restored() > 100, "{spill:?}");
     engine.shutdown().unwrap();
 }
 
 #[tokio::test]
-async fn what_is_kept_outlives_the_engine_but_not_its_model() {
+async fn stored_blocks_outlive_the_engine_but_not_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     fill(&engine.handle()).await;
@@ -133,7 +133,7 @@ async fn what_is_kept_outlives_the_engine_but_not_its_model() {
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    assert_eq!(handle.spill().unwrap().blocks() as usize, kept);
+    assert_eq!(handle.spill_stats().unwrap().blocks() as usize, kept);
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96));
     engine.shutdown().unwrap();
 
@@ -143,7 +143,7 @@ async fn what_is_kept_outlives_the_engine_but_not_its_model() {
     assert_eq!(files(folder.path()).len(), 0, "those of another model are removed");
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
-    assert_eq!(handle.spill().unwrap().read_back(), 0);
+    assert_eq!(handle.spill_stats().unwrap().restored(), 0);
     engine.shutdown().unwrap();
 }
 
@@ -156,8 +156,8 @@ async fn with_spoilt(spoil: impl Fn(&Path)) {
     files(folder.path()).iter().for_each(|file| spoil(file));
     let outcome = ask(&handle, 0).await;
     assert_eq!(outcome.cached_tokens, Some(0));
-    let spill = handle.spill().unwrap();
-    assert_eq!((spill.read_back(), spill.unreadable()), (0, 1));
+    let spill = handle.spill_stats().unwrap();
+    assert_eq!((spill.restored(), spill.unreadable()), (0, 1));
     settled(&handle).await;
     engine.shutdown().unwrap();
 }
@@ -199,24 +199,24 @@ async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
         fs::write(file, [&contents[number][..KEY_END], &other[KEY_END..]].concat()).unwrap();
     }
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
-    let spill = handle.spill().unwrap();
-    assert_eq!((spill.read_back(), spill.unreadable()), (0, 1));
+    let spill = handle.spill_stats().unwrap();
+    assert_eq!((spill.restored(), spill.unreadable()), (0, 1));
     settled(&handle).await;
     engine.shutdown().unwrap();
 }
 
 #[tokio::test]
-async fn a_block_that_ends_early_is_computed() {
+async fn a_truncated_block_is_computed() {
     with_spoilt(|file| fs::File::options().write(true).open(file).unwrap().set_len(60).unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_block_that_is_gone_is_computed() {
+async fn a_missing_block_is_computed() {
     with_spoilt(|file| fs::remove_file(file).unwrap()).await;
 }
 
 #[tokio::test]
-async fn a_block_that_does_not_come_is_computed() {
+async fn an_overdue_block_is_computed() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -229,7 +229,7 @@ async fn a_block_that_does_not_come_is_computed() {
     }
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
-    assert_eq!(handle.spill().unwrap().read_back(), 0);
+    assert_eq!(handle.spill_stats().unwrap().restored(), 0);
     // Nobody waits a second time, nor for the reader at the end.
     assert_eq!(ask(&handle, 1).await.cached_tokens, Some(0));
     engine.shutdown().unwrap();
@@ -239,7 +239,7 @@ async fn a_block_that_does_not_come_is_computed() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_made_costs_only_what_it_would_keep() {
+async fn a_directory_that_cannot_be_created_costs_only_the_stored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "in the way").unwrap();
@@ -248,7 +248,7 @@ async fn a_directory_that_cannot_be_made_costs_only_what_it_would_keep() {
     for which in (0..8).chain(0..8) {
         ask(&handle, which).await;
     }
-    let spill = handle.spill().unwrap();
+    let spill = handle.spill_stats().unwrap();
     assert_eq!((spill.is_open(), spill.written(), spill.blocks()), (false, 0, 0));
     assert!(spill.dropped() > 5 * 13, "{spill:?}");
     settled(&handle).await;
@@ -256,7 +256,7 @@ async fn a_directory_that_cannot_be_made_costs_only_what_it_would_keep() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_written_costs_only_what_it_would_keep() {
+async fn a_directory_that_cannot_be_written_costs_only_the_stored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -271,7 +271,7 @@ async fn a_directory_that_cannot_be_written_costs_only_what_it_would_keep() {
         ask(&handle, which).await;
     }
     until(&handle, |spill| spill.dropped() >= 5 * 13).await;
-    assert_eq!((ask(&handle, 0).await.cached_tokens, handle.spill().unwrap().written()), (Some(0), 0));
+    assert_eq!((ask(&handle, 0).await.cached_tokens, handle.spill_stats().unwrap().written()), (Some(0), 0));
     settled(&handle).await;
     engine.shutdown().unwrap();
 }
@@ -286,7 +286,7 @@ fn bytes(folder: &Path) -> u64 {
 }
 
 #[tokio::test]
-async fn no_more_bytes_are_kept_than_may_be() {
+async fn the_size_limit_is_not_exceeded() {
     let folder = tempfile::tempdir().unwrap();
     let few = 20 * BLOCK_BYTES + 5;
     for bytes_max in [few, 60 * BLOCK_BYTES, few] {
@@ -296,7 +296,7 @@ async fn no_more_bytes_are_kept_than_may_be() {
         fill(&handle).await;
         for which in 0..8 {
             ask(&handle, which).await;
-            assert!(handle.spill().unwrap().bytes() <= bytes_max);
+            assert!(handle.spill_stats().unwrap().bytes() <= bytes_max);
             assert!(bytes(folder.path()) <= bytes_max);
         }
         settled(&handle).await;
@@ -309,7 +309,7 @@ async fn no_more_bytes_are_kept_than_may_be() {
 }
 
 #[tokio::test]
-async fn nothing_is_kept_where_there_is_room_for_nothing() {
+async fn a_limit_below_one_block_stores_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&SpillConfig { bytes_max: BLOCK_BYTES - 1, ..config(folder.path(), "a") });
     let handle = engine.handle();
@@ -336,20 +336,20 @@ async fn two_engines_do_not_share_a_directory() {
 }
 
 #[tokio::test]
-async fn a_salt_keeps_blocks_apart_on_disk_too() {
+async fn blocks_with_different_salts_are_separate_on_disk() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     fill(&handle).await;
     let prompt: Vec<TokenId> = prompt(0, PROMPT_TOKENS);
     let mut salted = request(&prompt, 9);
-    salted.salt = 7;
+    salted.cache_salt = 7;
     assert_eq!(outcome(handle.submit(salted).unwrap()).await.cached_tokens, Some(0));
     engine.shutdown().unwrap();
 }
 
 #[tokio::test]
-async fn what_is_cached_when_the_engine_ends_is_there_when_it_starts() {
+async fn cached_blocks_are_stored_when_the_engine_ends() {
     let folder = tempfile::tempdir().unwrap();
     for cached in [0, 96] {
         let engine = start(&config(folder.path(), "a"));
@@ -361,7 +361,7 @@ async fn what_is_cached_when_the_engine_ends_is_there_when_it_starts() {
 }
 
 #[tokio::test]
-async fn what_is_cached_when_the_engine_sleeps_is_there_when_it_wakes() {
+async fn cached_blocks_are_stored_when_the_engine_sleeps() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
@@ -379,7 +379,7 @@ async fn what_is_cached_when_the_engine_sleeps_is_there_when_it_wakes() {
 }
 
 #[tokio::test]
-async fn a_model_that_is_another_after_sleep_finds_nothing() {
+async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fs::write(&model, "one").unwrap();
@@ -403,7 +403,7 @@ async fn a_model_that_is_another_after_sleep_finds_nothing() {
     let engine = start(&config);
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    assert_eq!(handle.spill().unwrap().blocks(), 0);
+    assert_eq!(handle.spill_stats().unwrap().blocks(), 0);
     engine.shutdown().unwrap();
 }
 
@@ -411,12 +411,12 @@ fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> 
     let setup = Setup { adapters: 2, ..Setup::new(32) };
     let mut spill = config(folder, "a");
     spill.identity.adapters = adapters.to_vec();
-    let extras = Extras { spill: Some(spill), ..Extras::default() };
-    Engine::start_with(setup.engine.clone(), Box::new(setup.runner()), extras, Box::new(|_| {}))
+    let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
+    Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, Box::new(|_| {}))
 }
 
 #[tokio::test]
-async fn adapters_are_told_apart_by_their_content_and_not_by_their_number() {
+async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
     let folder = tempfile::tempdir().unwrap();
     // What is in the cache of the first two, and what is found of it by others later.
     let starts: [(&[u64], [u32; 3]); 4] = [
@@ -444,19 +444,19 @@ async fn adapters_are_told_apart_by_their_content_and_not_by_their_number() {
 }
 
 #[tokio::test]
-async fn a_draft_model_guesses_after_what_was_read_back() {
+async fn a_draft_model_proposes_after_restored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup::new(32);
-    let draft = DraftRunner { runner: Box::new(setup.runner()), tokens_max: u32::MAX };
-    let extras = Extras { draft: Some(draft), spill: Some(config(folder.path(), "a")) };
+    let draft = DraftRunner { runner: Box::new(setup.runner()), max_model_len: u32::MAX };
+    let extras = EngineOptions { draft: Some(draft), spill: Some(config(folder.path(), "a")) };
     let observer = Box::new(|_: &_| {});
     let engine =
-        Engine::start_with(setup.engine.clone(), Box::new(setup.runner()), extras, observer).unwrap();
+        Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, observer).unwrap();
     let handle = engine.handle();
     fill(&handle).await;
     for which in [0, 1, 0, 5] {
         let prompt = prompt(which, PROMPT_TOKENS);
-        let rule = Some(DraftRule { tokens_max: 4, probability_min: 0.0 });
+        let rule = Some(DraftModelParams { num_draft_tokens: 4, confidence_threshold: 0.0 });
         let drafted = Request { draft: rule, ..request(&prompt, 30) };
         let outcome = outcome(handle.submit(drafted).unwrap()).await;
         assert_eq!(outcome.tokens, [expected_tokens(&prompt, 30, VOCABULARY)]);
@@ -464,17 +464,17 @@ async fn a_draft_model_guesses_after_what_was_read_back() {
         settled(&handle).await;
         until(&handle, |spill| spill.queued() == 0).await;
     }
-    assert!(handle.spill().unwrap().read_back() >= 12);
+    assert!(handle.spill_stats().unwrap().restored() >= 12);
     engine.shutdown().unwrap();
 }
 
 #[tokio::test]
-async fn without_a_prefix_cache_there_is_nothing_to_keep() {
+async fn spilling_requires_prefix_caching() {
     let folder = tempfile::tempdir().unwrap();
     let mut setup = Setup::new(32);
     setup.engine.prefix_caching = false;
-    let extras = Extras { spill: Some(config(folder.path(), "a")), ..Extras::default() };
+    let extras = EngineOptions { spill: Some(config(folder.path(), "a")), ..EngineOptions::default() };
     let runner = Box::new(setup.runner());
-    let refused = Engine::start_with(setup.engine, runner, extras, Box::new(|_| {}));
+    let refused = Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {}));
     assert!(matches!(refused, Err(StartError::NothingToSpill)));
 }

@@ -1,4 +1,4 @@
-//! What comes out of many requests at once, and of those that are dropped.
+//! The output of concurrent requests, and of those that are dropped.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -16,9 +16,9 @@ fn one_of_many(which: u32, rng: &mut StdRng) -> Request {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_200_streams_half_are_dropped_and_the_others_do_not_notice() {
+async fn dropping_half_of_200_streams_does_not_affect_the_others() {
     let mut rng = StdRng::seed_from_u64(1);
-    // Two sequences of the longest fit: they come and go, and are preempted.
+    // Only two of the longest sequences fit, so sequences are preempted.
     let engine = Setup::new(40).start();
     let handle = engine.handle();
     let mut tasks = JoinSet::new();
@@ -47,7 +47,7 @@ async fn of_200_streams_half_are_dropped_and_the_others_do_not_notice() {
 }
 
 #[tokio::test]
-async fn streams_dropped_at_any_step_give_their_blocks_back() {
+async fn streams_dropped_at_any_step_release_their_blocks() {
     // The same in lock step, so that drops meet waiting requests, half computed prompts and decodes alike.
     for seed in 0..20 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -85,7 +85,7 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
     let handle = engine.handle();
     let kept = handle.submit(request(&prompt(1, 20), 30)).unwrap();
     gate.arrive();
-    let dropped = handle.submit(Request { sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
+    let dropped = handle.submit(Request { num_sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
     gate.pass();
     for _ in 0..2 {
         assert!(gate.arrive().sequences.len() > 1);
@@ -106,11 +106,11 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
 }
 
 #[tokio::test]
-async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_notice() {
+async fn an_aborted_sequence_is_not_in_the_next_step_and_does_not_affect_its_siblings() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
     let expected = expected_tokens(&prompt(1, 20), 30, VOCABULARY);
-    let mut stream = handle.submit(Request { sequences: 3, ..request(&prompt(1, 20), 30) }).unwrap();
+    let mut stream = handle.submit(Request { num_sequences: 3, ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..3 {
         gate.arrive();
         gate.pass();
@@ -132,7 +132,7 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_its_siblings_do_not_not
 }
 
 #[tokio::test]
-async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
+async fn sequences_aborted_at_any_step_do_not_affect_the_others() {
     for seed in 0..20 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (engine, gate) = Setup::new(60).start_gated();
@@ -141,9 +141,9 @@ async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
         let keeper = handle.submit(request(&prompt(99, 5), 40)).unwrap();
         let mut streams = Vec::new();
         for which in 0..12 {
-            let request = Request { sequences: rng.random_range(1..5), ..one_of_many(which, &mut rng) };
+            let request = Request { num_sequences: rng.random_range(1..5), ..one_of_many(which, &mut rng) };
             let expected = expected_tokens(&request.prompt, request.stop.max_tokens, VOCABULARY);
-            let aborted = vec![false; request.sequences as usize];
+            let aborted = vec![false; request.num_sequences as usize];
             streams.push((handle.submit(request).unwrap(), expected, aborted));
         }
         for _ in 0..30 {
@@ -170,7 +170,7 @@ async fn sequences_aborted_at_any_step_leave_the_others_as_they_would_be() {
 }
 
 #[tokio::test]
-async fn a_request_whose_sequences_are_all_aborted_is_gone() {
+async fn a_request_without_sequences_is_removed() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 1;
     setup.engine.max_queue = 2;
@@ -178,12 +178,12 @@ async fn a_request_whose_sequences_are_all_aborted_is_gone() {
     let handle = engine.handle();
     let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
     gate.arrive();
-    let mut waiting = handle.submit(Request { sequences: 1, ..request(&[4], 5) }).unwrap();
+    let mut waiting = handle.submit(Request { num_sequences: 1, ..request(&[4], 5) }).unwrap();
     waiting.abort(0);
     assert!(waiting.next().await.is_none());
     gate.pass();
     gate.arrive();
-    assert_eq!(handle.waiting(), 0, "while the stream is still held");
+    assert_eq!(handle.waiting_sequences(), 0, "while the stream is still held");
     gate.pass();
     drop(gate);
     assert_eq!(tokens(running).await, expected_tokens(&[1, 2, 3], 5, VOCABULARY));
@@ -191,7 +191,7 @@ async fn a_request_whose_sequences_are_all_aborted_is_gone() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_gives_its_place_in_the_queue_back() {
+async fn a_dropped_request_frees_its_queue_slot() {
     let mut setup = Setup::new(100);
     setup.engine.max_num_seqs = 1;
     setup.engine.max_queue = 2;
@@ -203,7 +203,7 @@ async fn a_dropped_request_gives_its_place_in_the_queue_back() {
     drop(waiting);
     gate.pass();
     gate.arrive();
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
     // Who counts what is taken into account counts it too.
     assert_eq!((handle.load().borrow().submissions, handle.submissions()), (2, 2));
     gate.pass();
@@ -241,7 +241,7 @@ async fn a_seed_gives_the_same_output_alone_and_among_others() {
 }
 
 #[tokio::test]
-async fn prefix_caching_changes_nothing_but_what_is_computed() {
+async fn prefix_caching_changes_no_output() {
     for prefix_caching in [false, true] {
         let mut setup = Setup::new(100);
         setup.engine.prefix_caching = prefix_caching;
@@ -294,18 +294,18 @@ async fn a_tiny_cache_preempts_and_gives_the_output_of_a_large_one() {
 }
 
 #[tokio::test]
-async fn siblings_share_a_prompt_and_then_go_their_own_ways() {
+async fn siblings_share_the_prompt_and_then_diverge() {
     for blocks_total in [12, 500] {
         let engine = Setup::new(blocks_total).start();
         let handle = engine.handle();
-        let greedy = Request { sequences: 4, ..request(&prompt(3, 21), 30) };
+        let greedy = Request { num_sequences: 4, ..request(&prompt(3, 21), 30) };
         let greedy = outcome(handle.submit(greedy).unwrap()).await;
         assert_eq!(greedy.tokens, vec![expected_tokens(&prompt(3, 21), 30, VOCABULARY); 4]);
         assert_eq!(greedy.reasons, [Some(FinishReason::Length); 4]);
 
-        let drawn = Request { sequences: 4, ..sampled(&prompt(3, 21), 30, 77) };
+        let drawn = Request { num_sequences: 4, ..sampled(&prompt(3, 21), 30, 77) };
         let together = outcome(handle.submit(drawn.clone()).unwrap()).await;
-        let alone = outcome(handle.submit(Request { sequences: 1, ..drawn.clone() }).unwrap()).await;
+        let alone = outcome(handle.submit(Request { num_sequences: 1, ..drawn.clone() }).unwrap()).await;
         assert_eq!(together.tokens[0], alone.tokens[0], "the first does not depend on how many there are");
         let mut distinct = together.tokens.clone();
         distinct.sort();
@@ -316,7 +316,7 @@ async fn siblings_share_a_prompt_and_then_go_their_own_ways() {
 }
 
 #[tokio::test]
-async fn stop_tokens_end_a_sequence_but_not_too_early() {
+async fn stop_tokens_end_a_sequence_after_min_tokens() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     let free = expected_tokens(&prompt(5, 10), 20, VOCABULARY);
@@ -335,7 +335,7 @@ async fn stop_tokens_end_a_sequence_but_not_too_early() {
 }
 
 #[tokio::test]
-async fn logprobs_come_with_each_token_as_many_as_asked_for() {
+async fn each_token_has_the_requested_number_of_logprobs() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     for count in [0, 5] {

@@ -11,7 +11,7 @@ use server_scheduler::Batch;
 
 pub(crate) const VOCABULARY: u32 = 300;
 
-/// What to start.
+/// The configuration of an engine.
 pub(crate) struct Setup {
     pub(crate) sim: SimConfig,
     pub(crate) engine: EngineConfig,
@@ -46,7 +46,7 @@ impl Setup {
     }
 
     pub(crate) fn runner(&self) -> SimRunner {
-        SimRunner::new(self.sim.clone(), self.engine.clock.clone()).adapted(self.adapters)
+        SimRunner::new(self.sim.clone(), self.engine.clock.clone()).with_adapters(self.adapters)
     }
 
     pub(crate) fn start(self) -> Engine {
@@ -65,7 +65,7 @@ impl Setup {
     pub(crate) fn start_gated(self) -> (Engine, Gate) {
         let (batches, shown) = channel();
         let (go, permits) = channel();
-        let runner = Gated { inner: self.runner(), batches, permits };
+        let runner = GatedRunner { inner: self.runner(), batches, permits };
         let (sender, reports) = channel();
         let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
         let engine = Engine::start(self.engine, Box::new(runner), observer).unwrap();
@@ -73,7 +73,7 @@ impl Setup {
     }
 }
 
-/// Holds each step before it is computed. Dropped, it lets all pass.
+/// Blocks each step before it is computed, until the gate is dropped.
 pub(crate) struct Gate {
     shown: Receiver<Batch>,
     go: Sender<()>,
@@ -81,35 +81,35 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Waits until a step is held, and shows it.
+    /// Waits until a step is blocked, and returns its batch.
     pub(crate) fn arrive(&self) -> Batch {
         self.shown.recv().unwrap()
     }
 
-    /// Lets the step that is held pass.
+    /// Unblocks the current step.
     pub(crate) fn pass(&self) {
         self.go.send(()).unwrap();
     }
 
-    /// Lets all pass, and goes on to show the reports.
+    /// Unblocks all steps, and returns the receiver of the reports.
     pub(crate) fn release(self) -> Receiver<StepReport> {
         self.reports
     }
 }
 
-struct Gated {
+struct GatedRunner {
     inner: SimRunner,
     batches: Sender<Batch>,
     permits: Receiver<()>,
 }
 
-impl ModelRunner for Gated {
+impl ModelRunner for GatedRunner {
     fn layout(&self) -> CacheLayout {
         self.inner.layout()
     }
 
-    fn block_weights(&self) -> &[f32] {
-        self.inner.block_weights()
+    fn block_scores(&self) -> &[f32] {
+        self.inner.block_scores()
     }
 
     fn adapters(&self) -> u32 {
@@ -127,14 +127,14 @@ impl ModelRunner for Gated {
 pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
     Request {
         prompt: prompt.to_vec(),
-        sequences: 1,
-        beams: None,
+        num_sequences: 1,
+        beam_search: None,
         lookup: None,
         draft: None,
         sampling: Sampling::greedy(),
         stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: tokens_max, min_tokens: 0 },
         guide: None,
-        salt: 0,
+        cache_salt: 0,
         adapter: 0,
         tenant: 0,
     }
@@ -152,11 +152,11 @@ pub(crate) fn prompt(which: u32, length: u32) -> Vec<TokenId> {
     (0..length).map(|position| (which * 7919 + position * position * 31 + 17) % VOCABULARY).collect()
 }
 
-/// All that came of a request.
+/// The outcome of a request.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) cached_tokens: Option<u32>,
-    /// By sequence.
+    /// The tokens of each sequence.
     pub(crate) tokens: Vec<Vec<TokenId>>,
     pub(crate) reasons: Vec<Option<FinishReason>>,
     pub(crate) failure: Option<Failure>,
@@ -207,7 +207,7 @@ pub(crate) async fn tokens(stream: TokenStream) -> Vec<TokenId> {
     outcome.tokens.into_iter().next().unwrap()
 }
 
-/// Waits until the engine has nothing to do, and checks that nobody holds a block or a place in the queue.
+/// Waits until the engine is idle, and checks that no blocks are held and the queue is empty.
 pub(crate) async fn settled(handle: &EngineHandle) {
     let mut load = handle.load();
     let idle = load
@@ -215,5 +215,5 @@ pub(crate) async fn settled(handle: &EngineHandle) {
     let now = idle.await.unwrap().load;
     assert_eq!(now.blocks_active, 0, "{now:?}");
     assert_eq!(now.blocks_free + now.blocks_evictable, now.blocks_total, "{now:?}");
-    assert_eq!(handle.waiting(), 0);
+    assert_eq!(handle.waiting_sequences(), 0);
 }

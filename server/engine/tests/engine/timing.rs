@@ -1,4 +1,4 @@
-//! Who waits for whom, in simulated time.
+//! Waiting times in simulated time.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
 const COSTS: SimCosts = SimCosts {
     step: Duration::from_micros(5000),
     prefill_token: Duration::from_micros(250),
-    decode_row: Duration::from_micros(400),
+    decode_token: Duration::from_micros(400),
 };
 
 #[tokio::test]
-async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
+async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
     let chunk = 256;
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
@@ -45,7 +45,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
     // While what attention costs is being learnt, a step or two may be smaller: here it costs nothing.
     let least = 4096_u32.div_ceil(chunk - 8);
     assert!((least..least + 2).contains(&(chunks.len() as u32)), "the step is filled up: {}", chunks.len());
-    let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_row * 8;
+    let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_token * 8;
     for report in chunks {
         assert!(report.generated_tokens >= 8, "all eight go on: {report:?}");
         assert!(report.step_time <= longest, "{report:?}");
@@ -54,7 +54,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_a_chunk() {
 }
 
 #[tokio::test]
-async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_steps_may_take() {
+async fn a_long_prompt_delays_decoding_streams_by_no_more_than_max_itl() {
     let max_itl = Duration::from_millis(20);
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
@@ -84,7 +84,7 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_ste
         .into_iter()
         .filter(|report| report.prefill_tokens > 0 && report.generated_tokens >= 8)
         .collect();
-    // What steps cost is learnt from the first ones.
+    // The first steps measure the costs.
     let (first, others) = chunks.split_at(24);
     assert!(first.iter().all(|report| report.prefill_tokens <= 128), "{first:?}");
     let (last, others) = others.split_last().unwrap();
@@ -96,14 +96,14 @@ async fn a_long_prompt_stalls_decoding_streams_by_no_more_than_the_time_that_ste
 }
 
 #[tokio::test]
-async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_step() {
+async fn requests_start_in_order_and_every_running_sequence_gets_a_token_each_step() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
     setup.engine.max_num_seqs = 4;
     let clock = setup.engine.clock.clone();
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
-    // One step is held until all have come.
+    // One step is blocked until all requests have arrived.
     let first = handle.submit(request(&[1], 1)).unwrap();
     gate.arrive();
     let mut streams: Vec<_> =
@@ -130,12 +130,12 @@ async fn requests_start_in_the_order_they_came_and_everybody_gets_a_token_each_s
     assert_eq!(starts, (0..24).collect::<Vec<_>>());
     assert_eq!(generated, [4; 60]);
     settled(&handle).await;
-    let per_group = COSTS.step * 10 + COSTS.prefill_token * 32 + COSTS.decode_row * 36;
+    let per_group = COSTS.step * 10 + COSTS.prefill_token * 32 + COSTS.decode_token * 36;
     assert_eq!(clock.now() - began, per_group * 6, "the clock tells the costs of all steps and nothing else");
 }
 
 #[tokio::test]
-async fn reports_and_rates_are_in_the_engines_time() {
+async fn reports_and_rates_use_the_clock_of_the_engine() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
     setup.engine.max_num_seqs = 1;
@@ -155,7 +155,7 @@ async fn reports_and_rates_are_in_the_engines_time() {
     let reports: Vec<StepReport> = reports.into_iter().collect();
     let waits: Vec<_> = reports.iter().flat_map(|report| report.queue_times.clone()).collect();
     let prefill = COSTS.step + COSTS.prefill_token * 8;
-    let decode = COSTS.step + COSTS.decode_row;
+    let decode = COSTS.step + COSTS.decode_token;
     assert_eq!(waits, [Duration::ZERO, prefill + decode * 2]);
     let times: Vec<_> = reports.iter().map(|report| report.step_time).collect();
     assert_eq!(times, [prefill, decode, decode, prefill]);

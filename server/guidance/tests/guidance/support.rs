@@ -4,7 +4,9 @@ use std::sync::LazyLock;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use server_engine::{Choice, Guide as _, GuideState, History, Progress, Sampler, Sampling, TokenSet};
+use server_engine::{
+    Guide as _, GuideState, History, Progress, Sampler, Sampling, SamplingContext, TokenSet,
+};
 use server_guidance::{Compiler, Form, Guide, Vocabulary};
 use server_scheduler::StopCriteria;
 
@@ -142,8 +144,13 @@ pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> SampledText {
         }
         assert!(!allowed.is_empty(), "nothing may follow {:?}", String::from_utf8_lossy(&bytes));
         let logits: Vec<f32> = closes.iter().map(|close| close + rng.random_range(-2f32..2.0)).collect();
-        let choice =
-            Choice { sampling: &sampling, stop: &stop, history: &history, index: 0, allowed: Some(&allowed) };
+        let choice = SamplingContext {
+            sampling: &sampling,
+            stop: &stop,
+            history: &history,
+            index: 0,
+            allowed: Some(&allowed),
+        };
         let token = sampler.sample(&logits, &choice).unwrap();
         history.push(token);
         bytes.extend_from_slice(vocabulary.bytes(token));

@@ -96,8 +96,8 @@ fn submit_due(
 fn request(args: &Args, work: &Work) -> Request {
     Request {
         prompt: work.prompt.clone(),
-        sequences: 1,
-        beams: None,
+        num_sequences: 1,
+        beam_search: None,
         lookup: None,
         draft: None,
         sampling: Sampling { logprobs: work.logprobs, ..Sampling::greedy() },
@@ -107,7 +107,7 @@ fn request(args: &Args, work: &Work) -> Request {
             min_tokens: 0,
         },
         guide: None,
-        salt: 0,
+        cache_salt: 0,
         adapter: 0,
         tenant: 0,
     }

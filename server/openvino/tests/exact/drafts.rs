@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 
 use server_engine::{
-    Clock, DraftRule, DraftRunner, Engine, EngineConfig, Event, Extras, ModelRunner, Request, Sampling,
-    StepReport, StopCriteria, TokenId,
+    Clock, DraftModelParams, DraftRunner, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request,
+    Sampling, StepReport, StopCriteria, TokenId,
 };
 use server_gguf::TensorType;
 use server_openvino::{Form, load_pair};
@@ -44,9 +44,9 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
             let bytes = model.1.layout.block_bytes + draft.1.layout.block_bytes;
             assert!(bytes * u64::from(model.1.layout.blocks_total) <= of_model.cache_bytes.unwrap());
             runner = Box::new(model.0);
-            let draft = DraftRunner { runner: Box::new(draft.0), tokens_max: 256 };
-            let extras = Extras { draft: Some(draft), ..Extras::default() };
-            Engine::start_with(engine_config(), runner, extras, observer).unwrap()
+            let draft = DraftRunner { runner: Box::new(draft.0), max_model_len: 256 };
+            let extras = EngineOptions { draft: Some(draft), ..EngineOptions::default() };
+            Engine::start_with_options(engine_config(), runner, extras, observer).unwrap()
         }
         None => {
             runner = Box::new(load_file(model, Form::Fine, &EXACT).unwrap().0);
@@ -59,14 +59,14 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
                 (0..40 + which * 5).map(|place| (place * place + which % 2 * 17) % 288).collect();
             let request = Request {
                 prompt,
-                sequences: 1 + which % 2,
-                beams: None,
+                num_sequences: 1 + which % 2,
+                beam_search: None,
                 lookup: None,
-                draft: Some(DraftRule { tokens_max: 4, probability_min: 0.0 }),
+                draft: Some(DraftModelParams { num_draft_tokens: 4, confidence_threshold: 0.0 }),
                 sampling: sampling.clone(),
                 stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: TOKENS, min_tokens: 0 },
                 guide: None,
-                salt: 0,
+                cache_salt: 0,
                 adapter: 0,
                 tenant: 0,
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use server_engine::{Beams, SearchEnd, TextStop, TokenId};
+use server_engine::{BeamSearch, EarlyStopping, TextStop, TokenId};
 use server_openai::Generation;
 use server_text::Tokenizer;
 
@@ -15,7 +15,7 @@ pub(super) fn beams(
     (choices, width): (u32, u32),
     text: &TextRule,
     tokenizer: &Arc<Tokenizer>,
-) -> Result<Option<Beams>, Error> {
+) -> Result<Option<BeamSearch>, Error> {
     if generation.use_beam_search != Some(true) {
         return Ok(None);
     }
@@ -29,17 +29,17 @@ pub(super) fn beams(
         return Err(Error::invalid("num_beam_groups", problem));
     }
     let end = match &generation.early_stopping {
-        Some(word) if word.as_bool() == Some(true) => SearchEnd::Early,
-        Some(word) if word.is_string() => SearchEnd::Never,
-        _ => SearchEnd::Heuristic,
+        Some(word) if word.as_bool() == Some(true) => EarlyStopping::Immediate,
+        Some(word) if word.is_string() => EarlyStopping::Never,
+        _ => EarlyStopping::Heuristic,
     };
-    Ok(Some(Beams {
-        results: choices,
-        groups,
+    Ok(Some(BeamSearch {
+        num_results: choices,
+        num_groups: groups,
         length_penalty: generation.length_penalty.unwrap_or(1.0),
         diversity_penalty: generation.diversity_penalty.unwrap_or(0.0),
-        end,
-        stops: Tail::of(text, tokenizer).map(|tail| Arc::new(tail) as Arc<dyn TextStop>),
+        early_stopping: end,
+        stop_strings: Tail::of(text, tokenizer).map(|tail| Arc::new(tail) as Arc<dyn TextStop>),
     }))
 }
 
@@ -63,7 +63,7 @@ impl Tail {
 }
 
 impl TextStop for Tail {
-    fn tokens(&self) -> usize {
+    fn num_tokens(&self) -> usize {
         self.tokens
     }
 

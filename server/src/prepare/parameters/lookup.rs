@@ -1,6 +1,6 @@
 //! Whether and how what comes next is guessed: from what was there before, and by a draft model.
 
-use server_engine::{DraftRule, PromptLookup};
+use server_engine::{DraftModelParams, PromptLookup};
 use server_openai::Generation;
 
 use crate::error::Error;
@@ -24,15 +24,15 @@ pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<Pr
     let prediction = Encoder { model, param: "prediction", tokens_max: None }.literal(&predicted)?;
     let defaults = &model.text.defaults;
     Ok(Some(PromptLookup {
-        ngram_max: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM),
-        tokens_max: generation.num_assistant_tokens.or(defaults.assistant_tokens_max).unwrap_or(TOKENS),
+        max_ngram_size: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM),
+        num_draft_tokens: generation.num_assistant_tokens.or(defaults.assistant_tokens_max).unwrap_or(TOKENS),
         prediction,
     }))
 }
 
 /// How a draft model guesses, if there is one. A request says how many or how probable; what it says replaces both of the
 /// model's.
-pub(super) fn draft(generation: &Generation, model: &Model) -> DraftRule {
+pub(super) fn draft(generation: &Generation, model: &Model) -> DraftModelParams {
     let defaults = &model.text.defaults;
     let (tokens, confidence) =
         match (generation.num_assistant_tokens, generation.assistant_confidence_threshold) {
@@ -40,7 +40,7 @@ pub(super) fn draft(generation: &Generation, model: &Model) -> DraftRule {
             asked => asked,
         };
     // Files say what they like.
-    let probability_min = confidence.unwrap_or(0.0).clamp(0.0, 1.0);
+    let confidence_threshold = confidence.unwrap_or(0.0).clamp(0.0, 1.0);
     let most = if confidence.is_some() { CONFIDENT_TOKENS } else { TOKENS };
-    DraftRule { tokens_max: tokens.unwrap_or(most), probability_min }
+    DraftModelParams { num_draft_tokens: tokens.unwrap_or(most), confidence_threshold }
 }

@@ -1,19 +1,20 @@
-//! Which blocks are kept, how large they are, and which goes first: the one used longest ago. Pure.
+//! The index of the stored blocks, with their sizes in LRU order. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 
 use server_scheduler::BlockKey;
 
-pub(super) struct Kept {
+pub(super) struct StoredBlocks {
     bytes_max: u64,
     bytes: u64,
-    /// Times they were used, counted up.
+    /// Number of uses so far.
     uses: u64,
+    /// The last use and the size of each block.
     blocks: HashMap<BlockKey, (u64, u64)>,
     by_use: BTreeMap<u64, BlockKey>,
 }
 
-impl Kept {
+impl StoredBlocks {
     pub(super) fn new(bytes_max: u64) -> Self {
         Self { bytes_max, bytes: 0, uses: 0, blocks: HashMap::new(), by_use: BTreeMap::new() }
     }
@@ -30,11 +31,11 @@ impl Kept {
         self.blocks.len()
     }
 
-    pub(super) fn has(&self, key: BlockKey) -> bool {
+    pub(super) fn contains(&self, key: BlockKey) -> bool {
         self.blocks.contains_key(&key)
     }
 
-    /// It is used now. False if it is not kept.
+    /// Marks a block as used now. Returns false if it is not stored.
     pub(super) fn touch(&mut self, key: BlockKey) -> bool {
         let Some((used, _)) = self.blocks.get_mut(&key) else { return false };
         self.by_use.remove(used);
@@ -44,7 +45,7 @@ impl Kept {
         true
     }
 
-    /// Keeps one more, unless it is kept.
+    /// Adds a block, or marks it as used if it is stored already.
     pub(super) fn add(&mut self, key: BlockKey, bytes: u64) {
         if self.touch(key) {
             return;
@@ -62,7 +63,7 @@ impl Kept {
         }
     }
 
-    /// While there is too much: what goes first, which is not kept any more.
+    /// Removes the least recently used block if the size limit is exceeded.
     pub(super) fn pop_excess(&mut self) -> Option<BlockKey> {
         if self.bytes <= self.bytes_max {
             return None;
@@ -78,19 +79,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_longest_ago_goes_first_and_no_more_than_is_too_much() {
+    fn removes_the_least_recently_used_blocks_up_to_the_limit() {
         let key = |number| BlockKey([number; 32]);
-        let mut kept = Kept::new(25);
+        let mut stored = StoredBlocks::new(25);
         for number in 1..=3 {
-            kept.add(key(number), 10);
+            stored.add(key(number), 10);
         }
-        assert!(kept.touch(key(1)) && !kept.touch(key(9)));
-        assert_eq!((kept.pop_excess(), kept.pop_excess()), (Some(key(2)), None));
-        assert_eq!((kept.len(), kept.bytes()), (2, 20));
-        kept.add(key(1), 10);
-        assert_eq!(kept.bytes(), 20, "it is kept once");
-        kept.remove(key(1));
-        kept.remove(key(1));
-        assert_eq!((kept.len(), kept.bytes()), (1, 10));
+        assert!(stored.touch(key(1)) && !stored.touch(key(9)));
+        assert_eq!((stored.pop_excess(), stored.pop_excess()), (Some(key(2)), None));
+        assert_eq!((stored.len(), stored.bytes()), (2, 20));
+        stored.add(key(1), 10);
+        assert_eq!(stored.bytes(), 20, "it is stored once");
+        stored.remove(key(1));
+        stored.remove(key(1));
+        assert_eq!((stored.len(), stored.bytes()), (1, 10));
     }
 }

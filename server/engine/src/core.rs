@@ -1,0 +1,529 @@
+//! The loop of the engine's thread: commands, then schedule, run, sample, commit and publish.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use server_scheduler::{
+    Batch, BlockKeyScheme, Event, FinishReason, SampledToken, Scheduler, SchedulerConfig, SequenceId,
+};
+
+use crate::clock::Clock;
+use crate::command::{Command, SleepCommand, Submission};
+use crate::guides::GuideDispatcher;
+use crate::handle::SharedState;
+use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
+use crate::request::Failure;
+use crate::requests::Requests;
+use crate::runner::{Logits, ModelRunner, RunError, Runners};
+use crate::sampler::Sampler;
+use crate::sleep::{SleepError, SleepLevel};
+use crate::speculator::{RequestDrafter, Speculator};
+use crate::spill::Spill;
+use crate::waker::Waker;
+use outputs::{GeneratedToken, LockWait, StepOutput, StepOutputs};
+
+mod outputs;
+
+/// The state of the engine's thread.
+pub(crate) struct Core {
+    /// Declared before the runner, so that streams end even if it takes long to drop the runner.
+    requests: Requests,
+    commands: mpsc::Receiver<Command>,
+    waker: Waker,
+    scheduler: Scheduler,
+    runner: Box<dyn ModelRunner>,
+    /// `None` if evicted blocks are not stored.
+    spill: Option<Spill>,
+    sampler: Sampler,
+    guides: GuideDispatcher,
+    speculator: Speculator,
+    observer: Observer,
+    state: EngineState,
+    /// What the engine has released, if it is asleep.
+    sleep_level: Option<SleepLevel>,
+    prefill_rate: Rate,
+    decode_rate: Rate,
+    preemptions_total: u64,
+    /// Whether nothing can be computed until blocks are restored or guides are ready.
+    is_stalled: bool,
+    // Reused from step to step for their memory.
+    batch: Batch,
+    outputs: StepOutputs,
+    sampled: Vec<SampledToken>,
+    events: Vec<Event>,
+    /// The sequences that end in this step although the scheduler does not know it.
+    ended: Vec<SequenceId>,
+    report: StepReport,
+}
+
+/// The connections of the engine's thread to other threads.
+pub(crate) struct Links {
+    pub(crate) commands: mpsc::Receiver<Command>,
+    pub(crate) waker: Waker,
+    pub(crate) clock: Clock,
+    pub(crate) spill: Option<(Spill, BlockKeyScheme)>,
+}
+
+impl Core {
+    pub(crate) fn new(config: SchedulerConfig, runners: Runners, observer: Observer, links: Links) -> Self {
+        let Runners { target: runner, draft } = runners;
+        let Links { commands, waker, clock, spill } = links;
+        let vocabulary = runner.layout().vocabulary;
+        let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
+        let speculator = Speculator::new(draft, vocabulary, config.max_chunk_tokens);
+        let mut scheduler = Scheduler::new(config);
+        let spill = spill.map(|(spill, key_scheme)| {
+            scheduler.enable_spill(key_scheme);
+            spill
+        });
+        Self {
+            requests: Requests::default(),
+            commands,
+            waker,
+            scheduler,
+            runner,
+            spill,
+            sampler: Sampler::new(),
+            guides,
+            speculator,
+            observer,
+            state: EngineState::Starting,
+            sleep_level: None,
+            prefill_rate: Rate::default(),
+            decode_rate: Rate::default(),
+            preemptions_total: 0,
+            is_stalled: false,
+            batch: Batch::default(),
+            outputs: StepOutputs::default(),
+            sampled: Vec::new(),
+            events: Vec::new(),
+            ended: Vec::new(),
+            report: StepReport::default(),
+        }
+    }
+
+    /// Serves requests until the engine is stopped or has drained.
+    ///
+    /// # Errors
+    /// The error of the runner if it cannot be used any more.
+    pub(crate) fn run(&mut self, shared: &SharedState) -> Result<(), RunError> {
+        self.state = EngineState::Serving;
+        while self.process_commands(shared)? {
+            self.requests.remove_aborted(&mut self.scheduler);
+            self.poll_spill(shared);
+            if !self.scheduler.is_idle() && self.ensure_awake(shared)? {
+                self.step(shared)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Processes all commands in the channel, and waits for one if there is nothing to compute. Returns false when the engine
+    /// ends.
+    fn process_commands(&mut self, shared: &SharedState) -> Result<bool, RunError> {
+        loop {
+            let command = if self.is_stalled {
+                match self.wait_for_results(shared) {
+                    Some(command) => command,
+                    None => return Ok(true),
+                }
+            } else if !self.scheduler.is_idle() {
+                match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(_) => return Ok(true),
+                }
+            } else if self.state == EngineState::Draining {
+                match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(_) => {
+                        // The cached blocks are stored for the next process.
+                        self.clear_cache();
+                        return Ok(false);
+                    }
+                }
+            } else {
+                self.poll_spill(shared);
+                self.publish(shared);
+                match self.commands.recv() {
+                    Ok(command) => command,
+                    Err(_) => return Ok(false),
+                }
+            };
+            match command {
+                Command::Submit(submission) => self.submit(*submission),
+                Command::Drain => self.state = EngineState::Draining,
+                Command::Sleep(command) => self.change_sleep_level(command, shared)?,
+                Command::Stop => return Ok(false),
+                Command::Wake => self.waker.acknowledge(),
+            }
+        }
+    }
+
+    fn submit(&mut self, mut submission: Submission) {
+        let (lookup, draft) = (submission.lookup.take(), submission.draft.take());
+        let drafter = RequestDrafter::new(lookup, draft, &submission.prompt);
+        let number = self.requests.submit(submission, &mut self.scheduler);
+        if let Some((number, drafter)) = number.zip(drafter) {
+            self.speculator.add_request(number, drafter);
+        }
+    }
+
+    fn step(&mut self, shared: &SharedState) -> Result<(), RunError> {
+        let began = shared.clock.now();
+        self.report.clear();
+        self.resume_suspended();
+        self.speculator.propose(&self.requests, &mut self.scheduler);
+        self.scheduler.schedule(&mut self.batch);
+        self.save_evicted(began);
+        self.publish(shared);
+        if self.batch.sequences.is_empty() {
+            self.stall();
+            return Ok(());
+        }
+        self.report.draft_time = self.speculator.write_drafts(&mut self.batch, &self.requests, &shared.clock);
+        self.count_batch();
+
+        self.report.guided_sequences = self.guides.dispatch(&self.batch, &mut self.requests);
+        let run_began = shared.clock.now();
+        let result = self.runner.run(&self.batch);
+        let run_ended = shared.clock.now();
+        self.guides.collect_awaited(&mut self.requests);
+        self.report.run_time = run_ended - run_began;
+        self.report.guide_time = shared.clock.now() - run_ended;
+        match result {
+            Ok(logits) => {
+                check_logits(&logits, &self.batch)?;
+                let Self { batch, requests, sampler, speculator, outputs, .. } = self;
+                outputs.clear();
+                outputs.sample_batch(batch, logits, requests, sampler, speculator);
+                self.commit(began);
+            }
+            Err(error) if error.fatal => return Err(error),
+            Err(error) => self.fail_step(&error),
+        }
+        self.record_step(shared.clock.now() - began);
+        Ok(())
+    }
+
+    /// Handles an empty batch: the scheduler is idle, or waits for restored blocks or for guides.
+    fn stall(&mut self) {
+        let waits = self.scheduler.is_restoring() || self.scheduler.has_suspended();
+        assert!(waits || self.scheduler.is_idle(), "invariant: a scheduler that waits for nothing schedules");
+        self.is_stalled = waits;
+        if self.report.generated_tokens + self.report.requests_failed > 0 {
+            (self.observer)(&self.report);
+        }
+    }
+
+    /// Samples suspended sequences whose guides are ready.
+    fn resume_suspended(&mut self) {
+        self.guides.collect(&mut self.requests);
+        if self.requests.suspended.is_empty() {
+            return;
+        }
+        // A thread with a pending guide wakes the engine, which tries again. Otherwise nothing would.
+        let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
+        let Self { requests, sampler, speculator, outputs, .. } = self;
+        outputs.clear();
+        outputs.sample_suspended(requests, wait, sampler, speculator);
+        self.fail_unsampled();
+        let Self { scheduler, outputs, sampled, events, .. } = self;
+        sampled.clear();
+        sampled.extend(outputs.outputs.iter().map(StepOutput::sampled_token));
+        events.clear();
+        scheduler.resume(sampled, events);
+        self.deliver();
+    }
+
+    /// Commits the outputs of the step to the scheduler, and sends them to the clients.
+    fn commit(&mut self, began: Duration) {
+        self.fail_unsampled();
+        let Self { requests, scheduler, outputs, sampled, events, report, batch, .. } = self;
+        let scores = self.runner.block_scores();
+        if !scores.is_empty() {
+            scheduler.record_block_scores(batch, scores);
+        }
+        sampled.clear();
+        sampled.extend(outputs.outputs.iter().map(StepOutput::sampled_token));
+        events.clear();
+        scheduler.commit(batch, sampled, events);
+        for event in &*events {
+            if let &Event::Started { sequence, cached_tokens } = event {
+                requests.start(sequence, cached_tokens);
+                if let Some(active) = requests.active.get(&sequence.request) {
+                    report.prompt_tokens += active.prompt_tokens;
+                    report.cached_tokens += cached_tokens;
+                    report.queue_times.push(began.saturating_sub(active.submitted));
+                }
+            }
+        }
+        // Scores are sent before the first token, which is sampled from the end of the prompt. A prompt of one token has no
+        // scored tokens, and is computed in one step.
+        for scheduled in &batch.sequences {
+            if scheduled.computed_tokens == 0 || !scheduled.scored_tokens.is_empty() {
+                requests.send_scores(scheduled.id);
+            }
+        }
+        self.deliver();
+    }
+
+    /// Fails the requests that could not be sampled.
+    fn fail_unsampled(&mut self) {
+        for (number, failure) in self.outputs.failures.drain(..) {
+            let is_failed = self.requests.fail(number, failure, &mut self.scheduler);
+            self.report.requests_failed += u32::from(is_failed);
+        }
+    }
+
+    /// Sends the outputs to the clients, and removes the sequences that end with them.
+    fn deliver(&mut self) {
+        let Self { requests, scheduler, speculator, outputs, events, ended, report, .. } = self;
+        ended.clear();
+        let mut send = |sequence, token: GeneratedToken| {
+            u32::from(requests.send_token(sequence, token.token, token.logprobs))
+        };
+        for output in outputs.outputs.drain(..) {
+            match output {
+                StepOutput::Tokens { sequence, accepted_drafts, token, is_last } => {
+                    report.accepted_tokens += accepted_drafts.len() as u32;
+                    for token in accepted_drafts.into_iter().chain([token]) {
+                        report.generated_tokens += send(sequence, token);
+                    }
+                    if is_last {
+                        ended.push(sequence);
+                    }
+                }
+                StepOutput::End { sequence, accepted_drafts } => {
+                    report.accepted_tokens += accepted_drafts.len() as u32;
+                    for token in accepted_drafts {
+                        report.generated_tokens += send(sequence, token);
+                    }
+                    ended.push(sequence);
+                }
+                StepOutput::Suspended { .. } => report.suspended_sequences += 1,
+                StepOutput::Beam { .. } => report.generated_tokens += 1,
+            }
+        }
+        for event in &*events {
+            if let &Event::Finished { sequence, reason } = event
+                && !ended.contains(&sequence)
+            {
+                requests.finish(sequence, reason, speculator.counts(sequence));
+            }
+        }
+        // A sequence that is complete has not reached its limit, even if it has the maximum number of tokens.
+        for &sequence in &*ended {
+            scheduler.abort(sequence);
+            requests.finish(sequence, FinishReason::Stop, speculator.counts(sequence));
+        }
+        outputs.finished_searches.drain(..).for_each(|number| requests.finish_search(number));
+    }
+
+    /// Fails the requests of a batch that could not be computed.
+    fn fail_step(&mut self, error: &RunError) {
+        tracing::warn!(sequences = self.batch.sequences.len(), "{error}");
+        for sequence in self.scheduler.fail(&self.batch) {
+            let failure = Failure::Step(error.message.clone());
+            let is_failed = self.requests.fail(sequence.request, failure, &mut self.scheduler);
+            self.report.requests_failed += u32::from(is_failed);
+        }
+    }
+
+    fn count_batch(&mut self) {
+        self.report.num_sequences = self.batch.sequences.len() as u32;
+        self.report.batch_tokens = self.batch.tokens.len() as u32;
+        for scheduled in &self.batch.sequences {
+            let active = self.requests.active.get(&scheduled.id.request);
+            let num_tokens = scheduled.tokens.len() as u32;
+            let is_decode = num_tokens == 1 + scheduled.num_draft_tokens
+                && active.is_some_and(|active| active.prompt_tokens <= scheduled.computed_tokens);
+            self.report.drafted_tokens += scheduled.num_draft_tokens;
+            if !is_decode {
+                self.report.prefill_tokens += num_tokens;
+            }
+        }
+        let preemptions_total = self.scheduler.load().preemptions_total;
+        self.report.preemptions = (preemptions_total - self.preemptions_total) as u32;
+        self.preemptions_total = preemptions_total;
+    }
+
+    fn record_step(&mut self, step_time: Duration) {
+        self.report.step_time = step_time;
+        self.speculator.record_step(&self.report);
+        self.scheduler.record_step(&self.batch, step_time);
+        self.prefill_rate.add(self.report.prefill_tokens, step_time);
+        self.decode_rate.add(self.report.generated_tokens, step_time);
+        (self.observer)(&self.report);
+    }
+
+    fn publish(&self, shared: &SharedState) {
+        let new = EngineLoad {
+            state: self.state,
+            sleep_level: self.sleep_level,
+            load: self.scheduler.load(),
+            prefill_tokens_per_second: self.prefill_rate.per_second(),
+            decode_tokens_per_second: self.decode_rate.per_second(),
+            submissions: self.requests.submissions,
+        };
+        shared.load.send_if_modified(|published| {
+            let has_changed = (published.state, published.sleep_level) != (new.state, new.sleep_level)
+                || published.load != new.load;
+            *published = new;
+            has_changed
+        });
+    }
+
+    /// Applies the results of the threads that store and read blocks, and ends restores that take too long.
+    fn poll_spill(&mut self, shared: &SharedState) {
+        let Self { spill: Some(spill), scheduler, runner, .. } = self else { return };
+        let now = shared.clock.now();
+        spill.poll(scheduler, &mut **runner, now);
+        spill.end_overdue(scheduler, now);
+    }
+
+    /// Copies the evicted blocks before the step overwrites them, and starts the restores that requests wait for.
+    fn save_evicted(&mut self, now: Duration) {
+        let Self { spill: Some(spill), scheduler, runner, prefill_rate, .. } = self else { return };
+        spill.save_evicted(scheduler, &**runner);
+        spill.start_restores(scheduler, now, prefill_rate.per_second());
+    }
+
+    /// Waits for what the next step needs: restored blocks or ready guides. Returns `None` when there are results or a
+    /// restore is overdue, or a command if one arrives before.
+    fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
+        let restores = |core: &Self| core.spill.as_ref().map_or(0, |spill| spill.num_restores());
+        let restores_before = restores(self);
+        loop {
+            self.poll_spill(shared);
+            if self.guides.collect(&mut self.requests) || restores(self) != restores_before {
+                break;
+            }
+            let deadline = self.spill.as_ref().and_then(|spill| spill.next_deadline());
+            let command = match deadline {
+                Some(deadline) => {
+                    self.commands.recv_timeout(deadline.saturating_sub(shared.clock.now())).ok()
+                }
+                None if self.guides.has_pending() => self.commands.recv().ok(),
+                None => break,
+            };
+            match (command, deadline) {
+                (Some(Command::Wake), _) => self.waker.acknowledge(),
+                (Some(command), _) => {
+                    self.is_stalled = false;
+                    return Some(command);
+                }
+                (None, Some(deadline)) => {
+                    // A simulated clock does not advance while the thread waits.
+                    let Self { spill: Some(spill), scheduler, .. } = self else { break };
+                    spill.end_overdue(scheduler, deadline);
+                }
+                (None, None) => break,
+            }
+        }
+        self.is_stalled = false;
+        None
+    }
+
+    /// Evicts all cached blocks that no sequence holds, and stores them if evicted blocks are stored.
+    fn clear_cache(&mut self) {
+        let Self { spill, scheduler, runner, .. } = self;
+        match spill {
+            Some(spill) => spill.flush(scheduler, &**runner),
+            None => scheduler.clear_cache(),
+        }
+    }
+
+    /// Puts the engine to sleep or wakes it, and replies to the caller.
+    ///
+    /// # Errors
+    /// The error of the runner if it cannot be used any more.
+    fn change_sleep_level(&mut self, command: SleepCommand, shared: &SharedState) -> Result<(), RunError> {
+        let SleepCommand { level, reply, _permit } = command;
+        // Disconnected clients do not prevent sleep.
+        self.requests.remove_aborted(&mut self.scheduler);
+        let result = match level {
+            None => self.wake(shared)?.map_err(SleepError::Wake),
+            Some(_) if !self.scheduler.is_idle() => Err(SleepError::Busy),
+            // The engine has released at least as much already.
+            Some(level) if self.sleep_level >= Some(level) => Ok(()),
+            Some(level) => {
+                self.clear_cache();
+                self.runner.sleep(level);
+                self.speculator.sleep(level);
+                self.sleep_level = Some(level);
+                tracing::info!(?level, "the engine is asleep until the next request");
+                Ok(())
+            }
+        };
+        // Published before the reply, so that the caller sees the new level.
+        self.publish(shared);
+        // The caller may be gone.
+        let _ = reply.send(result);
+        Ok(())
+    }
+
+    /// Wakes the runner if it is asleep. Returns false if that fails. Then all requests fail, and the next one tries again.
+    ///
+    /// # Errors
+    /// As for [`Self::change_sleep_level`].
+    fn ensure_awake(&mut self, shared: &SharedState) -> Result<bool, RunError> {
+        if self.sleep_level.is_none() {
+            return Ok(true);
+        }
+        // The load shows the requests that wait for the model.
+        self.publish(shared);
+        match self.wake(shared)? {
+            Ok(()) => Ok(true),
+            Err(message) => {
+                tracing::warn!("failed to wake the model: {message}");
+                let all: Vec<u64> = self.requests.active.keys().copied().collect();
+                for &number in &all {
+                    self.requests.fail(number, Failure::Wake(message.clone()), &mut self.scheduler);
+                }
+                let requests_failed = all.len() as u32;
+                (self.observer)(&StepReport { requests_failed, ..StepReport::default() });
+                Ok(false)
+            }
+        }
+    }
+
+    fn wake(&mut self, shared: &SharedState) -> Result<Result<(), String>, RunError> {
+        if self.sleep_level.is_none() {
+            return Ok(Ok(()));
+        }
+        let began = shared.clock.now();
+        match self.runner.wake() {
+            Ok(()) => {}
+            Err(error) if error.fatal => return Err(error),
+            Err(error) => return Ok(Err(error.message)),
+        }
+        self.speculator.wake();
+        if self.sleep_level == Some(SleepLevel::Model) {
+            self.disable_spill_of_changed_model();
+        }
+        self.sleep_level = None;
+        let wake_time = shared.clock.now() - began;
+        tracing::info!(ms = wake_time.as_millis() as u64, "the engine is awake");
+        let wake_time = Some(wake_time);
+        (self.observer)(&StepReport { wake_time, ..StepReport::default() });
+        Ok(Ok(()))
+    }
+
+    fn disable_spill_of_changed_model(&mut self) {
+        if self.spill.as_ref().is_some_and(|spill| spill.has_model_changed()) {
+            tracing::warn!("evicted blocks are no longer stored: the files of the model have changed");
+            self.scheduler.disable_spill();
+            self.spill = None;
+        }
+    }
+}
+
+/// Checks the number of logits. A runner that returns a wrong number cannot be trusted with another step.
+fn check_logits(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
+    let (returned, expected) = (logits.rows().len(), batch.logits_indices().count());
+    if returned == expected {
+        return Ok(());
+    }
+    let message = format!("the model returned {returned} rows of logits instead of {expected}");
+    Err(RunError { message, fatal: true })
+}

@@ -1,0 +1,146 @@
+//! The guides of the sequences: threads compute the allowed next tokens while the model runs.
+//!
+//! The state of a guide is either in its slot or with a thread. The threads are started by the first request with a guide.
+//! After the model has run, the engine waits only a moment for guides. A sequence whose guide is not ready is suspended with
+//! its logits, and sampled when the guide is ready. So a slow guide slows only its own sequence, and changes no token.
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use server_scheduler::{Batch, SequenceId, TokenId};
+
+use crate::clock::Clock;
+use crate::guide::TokenSet;
+use crate::requests::Requests;
+use crate::waker::Waker;
+use slot::{GuideSlot, GuideTime};
+use threads::{GuideThreads, Job, JobResult, Work};
+
+pub(crate) mod slot;
+mod threads;
+
+/// The longest time that a step waits for guides after the model has run. It waits only for guides that usually take no
+/// longer.
+const WAIT_MAX: Duration = Duration::from_millis(5);
+
+/// Time that a request may spend on determining the allowed next tokens of a structured output before its first
+/// token.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
+/// Time that each generated token adds to what a request may spend on determining the allowed next tokens.
+///
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+const TOKEN_TIME_MAX: Duration = Duration::from_millis(20);
+
+/// Sends guides to the threads, and receives the results.
+#[derive(Debug)]
+pub(crate) struct GuideDispatcher {
+    vocabulary: u32,
+    threads: GuideThreads,
+    results: mpsc::Receiver<JobResult>,
+    /// Number of jobs whose results were not received.
+    pending: usize,
+    /// Number of those that the current step waits for.
+    awaited: usize,
+    step: u64,
+}
+
+impl GuideDispatcher {
+    pub(crate) fn new(vocabulary: u32, clock: Clock, waker: Waker) -> Self {
+        let (threads, results) = GuideThreads::new(clock, waker);
+        Self { vocabulary, threads, results, pending: 0, awaited: 0, step: 0 }
+    }
+
+    /// Whether a thread computes the allowed tokens of any sequence.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// Starts to compute the allowed next tokens of the sequences that `batch` samples. Returns their number.
+    pub(crate) fn dispatch(&mut self, batch: &Batch, requests: &mut Requests) -> u32 {
+        self.step += 1;
+        self.awaited = 0;
+        if !requests.have_guides {
+            return 0;
+        }
+        let mut count = 0;
+        for scheduled in &batch.sequences {
+            for &sequence in batch.samples_of(scheduled) {
+                count +=
+                    self.dispatch_sequence(sequence, &batch.tokens[batch.drafts_of(scheduled)], requests);
+            }
+        }
+        count
+    }
+
+    fn dispatch_sequence(
+        &mut self,
+        sequence: SequenceId,
+        drafts: &[TokenId],
+        requests: &mut Requests,
+    ) -> u32 {
+        let Some(active) = requests.active.get_mut(&sequence.request) else { return 0 };
+        let Some(slot) = active.guides.get_mut(sequence.index as usize) else { return 0 };
+        let work = match std::mem::replace(slot, GuideSlot::Pending) {
+            GuideSlot::New(guide) => Work::Start(guide, TokenSet::new(self.vocabulary)),
+            GuideSlot::Idle(run) => Work::Continue(run),
+            other => {
+                *slot = other;
+                return 0;
+            }
+        };
+        // A stop token is not part of the form, so the drafts from it on are not checked.
+        let is_text = |token: &TokenId| !active.stop.stop_token_ids.contains(token);
+        let drafts = drafts.iter().copied().take_while(is_text).collect();
+        let GuideTime { spent, average } = &active.guide_time;
+        let is_awaited = *average <= WAIT_MAX;
+        let generated: u32 = active.histories.iter().map(|history| history.generated()).sum();
+        self.pending += 1;
+        self.awaited += usize::from(is_awaited);
+        self.threads.submit(Job {
+            sequence,
+            work,
+            drafts,
+            spent: Arc::downgrade(spent),
+            time_max: REQUEST_TIME_MAX + TOKEN_TIME_MAX * generated,
+            expected_time: *average,
+            awaited_by: is_awaited.then_some(self.step),
+        });
+        1
+    }
+
+    /// Receives the available results. Returns whether there were any.
+    pub(crate) fn collect(&mut self, requests: &mut Requests) -> bool {
+        let before = self.pending;
+        while let Ok(result) = self.results.try_recv() {
+            self.apply(result, requests);
+        }
+        self.pending < before
+    }
+
+    /// As [`Self::collect`], and waits a moment for jobs of this step that are usually quick.
+    pub(crate) fn collect_awaited(&mut self, requests: &mut Requests) {
+        self.collect(requests);
+        let deadline = Instant::now() + WAIT_MAX;
+        while self.awaited > 0 {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let Ok(result) = self.results.recv_timeout(remaining) else { return };
+            self.apply(result, requests);
+        }
+    }
+
+    fn apply(&mut self, result: JobResult, requests: &mut Requests) {
+        let JobResult { sequence, outcome, time, awaited_by } = result;
+        self.pending -= 1;
+        self.awaited -= usize::from(awaited_by == Some(self.step));
+        // The request may have ended meanwhile.
+        let Some(active) = requests.active.get_mut(&sequence.request) else { return };
+        active.guide_time.average = (active.guide_time.average + time) / 2;
+        let Some(slot) = active.guides.get_mut(sequence.index as usize) else { return };
+        *slot = match outcome {
+            Ok(ready) => GuideSlot::Ready(ready),
+            Err(error) => GuideSlot::Failed(error),
+        };
+    }
+}

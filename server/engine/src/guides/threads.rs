@@ -1,0 +1,208 @@
+//! The threads that compute the allowed tokens of guides, and their queue.
+//!
+//! The queue is sorted by deadline, and a job that usually takes longer has a later one. So a quick guide does not wait behind
+//! many slow ones, and a slow guide waits for a bounded time.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use server_scheduler::{SequenceId, TokenId};
+
+use super::slot::{GuideRun, LookaheadStep, ReadyGuide, TimeSpent};
+use crate::clock::Clock;
+use crate::guide::{Guide, GuideError, Progress, TokenSet, guide_threads};
+use crate::waker::Waker;
+
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) sequence: SequenceId,
+    pub(super) work: Work,
+    /// Draft tokens, after which the allowed tokens are computed as well.
+    pub(super) drafts: Vec<TokenId>,
+    /// The time that the request has spent so far. It is gone if the request has ended, and the result is not needed.
+    pub(super) spent: Weak<TimeSpent>,
+    /// The time that the request may spend in all.
+    pub(super) time_max: Duration,
+    /// The time that a job of this request usually takes.
+    pub(super) expected_time: Duration,
+    /// The step that waits for the result, if any.
+    pub(super) awaited_by: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    Start(Arc<dyn Guide>, TokenSet),
+    Continue(GuideRun),
+}
+
+#[derive(Debug)]
+pub(super) struct JobResult {
+    pub(super) sequence: SequenceId,
+    pub(super) outcome: Result<ReadyGuide, GuideError>,
+    pub(super) time: Duration,
+    pub(super) awaited_by: Option<u64>,
+}
+
+/// The deadline of a job, as a multiple of its expected time.
+const DEADLINE_FACTOR: u32 = 8;
+
+#[derive(Debug)]
+pub(super) struct GuideThreads {
+    queue: Arc<Queue>,
+    handles: Vec<JoinHandle<()>>,
+    executor: Executor,
+}
+
+/// Executes jobs and sends the results.
+#[derive(Clone, Debug)]
+struct Executor {
+    results: mpsc::Sender<JobResult>,
+    clock: Clock,
+    waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    /// The jobs by their deadlines, then in the order in which they were added.
+    waiting: BTreeMap<(Duration, u64), Job>,
+    added: u64,
+    is_closed: bool,
+}
+
+impl GuideThreads {
+    /// The threads are started by the first job.
+    pub(super) fn new(clock: Clock, waker: Waker) -> (Self, mpsc::Receiver<JobResult>) {
+        // The number of jobs is limited by the number of running sequences.
+        let (results, receiver) = mpsc::channel();
+        let executor = Executor { results, clock, waker };
+        (Self { queue: Arc::default(), handles: Vec::new(), executor }, receiver)
+    }
+
+    pub(super) fn submit(&mut self, job: Job) {
+        if self.handles.is_empty() {
+            self.start();
+        }
+        if self.handles.is_empty() {
+            // No thread could be started: compute the result on this one.
+            self.executor.execute(job);
+            return;
+        }
+        let deadline = self.executor.clock.now() + job.expected_time * DEADLINE_FACTOR;
+        let mut jobs = self.queue.lock();
+        jobs.added += 1;
+        let key = (deadline, jobs.added);
+        jobs.waiting.insert(key, job);
+        self.queue.changed.notify_one();
+    }
+
+    fn start(&mut self) {
+        for index in 0..guide_threads() {
+            let (queue, executor) = (Arc::clone(&self.queue), self.executor.clone());
+            let run = move || {
+                while let Some(job) = queue.next() {
+                    executor.execute(job);
+                }
+            };
+            match std::thread::Builder::new().name(format!("guide-{index}")).spawn(run) {
+                Ok(handle) => self.handles.push(handle),
+                Err(error) => tracing::warn!("failed to start a thread for guides: {error}"),
+            }
+        }
+    }
+}
+
+impl Drop for GuideThreads {
+    fn drop(&mut self) {
+        self.queue.lock().is_closed = true;
+        self.queue.changed.notify_all();
+        for handle in self.handles.drain(..) {
+            // The threads catch the panics of guides.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        // Nothing panics while the lock is held.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a job. `None` when the engine ends.
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.lock();
+        while jobs.waiting.is_empty() && !jobs.is_closed {
+            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+        if jobs.is_closed { None } else { jobs.waiting.pop_first().map(|(_, job)| job) }
+    }
+}
+
+impl Executor {
+    fn execute(&self, job: Job) {
+        let (sequence, awaited_by, spent) = (job.sequence, job.awaited_by, job.spent.upgrade());
+        let began = self.clock.now();
+        let outcome = match &spent {
+            None => Err(GuideError::Failed("the request has ended".to_owned())),
+            Some(spent) if spent.get() > job.time_max => Err(GuideError::TooComplex(format!(
+                "it took more than the {:.1} s that the request may use",
+                job.time_max.as_secs_f64()
+            ))),
+            Some(_) => compute(job),
+        };
+        let time = self.clock.now() - began;
+        if let Some(spent) = spent {
+            spent.add(time);
+        }
+        // Sending fails only if the engine has ended.
+        let _ = self.results.send(JobResult { sequence, outcome, time, awaited_by });
+        self.waker.wake();
+    }
+}
+
+fn compute(job: Job) -> Result<ReadyGuide, GuideError> {
+    let Job { work, drafts, .. } = job;
+    // A state that panicked is dropped.
+    let result = catch_unwind(AssertUnwindSafe(|| match work {
+        Work::Start(guide, allowed) => allow_next(GuideRun { state: guide.start()?, allowed }),
+        Work::Continue(run) => allow_next(run),
+    }));
+    let panicked = |_| Err(GuideError::Failed("the guide panicked".to_owned()));
+    let (run, progress) = result.unwrap_or_else(panicked)?;
+    // An error after a draft is ignored, because the draft may be rejected.
+    let lookahead = catch_unwind(AssertUnwindSafe(|| lookahead(&run, &drafts))).unwrap_or_default();
+    Ok(ReadyGuide { run, progress, lookahead })
+}
+
+/// The allowed tokens after each draft, up to the first draft that is not allowed.
+fn lookahead(run: &GuideRun, drafts: &[TokenId]) -> Vec<LookaheadStep> {
+    let mut steps: Vec<LookaheadStep> = Vec::new();
+    let mut state = (!drafts.is_empty()).then(|| run.state.fork());
+    for &draft in drafts {
+        let allowed = steps.last().map_or(&run.allowed, |step| &step.allowed);
+        let Some(state) = state.as_mut().filter(|_| allowed.contains(draft)) else { break };
+        if !matches!(state.commit(draft), Ok(Progress::Open | Progress::MayEnd)) {
+            break;
+        }
+        let mut allowed = TokenSet::new(allowed.vocabulary());
+        let Ok(progress) = state.allow(&mut allowed) else { break };
+        steps.push(LookaheadStep { draft, allowed, progress });
+    }
+    steps.reverse();
+    steps
+}
+
+fn allow_next(mut run: GuideRun) -> Result<(GuideRun, Progress), GuideError> {
+    run.allowed.clear();
+    let progress = run.state.allow(&mut run.allowed)?;
+    Ok((run, progress))
+}

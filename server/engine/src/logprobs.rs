@@ -1,0 +1,30 @@
+//! Log probabilities of tokens.
+
+use server_scheduler::TokenId;
+
+/// The log probabilities at one position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The log probability of the generated token.
+    pub chosen: TokenLogprob,
+    /// The most probable tokens, most probable first, as many as requested.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// The log probabilities of a prompt token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    /// The log probability of the token and the most probable ones.
+    pub logprobs: TokenLogprobs,
+    /// The rank of the token among all tokens by probability, from 1.
+    pub rank: u32,
+}
+
+/// A token and the natural logarithm of its probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The id of the token.
+    pub token: TokenId,
+    /// The natural logarithm of the token's probability.
+    pub logprob: f32,
+}

@@ -1,0 +1,51 @@
+//! The candidates for the next token of a beam: the most probable tokens after bias, penalties and bans.
+
+use super::{SampleError, Sampler, SamplingContext, adjust, adjusts, allowed, scan, select};
+use crate::search::{Candidate, Candidates};
+
+impl Sampler {
+    /// Returns the `count` most probable tokens, most probable first, or fewer if fewer have any probability. Their log probabilities
+    /// are among the tokens that bias, penalties, bans and a guide leave. Temperature, `top_k`, `top_p` and `min_p` have no effect.
+    ///
+    /// # Errors
+    /// As for [`Self::sample`].
+    pub(crate) fn candidates(
+        &mut self,
+        logits: &[f32],
+        context: &SamplingContext<'_>,
+        count: u32,
+    ) -> Result<Candidates, SampleError> {
+        let top = context.sampling.logprobs.map(|count| self.logprobs(logits, 0, count).top);
+        if context.allowed.is_none() {
+            scan::peak(logits).ok_or(SampleError::NotFinite)?;
+        }
+        let model_sum = self.log_sum(logits);
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        adjusted.clear();
+        let adjusted_logits = if context.allowed.is_some() || adjusts(context) {
+            adjusted.extend_from_slice(logits);
+            adjust(&mut adjusted, context);
+            if let Some(set) = context.allowed {
+                allowed::ban_others(&mut adjusted, set);
+            }
+            &adjusted
+        } else {
+            logits
+        };
+        let sum = match scan::peak(adjusted_logits) {
+            None => Err(SampleError::NotFinite),
+            Some(peak) if peak.value == f32::NEG_INFINITY => Err(SampleError::NoTokenLeft),
+            Some(_) => Ok(self.log_sum(adjusted_logits)),
+        };
+        select::top(adjusted_logits, count as usize, &mut self.candidates);
+        self.adjusted = adjusted;
+        let sum = sum?;
+        self.candidates.sort_unstable_by(select::more_probable);
+        let candidates = self.candidates.iter().map(|kept| Candidate {
+            token: kept.token,
+            logprob: (f64::from(kept.logit) - sum) as f32,
+            model_logprob: (f64::from(logits[kept.token as usize]) - model_sum) as f32,
+        });
+        Ok(Candidates { tokens: candidates.collect(), top, is_complete: false })
+    }
+}

@@ -1,0 +1,46 @@
+//! Where evicted blocks are stored, and what identifies them.
+
+use std::path::PathBuf;
+
+use server_scheduler::{BlockKey, BlockKeyScheme, TokenId};
+use sha2::{Digest as _, Sha256};
+
+/// The directory for evicted blocks.
+#[derive(Clone, Debug)]
+pub struct SpillConfig {
+    /// The directory. One server at a time uses it. Another server waits, and stores no blocks, until the first one ends.
+    pub folder: PathBuf,
+    /// The largest number of bytes of all files.
+    pub bytes_max: u64,
+    /// What the content of a block depends on, besides its tokens. Blocks of another identity are removed.
+    pub identity: SpillIdentity,
+}
+
+/// What the content of a block depends on.
+#[derive(Clone, Debug)]
+pub struct SpillIdentity {
+    /// How the content is computed and laid out.
+    pub description: String,
+    /// The files of the model and of the runtime, which are identified by their content.
+    pub files: Vec<PathBuf>,
+    /// A digest of the content of each adapter. Blocks of other adapters stay, but are not used.
+    pub adapters: Vec<u64>,
+}
+
+/// The keys of blocks: SHA-256 of the previous key and the tokens. So no client can create a block with the key of another
+/// client's block, which would be possible with the hash of the prefix cache.
+pub(crate) fn key_scheme(identity: &SpillIdentity) -> BlockKeyScheme {
+    let base = BlockKey([0; 32]);
+    let adapter = |digest: &u64| block_key(base, &[*digest as u32, (*digest >> 32) as u32, 1]);
+    let adapters = std::iter::once(base).chain(identity.adapters.iter().map(adapter)).collect();
+    BlockKeyScheme { block_key, adapters }
+}
+
+fn block_key(previous: BlockKey, tokens: &[TokenId]) -> BlockKey {
+    let mut hash = Sha256::new();
+    hash.update(previous.0);
+    for token in tokens {
+        hash.update(token.to_le_bytes());
+    }
+    BlockKey(hash.finalize().into())
+}
