@@ -50,6 +50,9 @@ const SAVED_RETRIES_MAX: u32 = 256;
 const BACKFILL_MAX: usize = 16;
 /// The time after which a replica is reserved for the first request of a queue.
 const RESERVE_AFTER: Duration = Duration::from_secs(2);
+/// How long a request waits until its reservation keeps the requests of other tenants away too. Otherwise a tenant with large
+/// requests would stop everybody, and without it a tenant with many small ones could.
+const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
 /// The pause before a request is sent to a replica that has just failed to answer it, if there is no other.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
@@ -471,6 +474,11 @@ impl Dispatch {
         }
         let reserved = waiting.reserved_for(ticket);
         if reserved.is_some_and(|reserved| self.picker.can_fit(fleet, &waiter.request, reserved, now)) {
+            if now.saturating_duration_since(waiter.since) >= RESERVE_AGAINST_ALL_AFTER
+                && let Some((_, reservation)) = &waiting.reservation
+            {
+                reservation.extend_to_everybody();
+            }
             return;
         }
         let reservation = self.picker.reserve(fleet, &waiter.request, now);

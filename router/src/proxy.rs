@@ -236,7 +236,8 @@ fn placement_request(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_
     } else {
         Chain::default()
     };
-    PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
+    let tenant = parts.headers.get(tenant::HEADER).map_or(0, |tenant| xxh3_64(tenant.as_bytes()));
+    PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None, tenant }
 }
 
 /// Charges the request to the rate limits of its client. Returns whether the tokens of the client are limited.

@@ -50,7 +50,8 @@ pub struct Replica {
     progressed: AtomicU64,
     since: Instant,
     is_removed: AtomicBool,
-    is_reserved: AtomicBool,
+    /// The tenant for whose request the replica is reserved, [`EVERYBODY`] or [`NOBODY`].
+    reserved_against: AtomicU64,
     is_draining: AtomicBool,
     /// Whether the models that it reported can be looked up: reports arrive while requests look up models.
     is_listed: AtomicBool,
@@ -102,7 +103,7 @@ impl Replica {
             progressed: AtomicU64::new(NEVER),
             since: Instant::now(),
             is_removed: AtomicBool::new(false),
-            is_reserved: AtomicBool::new(false),
+            reserved_against: AtomicU64::new(NOBODY),
             is_draining: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             discovered,
@@ -166,16 +167,24 @@ impl Replica {
         u64::try_from(after).unwrap_or(NEVER - 1)
     }
 
-    /// Whether the replica is reserved for a request that has waited too long.
+    /// Whether the replica is reserved for a request that has waited too long, so that other requests of this tenant may not be
+    /// placed there.
     #[must_use]
-    pub fn is_reserved(&self) -> bool {
-        self.is_reserved.load(Ordering::Relaxed)
+    pub fn is_reserved_against(&self, tenant: u64) -> bool {
+        match self.reserved_against.load(Ordering::Relaxed) {
+            NOBODY => false,
+            EVERYBODY => true,
+            reserved => reserved == digest(tenant),
+        }
     }
 
-    /// Reserves the replica for one request, unless it is reserved already.
-    pub(crate) fn reserve(self: &Arc<Self>) -> Option<Reservation> {
-        let was_reserved = self.is_reserved.swap(true, Ordering::Relaxed);
-        (!was_reserved).then(|| Reservation(Arc::clone(self)))
+    /// Reserves the replica for one request of a tenant, unless it is reserved already. Requests of other tenants may still be
+    /// placed there.
+    pub(crate) fn reserve(self: &Arc<Self>, tenant: u64) -> Option<Reservation> {
+        let tenant = digest(tenant);
+        let swap =
+            self.reserved_against.compare_exchange(NOBODY, tenant, Ordering::Relaxed, Ordering::Relaxed);
+        swap.is_ok().then(|| Reservation(Arc::clone(self)))
     }
 
     /// Applies a load report. Returns `None` if it is out of date.
@@ -231,6 +240,11 @@ impl Replica {
 pub(crate) struct Reservation(Arc<Replica>);
 
 impl Reservation {
+    /// Keeps the requests of other tenants away too.
+    pub(crate) fn extend_to_everybody(&self) {
+        self.0.reserved_against.store(EVERYBODY, Ordering::Relaxed);
+    }
+
     pub(crate) fn replica(&self) -> &Arc<Replica> {
         &self.0
     }
@@ -238,8 +252,18 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.0.is_reserved.store(false, Ordering::Relaxed);
+        self.0.reserved_against.store(NOBODY, Ordering::Relaxed);
     }
+}
+
+/// The value of [`Replica::reserved_against`] without a reservation.
+const NOBODY: u64 = 0;
+/// The value of [`Replica::reserved_against`] if the requests of all tenants are kept away.
+const EVERYBODY: u64 = u64::MAX;
+
+/// A tenant as a value of [`Replica::reserved_against`].
+fn digest(tenant: u64) -> u64 {
+    tenant.clamp(NOBODY + 1, EVERYBODY - 1)
 }
 
 /// Whether the figures of two reports show that the replica computed something in between.

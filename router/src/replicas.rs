@@ -354,10 +354,10 @@ mod tests {
     fn a_replica_is_reserved_for_one_request_at_a_time() {
         let replicas = Replicas::new(1);
         let new = replicas.update(&[discovered(1)]).added;
-        let reservation = new[0].reserve().unwrap();
-        assert!(new[0].is_reserved() && new[0].reserve().is_none());
+        let reservation = new[0].reserve(0).unwrap();
+        assert!(new[0].is_reserved_against(0) && new[0].reserve(0).is_none());
         drop(reservation);
-        assert!(!new[0].is_reserved());
+        assert!(!new[0].is_reserved_against(0));
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl Picker {
         SCRATCH.with_borrow_mut(|scratch| {
             self.collect_candidates(scratch, Search::everywhere(fleet, request), now);
             let index = self.pick(&self.settings.load().policy, &request.demand, scratch).ok()?;
-            scratch.replicas[index].reserve()
+            scratch.replicas[index].reserve(request.tenant)
         })
     }
 
@@ -253,7 +253,7 @@ impl Picker {
                 view: replica.ledger.view(now, settings.report_ttl),
                 cached_tokens,
                 weight,
-                is_reserved: replica.is_reserved() && !is_reserved_for_this,
+                is_reserved: replica.is_reserved_against(request.tenant) && !is_reserved_for_this,
                 last_pick: replica.last_pick.load(Ordering::Relaxed),
             });
             scratch.replicas.push(Arc::clone(replica));

@@ -184,12 +184,12 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     let fleet = dispatch.replicas.fleet("m").unwrap();
     let mut first = Box::pin(dispatch.place(&fleet, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    let reserved = || replicas.iter().filter(|replica| replica.is_reserved()).count();
+    let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
     assert!(!dispatch.pump_once(&fleet, None, Instant::now()));
     assert_eq!(reserved(), 0, "it has not waited for long");
     assert!(!dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
-    let drains = usize::from(replicas[1].is_reserved());
+    let drains = usize::from(replicas[1].is_reserved_against(0));
     let mut placements = Vec::new();
     for _ in 0..5 {
         placements.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
@@ -209,6 +209,24 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     assert_eq!(reserved(), 1);
     drop(gone);
     assert_eq!((reserved(), waiting(dispatch)), (0, (0, 0)));
+}
+
+#[tokio::test]
+async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
+    let (app, replicas) = app(1, &[]);
+    let dispatch = app.dispatch();
+    dispatch.replicas.observe(&replicas[0], nearly_full(1), Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let mut first = Box::pin(dispatch.place(&fleet, PlacementRequest { tenant: 1, ..large() }, queued()));
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
+    let place = |tenant| dispatch.place(&fleet, PlacementRequest { tenant, ..request() }, queued());
+    let mut same = Box::pin(place(1));
+    assert!(futures_util::poll!(same.as_mut()).is_pending());
+    drop(place(2).await.unwrap());
+    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AGAINST_ALL_AFTER);
+    let mut other = Box::pin(place(2));
+    assert!(futures_util::poll!(other.as_mut()).is_pending());
 }
 
 #[tokio::test(start_paused = true)]
