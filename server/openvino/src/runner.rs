@@ -185,7 +185,7 @@ impl Inputs {
             "max_context_len",
             "wanted_rows",
             "adapters",
-            "block_scores",
+            "block_weights",
         ];
         if let Some(name) =
             names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
@@ -203,7 +203,7 @@ impl Inputs {
             max_context_len: Tensor::new(i32::TYPE, &[])?,
             wanted_rows: Input::new("wanted_rows", true)?,
             adapters: Input::new("adapters", has("adapters"))?,
-            block_scores: Input::new("block_scores", has("block_scores"))?,
+            block_scores: Input::new("block_weights", has("block_weights"))?,
             kv_heads,
         })
     }
