@@ -113,7 +113,7 @@ async fn memory_is_given_back_and_answers_are_the_same_after() {
 async fn an_idle_server_falls_asleep_and_the_next_request_finds_it_awake() {
     let own = ["--backend", "sim", "--model-name", "asleep", "--sleep-after", "10ms", "--sleep-level", "2"];
     let server = Server::start(&own).unwrap();
-    let slept = || server.process().output().matches("asleep:").count();
+    let slept = || server.process().output().matches("the engine is asleep").count();
     for times in 0..3 {
         await_condition("it to sleep", STOP_LIMIT, || (slept() > times).then_some(())).unwrap();
         ask(&server, "Hello", 3).await;

@@ -5,7 +5,7 @@
 //! time it arrives, so a tenant with many or long requests does not delay those of another tenant. The requests of a
 //! single tenant are served in the order in which they arrive.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// The weight of a generated token, in prompt tokens.
 const GENERATED_TOKEN_WEIGHT: u64 = 2;
@@ -19,7 +19,7 @@ pub(crate) struct FairQueue {
     /// The largest start time of a request that has begun to run.
     now: u64,
     /// The clocks that are ahead of `now`, and some that no longer are.
-    clocks: HashMap<u128, u64>,
+    clocks: BTreeMap<u128, u64>,
     /// The number of clocks at which idle clocks are removed next.
     clocks_max: usize,
 }

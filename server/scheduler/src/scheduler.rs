@@ -234,7 +234,7 @@ impl Scheduler {
             let overhead = overhead / self.tenant_work.len().max(1) as f64;
             let work = self.tenant_work.iter();
             let costs = work.map(|&(tenant, work)| (tenant, overhead + self.step_time.cost(work)));
-            self.shares.end_step(time.as_secs_f64(), self.had_room, costs);
+            self.shares.end_step(time.as_secs_f64(), self.had_room, &costs);
         }
         self.step_time.record_step(batch, time);
     }

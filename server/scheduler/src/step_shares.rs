@@ -5,7 +5,7 @@
 //! one with work to do pauses until the other has caught up. Tenants that use little therefore keep short steps, and a tenant
 //! that is alone has the whole machine.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// How far a tenant may be ahead of another one with work to do, in times of a step without any token. Tenants with almost
 /// equal work seldom pause, because each pause makes steps less efficient.
@@ -17,7 +17,7 @@ const PRESENCE_STEPS: u64 = 256;
 /// The time that each tenant has used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepShares {
-    tenants: HashMap<u128, Usage>,
+    tenants: BTreeMap<u128, Usage>,
     /// The time of the tenant with work that has used the least, in the latest step. New tenants start from it.
     floor: f64,
     /// Number of steps so far.
@@ -101,7 +101,7 @@ impl StepShares {
         &mut self,
         seconds: f64,
         had_room: bool,
-        costs: impl Iterator<Item = (u128, f64)> + Clone,
+        costs: &(impl Iterator<Item = (u128, f64)> + Clone),
     ) {
         let total: f64 = costs.clone().map(|(_, cost)| cost).sum();
         let mut least = f64::INFINITY;
@@ -154,7 +154,7 @@ mod tests {
             let overhead = STEP / costs.len() as f64;
             costs.iter_mut().for_each(|(_, cost)| *cost += overhead);
             let seconds = costs.iter().map(|(_, cost)| cost).sum();
-            shares.end_step(seconds, true, costs.into_iter());
+            shares.end_step(seconds, true, &costs.into_iter());
         }
         counts
     }
@@ -223,9 +223,9 @@ mod tests {
         for _ in 0..100 {
             shares.begin_step(Some(STEP));
             assert!(!shares.is_paused(1));
-            shares.end_step(0.1, true, [(1, 0.1)].into_iter());
+            shares.end_step(0.1, true, &[(1, 0.1)].into_iter());
         }
-        shares.end_step(0.1, false, [(1, 0.1)].into_iter());
+        shares.end_step(0.1, false, &[(1, 0.1)].into_iter());
         shares.begin_step(Some(STEP));
         assert!(shares.is_paused(1), "the other one had no room");
     }

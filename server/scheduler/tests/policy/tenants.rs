@@ -1,6 +1,6 @@
 //! How tenants that use the same scheduler affect each other, in simulated time.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use server_scheduler::{
@@ -29,7 +29,7 @@ struct Simulation {
     scheduler: Scheduler,
     clients: Vec<Client>,
     /// The client of each request, and when it was sent.
-    requests: HashMap<u64, (usize, Duration)>,
+    requests: BTreeMap<u64, (usize, Duration)>,
     now: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Simulation {
             ..config()
         };
         let scheduler = Scheduler::new(config);
-        let mut simulation = Self { scheduler, clients, requests: HashMap::new(), now: Duration::ZERO };
+        let mut simulation = Self { scheduler, clients, requests: BTreeMap::new(), now: Duration::ZERO };
         (0..simulation.clients.len()).for_each(|client| simulation.send(client));
         simulation
     }
@@ -57,7 +57,7 @@ impl Simulation {
         let prompt: Vec<TokenId> = (0..prompt_tokens).map(|position| id as u32 * 10_000 + position).collect();
         let stop = StopCriteria { max_tokens, ..StopCriteria::default() };
         let request = NewRequest { tenant, ..NewRequest::new(id, num_sequences, prompt, stop) };
-        self.scheduler.submit(request).unwrap();
+        self.scheduler.submit(request).expect("the queue has room");
         self.requests.insert(id, (client, self.now));
     }
 
@@ -65,7 +65,7 @@ impl Simulation {
     fn run(mut self, count: usize) -> Duration {
         let (mut batch, mut events) = (Batch::default(), Vec::new());
         let (mut answered, mut longest) = (0, Duration::ZERO);
-        let mut open: HashMap<u64, u32> = HashMap::new();
+        let mut open: BTreeMap<u64, u32> = BTreeMap::new();
         while answered < count {
             self.scheduler.schedule(&mut batch);
             assert!(!batch.sequences.is_empty(), "there is always something to compute");
