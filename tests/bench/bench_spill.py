@@ -38,7 +38,7 @@ class Keeping(Server):
 
     def settled(self) -> bool:
         """Also, it knows what is kept."""
-        return super().settled() and "evicted blocks are kept" in self.log.read_text()
+        return super().settled() and "evicted blocks are stored" in self.log.read_text()
 
 
 def prompt(args: argparse.Namespace, seed: int) -> list[int]:
