@@ -6,7 +6,7 @@
 //!   └► queue (all replicas are full, or there is none) ─► pump, when there may be room ─► a Placement
 //! ```
 //!
-//! Requests that wait because all replicas are full and requests that wait because there is no replica are in the same
+//! Requests that wait because all replicas are full and requests that wait because the model has no replica are in the same
 //! queue, so that a new replica serves the requests that have waited for it before newcomers. The latter have a limit
 //! and a timeout of their own: those of the waiting room.
 //!
@@ -53,7 +53,7 @@ const RESERVE_AFTER: Duration = Duration::from_secs(2);
 /// How long a request waits until its reservation keeps the requests of other tenants away too. Otherwise a tenant with large
 /// requests would stop everybody, and without it a tenant with many small ones could.
 const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
-/// The pause before a request is sent to a replica that has just failed to answer it, if there is no other.
+/// The pause before a request is sent again to the replica that failed to answer it, if the model has no other replica.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
 /// Assigns replicas to requests. There is one for the process.
@@ -88,7 +88,7 @@ pub enum PlacementError {
         /// The time after which there should be room.
         retry_after: Duration,
     },
-    /// There is no replica and none appeared in time, or the waiting room is full.
+    /// The model has no replica, and none appeared in time or the waiting room is full.
     NoReplica,
     /// The only replica that could answer the request is gone, or does not serve the model.
     ReplicaGone,

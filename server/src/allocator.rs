@@ -39,8 +39,8 @@ impl Trimmer {
         anonymous - self.least >= EXCESS_BYTES_MIN && self.readings >= self.period
     }
 
-    /// Learns what a trim has done. The memory may be in use now and free later, so one that returns little is repeated,
-    /// but less and less often.
+    /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns little
+    /// is repeated, but less and less often.
     fn trimmed(&mut self, before: u64, after: u64) {
         self.readings = 0;
         let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;

@@ -112,7 +112,7 @@ impl Answer {
     fn size<'a>(&mut self, bytes: &'a [u8]) -> anyhow::Result<&'a [u8]> {
         let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
         let size = std::str::from_utf8(&self.line)?.trim().split(';').next().unwrap_or_default();
-        self.state = match usize::from_str_radix(size, 16).context("this is no size of a chunk")? {
+        self.state = match usize::from_str_radix(size, 16).context("invalid chunk size")? {
             0 => ParseState::Trailer,
             size => ParseState::Body(size),
         };

@@ -38,14 +38,12 @@ pub struct SchedulerConfig {
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into it,
     /// predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but at
-    /// least [`PROMPT_TOKENS_MIN`]. Until enough steps were recorded, `max_chunk_tokens`
-    /// applies.
+    /// least [`PROMPT_TOKENS_MIN`]. Until enough steps were recorded, `max_chunk_tokens` applies.
     pub max_itl: Option<Duration>,
     /// Number of sequences that run at the same time at most. It is reduced to `max_num_batched_tokens`, so that each
     /// running sequence can have a token in every step.
     pub max_num_seqs: u32,
-    /// Number of sequences that wait at most. Beyond it, requests get
-    /// [`Rejection::QueueFull`].
+    /// Number of sequences that wait at most. Beyond it, requests get [`Rejection::QueueFull`].
     pub max_queue: u32,
     /// Number of tokens of a prompt and its completion together at most. It cannot exceed the size of the cache.
     pub max_model_len: u32,

@@ -18,7 +18,7 @@ use crate::request::{NewRequest, Rejection, SequenceId};
 use crate::restore::BlockRestores;
 use crate::sequence::{PrefixChain, Priority, Residency, RestoreState, Sequence, SequenceGroup};
 use crate::step_shares::StepShares;
-use crate::step_time::{StepTimeModel, StepWork};
+use crate::step_time::StepTimeModel;
 use sequence_table::SequenceTable;
 
 mod commit;
@@ -53,8 +53,6 @@ pub struct Scheduler {
     sequences: SequenceTable,
     fairness: FairQueue,
     shares: StepShares,
-    /// The work of each tenant in the latest batch.
-    tenant_work: Vec<(u128, StepWork)>,
     /// Whether sequences of every tenant could have been added to the latest batch.
     had_room: bool,
     /// The waiting sequences, by priority.
@@ -111,7 +109,6 @@ impl Scheduler {
             sequences: SequenceTable::with_capacity(reserved),
             fairness: FairQueue::default(),
             shares: StepShares::default(),
-            tenant_work: Vec::new(),
             had_room: true,
             waiting: VecDeque::with_capacity(reserved),
             running: Vec::with_capacity(running),
@@ -231,10 +228,8 @@ impl Scheduler {
     /// Records the time that the step of `batch`, the latest one, took.
     pub fn record_step(&mut self, batch: &Batch, time: Duration) {
         if let Some(overhead) = self.step_time.overhead() {
-            let overhead = overhead / self.tenant_work.len().max(1) as f64;
-            let work = self.tenant_work.iter();
-            let costs = work.map(|&(tenant, work)| (tenant, overhead + self.step_time.cost(work)));
-            self.shares.end_step(time.as_secs_f64(), self.had_room, &costs);
+            let cost = |work| self.step_time.cost(work);
+            self.shares.end_step(time.as_secs_f64(), self.had_room, overhead, cost);
         }
         self.step_time.record_step(batch, time);
     }

@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::step_time::StepWork;
+
 /// How far a tenant may be ahead of another one with work to do, in times of a step without any token. Tenants with almost
 /// equal work seldom pause, because each pause makes steps less efficient.
 pub(crate) const LEAD_STEPS_MAX: f64 = 4.0;
@@ -33,10 +35,12 @@ struct Usage {
     /// The latest step at which it had a sequence.
     last_step: u64,
     is_paused: bool,
+    /// The work of its sequences in the latest step.
+    work: StepWork,
 }
 
 impl StepShares {
-    /// Learns of a sequence that waits or runs from now on.
+    /// Records a sequence that waits or runs from now on.
     pub(crate) fn add_sequence(&mut self, tenant: u128) {
         let least = self.least_seconds().unwrap_or(self.floor);
         let steps = self.steps;
@@ -45,6 +49,7 @@ impl StepShares {
             sequences: 0,
             last_step: steps,
             is_paused: false,
+            work: StepWork::default(),
         });
         if usage.sequences == 0 {
             // Idle time is no credit, and time used before remains charged.
@@ -53,7 +58,7 @@ impl StepShares {
         usage.sequences += 1;
     }
 
-    /// Learns that a sequence has ended.
+    /// Records that a sequence has ended.
     pub(crate) fn remove_sequence(&mut self, tenant: u128) {
         if let Some(usage) = self.tenants.get_mut(&tenant) {
             usage.sequences -= 1;
@@ -61,12 +66,13 @@ impl StepShares {
         }
     }
 
-    /// Decides who pauses in the next step. `step_seconds` is the time of a step without any token, if it is known: nobody
-    /// pauses before.
+    /// Decides which tenants pause in the next step. `step_seconds` is the time of a step without any token. Until it is
+    /// known, no tenant pauses.
     pub(crate) fn begin_step(&mut self, step_seconds: Option<f64>) {
         self.steps += 1;
         let oldest = self.steps.saturating_sub(PRESENCE_STEPS);
         self.tenants.retain(|_, usage| usage.sequences > 0 || usage.last_step >= oldest);
+        self.tenants.values_mut().for_each(|usage| usage.work = StepWork::default());
         let Some(least) = self.least_seconds() else { return };
         self.floor = least;
         let lead_max = step_seconds.map_or(f64::INFINITY, |seconds| LEAD_STEPS_MAX * seconds);
@@ -85,8 +91,8 @@ impl StepShares {
         self.tenants.get(&tenant).is_some_and(|usage| usage.is_paused)
     }
 
-    /// Lets everybody take part in the step, because those who should have nothing to compute. Returns whether that makes a
-    /// difference.
+    /// Ends all pauses for this step, because the other tenants have nothing to compute. Returns whether a tenant with sequences
+    /// was paused.
     pub(crate) fn resume_all(&mut self) -> bool {
         let mut any = false;
         for usage in self.tenants.values_mut() {
@@ -95,32 +101,38 @@ impl StepShares {
         any
     }
 
-    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's work.
-    /// `had_room` tells whether the step had room for more work.
+    /// Records work of a tenant's sequence in this step: `tokens` of which it has computed `computed_tokens` before.
+    pub(crate) fn add_work(&mut self, tenant: u128, tokens: u32, computed_tokens: u32) {
+        if let Some(usage) = self.tenants.get_mut(&tenant) {
+            usage.work.add(tokens, computed_tokens);
+        }
+    }
+
+    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's work, in
+    /// which the `overhead` of the step is divided equally. `had_room` tells whether the step had room for more work.
     pub(crate) fn end_step(
         &mut self,
         seconds: f64,
         had_room: bool,
-        costs: &(impl Iterator<Item = (u128, f64)> + Clone),
+        overhead: f64,
+        cost: impl Fn(StepWork) -> f64,
     ) {
-        let total: f64 = costs.clone().map(|(_, cost)| cost).sum();
+        let took_part = |usage: &Usage| usage.work.tokens > 0;
+        let participants = self.tenants.values().filter(|usage| took_part(usage)).count() as f64;
+        let cost = |usage: &Usage| overhead / participants + cost(usage.work);
+        let total: f64 = self.tenants.values().filter(|usage| took_part(usage)).map(cost).sum();
         let mut least = f64::INFINITY;
-        for (tenant, cost) in costs.clone() {
-            let fraction = if total > 0.0 { cost / total } else { 1.0 / costs.clone().count() as f64 };
-            if let Some(usage) = self.tenants.get_mut(&tenant) {
-                usage.seconds += seconds * fraction;
-                least = least.min(usage.seconds);
-            }
+        for usage in self.tenants.values_mut().filter(|usage| took_part(usage)) {
+            let fraction = if total > 0.0 { cost(usage) / total } else { 1.0 / participants };
+            usage.seconds += seconds * fraction;
+            least = least.min(usage.seconds);
         }
-        if !had_room {
+        if !had_room || participants == 0.0 {
             return;
         }
-        // A tenant that could have taken part and had nothing to compute, as it waits for memory, gets no credit for that.
-        for (tenant, usage) in &mut self.tenants {
-            let took_part = costs.clone().any(|(other, _)| other == *tenant);
-            if !took_part && !usage.is_paused && least.is_finite() {
-                usage.seconds = usage.seconds.max(least);
-            }
+        // A tenant that could have taken part but had nothing to compute, because it waits for memory, gets no credit.
+        for usage in self.tenants.values_mut().filter(|usage| !took_part(usage) && !usage.is_paused) {
+            usage.seconds = usage.seconds.max(least);
         }
     }
 
@@ -135,26 +147,28 @@ impl StepShares {
 mod tests {
     use super::*;
 
+    /// The time of a step without any token. Each token takes a tenth of a millisecond.
     const STEP: f64 = 0.01;
 
-    /// Runs steps in which each tenant that does not pause does work of so many seconds, and returns in how many each took
-    /// part.
-    fn run(shares: &mut StepShares, work: &[(u128, f64)], steps: usize) -> Vec<usize> {
-        let mut counts = vec![0; work.len()];
+    fn cost(work: StepWork) -> f64 {
+        f64::from(work.tokens) * 1e-4
+    }
+
+    /// Runs steps in which each tenant that does not pause computes so many tokens, and returns in how many each took part.
+    fn run(shares: &mut StepShares, tenants: &[(u128, u32)], steps: usize) -> Vec<usize> {
+        let mut counts = vec![0; tenants.len()];
         for _ in 0..steps {
             shares.begin_step(Some(STEP));
-            let mut costs = Vec::new();
-            for (index, &(tenant, cost)) in work.iter().enumerate() {
+            let mut seconds = 0.0;
+            for (count, &(tenant, tokens)) in counts.iter_mut().zip(tenants) {
                 if !shares.is_paused(tenant) {
-                    counts[index] += 1;
-                    costs.push((tenant, cost));
+                    *count += 1;
+                    shares.add_work(tenant, tokens, 0);
+                    seconds += f64::from(tokens) * 1e-4;
                 }
             }
-            assert!(!costs.is_empty(), "somebody takes part in every step");
-            let overhead = STEP / costs.len() as f64;
-            costs.iter_mut().for_each(|(_, cost)| *cost += overhead);
-            let seconds = costs.iter().map(|(_, cost)| cost).sum();
-            shares.end_step(seconds, true, &costs.into_iter());
+            assert!(seconds > 0.0, "somebody takes part in every step");
+            shares.end_step(STEP + seconds, true, STEP, cost);
         }
         counts
     }
@@ -163,7 +177,7 @@ mod tests {
     fn a_single_tenant_never_pauses() {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
-        assert_eq!(run(&mut shares, &[(1, 0.5)], 100), [100]);
+        assert_eq!(run(&mut shares, &[(1, 5000)], 100), [100]);
         assert!(!shares.is_shared());
     }
 
@@ -172,7 +186,7 @@ mod tests {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
         shares.add_sequence(2);
-        let counts = run(&mut shares, &[(1, 0.001), (2, 0.0012)], 1000);
+        let counts = run(&mut shares, &[(1, 10), (2, 12)], 1000);
         assert!(counts.iter().all(|&count| count > 950), "{counts:?}");
     }
 
@@ -181,7 +195,7 @@ mod tests {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
         shares.add_sequence(2);
-        let counts = run(&mut shares, &[(1, 0.1), (2, 0.001)], 1000);
+        let counts = run(&mut shares, &[(1, 1000), (2, 10)], 1000);
         assert_eq!(counts[1], 1000, "the small one never pauses");
         assert!((70..140).contains(&counts[0]), "{counts:?}");
     }
@@ -190,11 +204,11 @@ mod tests {
     fn idle_time_is_no_credit_and_leaving_no_escape() {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
-        run(&mut shares, &[(1, 0.1)], 100);
+        run(&mut shares, &[(1, 1000)], 100);
         shares.add_sequence(2);
-        let counts = run(&mut shares, &[(1, 0.001), (2, 0.001)], 100);
+        let counts = run(&mut shares, &[(1, 10), (2, 10)], 100);
         assert!(counts[0] > 90, "the tenant that was alone does not pay for it: {counts:?}");
-        run(&mut shares, &[(1, 0.5), (2, 0.001)], 1);
+        run(&mut shares, &[(1, 5000), (2, 10)], 1);
         shares.begin_step(Some(STEP));
         assert!(shares.is_paused(1));
         shares.remove_sequence(1);
@@ -207,11 +221,11 @@ mod tests {
     fn a_tenant_that_arrives_while_nobody_has_work_does_not_make_the_others_pause() {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
-        run(&mut shares, &[(1, 0.1)], 100);
+        run(&mut shares, &[(1, 1000)], 100);
         shares.remove_sequence(1);
         shares.add_sequence(2);
         shares.add_sequence(1);
-        let counts = run(&mut shares, &[(1, 0.001), (2, 0.1)], 100);
+        let counts = run(&mut shares, &[(1, 10), (2, 1000)], 100);
         assert!(counts[0] > 98, "{counts:?}");
     }
 
@@ -220,14 +234,16 @@ mod tests {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
         shares.add_sequence(2);
-        for _ in 0..100 {
+        let mut step = |had_room| {
             shares.begin_step(Some(STEP));
-            assert!(!shares.is_paused(1));
-            shares.end_step(0.1, true, &[(1, 0.1)].into_iter());
-        }
-        shares.end_step(0.1, false, &[(1, 0.1)].into_iter());
-        shares.begin_step(Some(STEP));
-        assert!(shares.is_paused(1), "the other one had no room");
+            let is_paused = shares.is_paused(1);
+            shares.add_work(1, 1000, 0);
+            shares.end_step(0.11, had_room, STEP, cost);
+            is_paused
+        };
+        assert!((0..100).all(|_| !step(true)));
+        step(false);
+        assert!(step(true), "the other one had no room");
     }
 
     #[test]
@@ -235,7 +251,7 @@ mod tests {
         let mut shares = StepShares::default();
         for tenant in 0..10_000 {
             shares.add_sequence(tenant);
-            run(&mut shares, &[(tenant, 0.001)], 1);
+            run(&mut shares, &[(tenant, 10)], 1);
             shares.remove_sequence(tenant);
         }
         assert!(shares.tenants.len() <= PRESENCE_STEPS as usize + 1, "{}", shares.tenants.len());

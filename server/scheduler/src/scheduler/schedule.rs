@@ -46,6 +46,8 @@ enum Admission {
     /// The next block of the group is being computed or restored, or the group is suspended. Groups behind it may be
     /// admitted.
     Deferred,
+    /// The tenant has its share of the batch or of the cache. Groups of other tenants may be admitted.
+    ShareExceeded,
     /// There is no room. Groups behind it may not be admitted.
     NoRoom,
 }
@@ -69,16 +71,16 @@ impl Scheduler {
     pub fn schedule(&mut self, batch: &mut Batch) {
         assert!(self.in_flight.is_empty(), "a batch must be committed or failed before the next");
         batch.clear();
-        self.tenant_work.clear();
         self.shares.begin_step(self.step_time.overhead());
         self.fill(batch);
-        // Tenants do not pause for the benefit of those who wait for memory.
+        // Nobody else can use the step: the other tenants wait for memory or are suspended.
         if batch.sequences.is_empty() && self.shares.resume_all() {
             self.fill(batch);
             self.had_room = true;
         }
     }
 
+    /// Adds the work of all tenants that do not pause to an empty batch.
     fn fill(&mut self, batch: &mut Batch) {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
@@ -146,13 +148,9 @@ impl Scheduler {
     fn prompt_budget_by_chunks(&self, decodes: u32, decode_tokens: u32, computed_tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes - self.suspended_sequences;
         let prompts_for_two = if decodes < DECODES_FOR_TWO_CHUNKS { PROMPTS_FOR_TWO_CHUNKS } else { 2 };
-        let chunks = if self.shares.is_shared() {
-            1
-        } else {
-            (prompts / decodes)
-                .max(prompts / PROMPTS_PER_CHUNK)
-                .max(1 + u32::from(prompts >= prompts_for_two))
-        };
+        let chunks = (prompts / decodes)
+            .max(prompts / PROMPTS_PER_CHUNK)
+            .max(1 + u32::from(prompts >= prompts_for_two));
         let step_size = self.config.max_chunk_tokens.saturating_mul(chunks);
         let prompt_tokens = remaining_step_size(decode_tokens, step_size);
         match self.step_time.equal_time_tokens(prompt_tokens, computed_tokens) {
@@ -265,15 +263,7 @@ impl Scheduler {
         budget.draft_tokens -= num_draft_tokens;
         budget.scored_tokens -= batch.sequences.last().map_or(0, |last| last.scored_tokens.len() as u32);
         self.in_flight.push(Some(slot));
-        let tenant = sequence.group.tenant;
-        let work = match self.tenant_work.iter_mut().find(|(other, _)| *other == tenant) {
-            Some((_, work)) => work,
-            None => {
-                self.tenant_work.push((tenant, StepWork::default()));
-                &mut self.tenant_work.last_mut().expect("invariant: it was just added").1
-            }
-        };
-        work.add(num_tokens + num_draft_tokens, computed_tokens);
+        self.shares.add_work(sequence.group.tenant, num_tokens + num_draft_tokens, computed_tokens);
     }
 
     /// As [`Self::allocate_slot`] for all sequences of a group, or for none.
@@ -343,13 +333,17 @@ impl Scheduler {
     /// Admits waiting groups in order, as long as there is room.
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
+        // The requests of a tenant do not overtake each other.
+        let mut full_tenants = Vec::new();
         for _ in 0..ADMISSION_ATTEMPTS_MAX {
             if budget.tokens == 0 || position == self.waiting.len() {
                 return;
             }
             // The step has the maximum number of scored tokens. Sequences without scores are not affected.
             let waiting = self.sequences.get(self.waiting[position].slot);
-            if self.shares.is_paused(waiting.group.tenant) || waiting.next_tokens(budget.scored_tokens) == 0 {
+            let tenant = waiting.group.tenant;
+            let is_excluded = self.shares.is_paused(tenant) || full_tenants.contains(&tenant);
+            if is_excluded || waiting.next_tokens(budget.scored_tokens) == 0 {
                 position += 1;
                 continue;
             }
@@ -358,6 +352,7 @@ impl Scheduler {
             match self.admit_group(group, batch) {
                 Admission::Admitted(group) => self.schedule_admitted(group, batch, budget),
                 Admission::Deferred => position = next,
+                Admission::ShareExceeded => full_tenants.push(tenant),
                 Admission::NoRoom => return,
             }
         }
@@ -397,7 +392,7 @@ impl Scheduler {
             blocks_needed += self.blocks_needed(sequence, prefix);
         }
         if self.exceeds_tenant_share(tenant, num_sequences, blocks_needed) {
-            return Admission::Deferred;
+            return Admission::ShareExceeded;
         }
         let max_num_seqs = self.config.max_num_seqs;
         if self.running_sequences + num_sequences > max_num_seqs || !self.has_room(blocks_needed) {

@@ -413,3 +413,41 @@ fn tenants_take_turns_by_the_tokens_they_use() {
     "#]],
     );
 }
+
+#[test]
+fn a_tenant_leaves_an_eighth_of_the_cache_and_its_requests_do_not_overtake_each_other() {
+    // Request 2 would leave too few blocks for other tenants. Request 3 is small, but of the same tenant.
+    let config = SchedulerConfig { prefix_caching: false, ..config() };
+    let script = "
+        submit 1 a*32 max=4 tenant=1
+        steps 3
+        submit 2 b*24 max=1 tenant=1
+        submit 3 c*4 max=1 tenant=1
+        submit 4 d*4 max=1 tenant=2
+        step
+        steps 4
+    ";
+    check(
+        config,
+        script,
+        expect![[r#"
+        > submit 1 a*32 max=4 tenant=1
+        > steps 3
+        1 started, 0 cached
+        > submit 2 b*24 max=1 tenant=1
+        > submit 3 c*4 max=1 tenant=1
+        > submit 4 d*4 max=1 tenant=2
+        > step
+        1: 33+1 [0 1 2 3 4 5 6 7 8] -> 1
+        4: 0+4 [9] -> 4
+        4 started, 0 cached
+        4 finished, Length
+        > steps 4
+        1 finished, Length
+        2 started, 0 cached
+        3 started, 0 cached
+        2 finished, Length
+        3 finished, Length
+    "#]],
+    );
+}
